@@ -18,10 +18,10 @@ from contextlib import suppress
 from itertools import count
 from operator import itemgetter
 from types import FunctionType
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakSet, getweakrefcount
 
-from pysim.arguments import word
+from pysim.arguments import flag, word
 from pysim.errors import MissingError, OperandError, quoted
 
 try:
@@ -34,33 +34,50 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.nn.modules import module as torch_module
 
 from pysim.caches import LruCache
+from pysim.torch.capture.compiled import Compiled, compiled, missing_compiler
 from pysim.torch.capture.effects import effects_of
-from pysim.torch.capture.rewriting import count_trainings, rewrite
+from pysim.torch.capture.rewriting import Rewritten, count_trainings, rewrite
 from pysim.torch.cuda_graph import GraphedCalls
 from pysim.torch.decisions import Report
 from pysim.torch.fingerprints import WatchedTensors
 from pysim.torch.layers.fused_layer import Decision, FusedLayer
 from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
-from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy
+from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy, is_plain_float32
 
 __all__ = ["Decision", "Report", "backend", "optimize", "refresh", "report"]
 
 CudaGraph = bool | Literal["caller"]
 
 
+class Options(NamedTuple):
+    """What `optimize` and the backend take beside the model."""
+
+    accuracy: ModelAccuracy = "strict"
+    cuda_graph: CudaGraph = False
+    compiler: bool = True
+
+    @classmethod
+    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = True, **rest: Any) -> "Options":
+        """OperandError for what is none of them."""
+        if rest:
+            raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has {', '.join(cls._fields)}")
+        if not isinstance(cuda_graph, bool | str) or cuda_graph not in (True, False, "caller"):
+            raise OperandError(f'cuda_graph is {quoted(cuda_graph)}; expected True, False or "caller", where the caller captures calls')
+        chosen = cast("ModelAccuracy", word(accuracy, "accuracy", MODEL_ACCURACIES))
+        return cls(chosen, cast("CudaGraph", cuda_graph), flag(compiler, "compiler"))
+
+
 def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
-    """The backend of `torch.compile`. A graph through which gradients flow stays PyTorch's. `options={"accuracy": ...}` as in
-    `optimize`."""
-    rest = dict(options or {})
-    accuracy = _checked(rest.pop("accuracy", "strict"))
-    if rest:
-        raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has accuracy")
-    graph = _compiled(module, example_inputs, accuracy, False)
+    """The backend of `torch.compile`. A graph through which gradients flow stays PyTorch's. Its options are `optimize`'s: accuracy,
+    cuda_graph and compiler."""
+    graph = _compiled(module, example_inputs, Options.checked(**(options or {})))
     _GRAPHS.add(graph)
     return graph
 
 
-def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False) -> torch.nn.Module:
+def optimize(
+    model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False, compiler: bool = True
+) -> torch.nn.Module:
     """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes
     the same faster in inference. The model itself is not touched.
 
@@ -72,14 +89,16 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     time is PyTorch's host time; each kind of input then has its own memory for the values between layers. "caller": the caller captures the
     calls, so layers are chosen without counting host time.
 
+    `compiler`: on a GPU PyTorch's compiler, Inductor, fuses everything between the layers, and a layer is pysim's only where it is expected
+    to be faster than the compiler's; the first call takes as long as with `torch.compile`. Without it or Triton, or where sizes differ
+    between calls, PyTorch's operators run one by one between the layers.
+
     Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.torch.fingerprints`
     says what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not
     support, runs by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    if not isinstance(cuda_graph, bool | str) or cuda_graph not in (True, False, "caller"):
-        raise OperandError(f'cuda_graph is {quoted(cuda_graph)}; expected True, False or "caller", where the caller captures calls')
-    accuracy = _checked(accuracy)
+    chosen = Options.checked(accuracy, cuda_graph, compiler)
     if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
         raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")
     model = model._pysim.model if isinstance(model, _Optimized) else model
@@ -87,7 +106,7 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__slots__": ("_pysim",)}
     optimized: Any = object.__new__(type(kind.__name__, (_Optimized, kind), names))
     object.__setattr__(optimized, "__dict__", model.__dict__)
-    object.__setattr__(optimized, "_pysim", _Calls(model, accuracy, cuda_graph))
+    object.__setattr__(optimized, "_pysim", _Calls(model, chosen))
     return cast("torch.nn.Module", optimized)
 
 
@@ -113,10 +132,6 @@ def refresh() -> None:
     forget_all()
 
 
-def _checked(accuracy: Any) -> ModelAccuracy:
-    return cast("ModelAccuracy", word(accuracy, "accuracy", MODEL_ACCURACIES))
-
-
 # Graphs
 
 _CACHE_SIZE = 32  # models of one structure that share a graph
@@ -132,6 +147,7 @@ class Graph:
         self._call, self.layers, self.reason = call, layers, reason
         self._pick = itemgetter(*parameters, *parameters[:1]) if parameters else None  # the first one twice: a tuple even of one parameter
         self.strange = False  # an input is no plain tensor
+        self.alone = ""  # why PyTorch's operators between the layers run one by one on a GPU
         self.touched: list[Any] = []  # the tensors that the capture marked
         self.means: list[Any] = []  # running means on a GPU; their modules tell that they were trained
         self._trained_norms: TrainedNorms | None = None
@@ -169,7 +185,7 @@ class Graph:
 _GRAPHS: WeakSet[Graph] = WeakSet()  # those of torch.compile
 
 
-def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, cuda_graph: CudaGraph) -> Graph:
+def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Graph:
     count_trainings(module)
     tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
     if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
@@ -184,12 +200,22 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
     if effects_of(module.graph).draws_in_order:
         return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
     static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
-    made = rewrite(module, accuracy, bool(cuda_graph), on_cpu=not any(one.is_cuda for one in tensors), same=static)
-    _ = made.module.code  # compiles it now: the forward of a module that is compiled when it first runs stays a detour in each call
-    call = made.module.forward
-    if cuda_graph is True and made.repeatable:
+    on_gpu, in_cuda_graph, alone = any(one.is_cuda for one in tensors), bool(options.cuda_graph), ""
+    made: Rewritten | Compiled | None = None
+    if on_gpu and options.compiler:
+        differ = any(isinstance(one, torch.SymInt) for one in inputs) and options.accuracy != "tf32" and is_plain_float32(tensors)
+        alone = missing_compiler() or ("sizes differ between calls" if differ else "")
+        try:
+            made = None if alone else compiled(module, inputs, options.accuracy, in_cuda_graph)
+        except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
+            alone = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
+    if made is None:
+        made = rewrite(module, options.accuracy, in_cuda_graph, on_cpu=not on_gpu, same=static)
+    call = made.call
+    if options.cuda_graph is True and made.repeatable:
         call = GraphedCalls(call, {*made.parameters, *static})
     graph = Graph(module, call, made.layers, made.parameters)
+    graph.alone = alone
     graph.means = [inputs[at] for at in made.means if inputs[at].is_cuda]
     return graph
 
@@ -224,8 +250,8 @@ _NAMES = count()
 class _Calls:
     """The calls of a model through torch.compile."""
 
-    def __init__(self, model: torch.nn.Module, accuracy: ModelAccuracy, cuda_graph: CudaGraph) -> None:
-        self.model, self.accuracy, self.cuda_graph = model, accuracy, cuda_graph
+    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+        self.model, self.options = model, options
         self.graphs: list[Graph] = []
         self.refusal = ""  # why all calls run by PyTorch
         self._hooks: list[dict[int, Any]] = []
@@ -247,7 +273,7 @@ class _Calls:
         return cast("Callable[..., Any]", torch.compile(own, backend=_of_optimized, options=options))
 
     def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
-        graph = _compiled(module, inputs, self.accuracy, self.cuda_graph)
+        graph = _compiled(module, inputs, self.options)
         if graph.strange:
             raise OperandError(graph.reason)  # even its results may be of another type than a graph's
         self.graphs.append(graph)
@@ -338,4 +364,4 @@ class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles the model, and optimizes the copy."""
-        return optimize, (self._pysim.model, self._pysim.accuracy, self._pysim.cuda_graph)
+        return optimize, (self._pysim.model, *self._pysim.options)

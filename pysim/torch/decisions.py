@@ -13,13 +13,17 @@ from pysim.torch.layers.fused_layer import Decision, FusedLayer
 class _Graph(Protocol):
     layers: list[FusedLayer]
     reason: str
+    alone: str
 
 
 class Report(list[Decision]):
-    """The decisions of these graphs' layers; `first`: what is to be said of the whole model."""
+    """The decisions of these graphs' layers; `first`: what is to be said of the whole model. `notes`: sentences on what is no layer."""
 
     def __init__(self, graphs: Iterable[_Graph], first: Decision | None = None) -> None:
         super().__init__([first] if first else [])
+        graphs = [*graphs]
+        alone = dict.fromkeys(graph.alone for graph in graphs if graph.alone)
+        self.notes = [f"between layers PyTorch's operators run one by one: {reason}" for reason in alone]
         for graph in graphs:
             if graph.reason:
                 self.append(Decision("a graph", "", "torch", graph.reason))
@@ -32,7 +36,7 @@ class Report(list[Decision]):
         rows += [(one.layer, one.problem, one.runs, _ms(one.predicted_seconds), _ms(one.torch_seconds), one.reason) for one in self]
         widths = [max(len(row[at]) for row in rows) for at in range(5)]
         lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)) + "  " + row[5] for row in rows]
-        return "\n".join(line.rstrip() for line in (*lines, self._total()))
+        return "\n".join(line.rstrip() for line in (*lines, self._total(), *self.notes))
 
     def _total(self) -> str:
         ours = [one for one in self if one.runs == "pysim"]

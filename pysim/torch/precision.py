@@ -8,6 +8,7 @@
 Accuracy "ieee" excludes TF32 whatever the program allows. The result has the type of its operands, as PyTorch's has.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -42,6 +43,12 @@ class Settings(NamedTuple):
 def settings() -> Settings:
     cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
     return Settings(tf32("Conv"), tf32("Linear"), cast)
+
+
+def is_plain_float32(tensors: Sequence[Any]) -> bool:
+    """Whether PyTorch multiplies these as float32 on a GPU, neither as TF32 nor in a type of 16 bits."""
+    now = settings()
+    return not (now.conv or now.linear or now.cast is not None or any(one.dtype in HALF for one in tensors))
 
 
 def types_of(x: Any, w: Any, kind: str, accuracy: ModelAccuracy, current: Settings) -> tuple[str, ...]:

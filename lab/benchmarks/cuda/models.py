@@ -10,8 +10,8 @@ converted to float16 or bfloat16. Calls are timed one after an untimed one, betw
     PyTorch   eager and a CUDA graph, each also channels last, with cudnn.benchmark on; torch.compile in each of `--modes`, also channels
               last; a CUDA graph of mode default. max-autotune (add it to --modes) takes minutes: it runs in the layout in which the mode
               before it was faster
-    pysim     eager; CUDA graphs of each accuracy in FP32 ("pysim" is strict, the default), of a model in which no layer stays PyTorch's
-              ("pysim all"), and with channels-last inputs
+    pysim     eager; CUDA graphs of each accuracy in FP32 ("pysim" is strict, the default), of a model in which no layer stays PyTorch's and
+              nothing is compiled ("pysim all"), of the default without the compiler ("pysim alone"), and with channels-last inputs
 
 Under autocast PyTorch's weights are cast once, before a graph is recorded. Weights are random; BatchNorm's statistics come from one
 training pass over random images. `ways` has for each candidate: the largest difference from the same model in float64 over its largest
@@ -47,7 +47,13 @@ MODELS = (
     "efficientnet_b0:32 inception_v3:32:299 fcn_resnet50:4:520 resnet50:8 mobilenet_v2:1"
 )
 SMALL = " ".join(f"{name}:{batch}" for name in NETWORKS if name != "convnext_v2" for batch in (1, 8, 32))
-ACCURACIES: dict[str, ModelAccuracy] = {"pysim": "strict", "pysim all": "strict", "pysim standard": "standard", "pysim ieee": "ieee"}
+ACCURACIES: dict[str, ModelAccuracy] = {
+    "pysim": "strict",
+    "pysim alone": "strict",
+    "pysim all": "strict",
+    "pysim standard": "standard",
+    "pysim ieee": "ieee",
+}
 PRECISIONS = {"f32": torch.float32, "tf32": torch.float32, "f16": torch.float32, "half": torch.float16, "bf16": torch.bfloat16}
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 FIRST_GUESS = 45.0  # seconds that a network may take, before one was measured
@@ -244,7 +250,7 @@ def add_pysims(found: Candidates, model: torch.nn.Module, x: torch.Tensor, accur
     for label, accuracy in accuracies.items():
         fused_layer.pytorch_seconds = expected if label != "pysim all" else lambda *_: math.inf
         try:
-            ours = pysim.torch.optimize(model, accuracy, cuda_graph="caller")
+            ours = pysim.torch.optimize(model, accuracy, cuda_graph="caller", compiler=label not in ("pysim all", "pysim alone"))
             before = torch.cuda.memory_allocated()
             y = ours(x).clone()
             prepared[label] = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
@@ -266,9 +272,9 @@ def measure(name: str, batch: int, size: int, precision: str, given: argparse.Na
         model, x = network(name, batch, size)
         exact = model.double()(x.double())
     model, x = model.to(PRECISIONS[precision]), x.to(PRECISIONS[precision])
-    accuracies = ACCURACIES if precision == "f32" else {"pysim": ACCURACIES["pysim"], "pysim all": ACCURACIES["pysim all"]}
+    accuracies = ACCURACIES if precision == "f32" else {name: ACCURACIES[name] for name in ("pysim", "pysim alone", "pysim all")}
     if given.brief:
-        accuracies = {"pysim": ACCURACIES["pysim"]}
+        accuracies = {name: ACCURACIES[name] for name in ("pysim", "pysim alone")}
     with under(precision):
         found = Candidates(exact)
         add_pytorchs(found, model, x, given.modes, budget)

@@ -106,14 +106,14 @@ def effects_of(graph: fx.Graph) -> Effects:
         inputs, known = node.all_input_nodes, _is_known(node)
         targets = _writes(node, known)
         roots = frozenset().union(*(aliases[one] for one in inputs))
-        makes = node.op in ("placeholder", "get_attr") or (known and not targets and _name(node) in _MAKERS)
+        makes = node.op in ("placeholder", "get_attr") or (known and not targets and name_of_operator(node) in _MAKERS)
         aliases[node] = frozenset({node}) if makes or not inputs else roots
         here = {root for one in targets for root in aliases[one]}
         made = {root for root in roots if root.op not in ("placeholder", "get_attr")}
         draws = _draws(node)
         draws_numbers |= draws or not known
         draws_in_order |= draws and bool(made)
-        looks = node.op != "output" and (not known or _name(node) in _STRIDE_READERS)
+        looks = node.op != "output" and (not known or name_of_operator(node) in _STRIDE_READERS)
         needs_strides |= bool(here & viewed) or (bool(made) and looks)
         written |= here
         if inputs_written := [root for root in here if root.op == "placeholder"]:
@@ -128,16 +128,16 @@ def effects_of(graph: fx.Graph) -> Effects:
 def is_pure(node: fx.Node) -> bool:
     """Whether an operator computes its result and does nothing else: it neither writes nor draws, and does not look at memory."""
     known = _is_known(node)
-    changes = _draws(node) or _changes_state(node, known) or _name(node) in _STRIDE_READERS
+    changes = _draws(node) or _changes_state(node, known) or name_of_operator(node) in _STRIDE_READERS
     return known and not changes and not _writes(node, known)
 
 
 def makes_memory(node: fx.Node) -> bool:
     """Whether a pure operator's result is in memory of its own."""
-    return _name(node) in _MAKERS
+    return name_of_operator(node) in _MAKERS
 
 
-def _name(node: fx.Node) -> str:
+def name_of_operator(node: fx.Node) -> str:
     """The name of an operator without its overload: "relu_" of torch.relu_, Tensor.relu_ and functional.relu_."""
     if node.op == "call_method":
         return str(node.target)
@@ -165,7 +165,7 @@ def _is_known(node: fx.Node) -> bool:
 def _writes(node: fx.Node, known: bool) -> list[fx.Node]:
     """The inputs in whose memory this operator may write."""
     first = [one for one in node.args[:1] if isinstance(one, fx.Node)]
-    name, inputs = _name(node), node.all_input_nodes
+    name, inputs = name_of_operator(node), node.all_input_nodes
     if node.op in ("placeholder", "get_attr", "output") or not inputs:
         return []
     if not known:
@@ -199,9 +199,9 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 def _draws(node: fx.Node) -> bool:
     """Whether an operator may draw random numbers: dropout in training, attention with a probability to drop."""
-    if _name(node) not in _DRAWING:
+    if name_of_operator(node) not in _DRAWING:
         return False
-    if _name(node) == "scaled_dot_product_attention":
+    if name_of_operator(node) == "scaled_dot_product_attention":
         return node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0) != 0.0
     return _arguments(node).get("training", True) is not False
 
@@ -210,4 +210,4 @@ def _changes_state(node: fx.Node, known: bool) -> bool:
     """Whether a node may change autocast, gradients, generators or other state: what is called for no value of the graph."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
-    return not known or (node.op == "call_function" and _name(node).startswith(_MOVES_STATE))
+    return not known or (node.op == "call_function" and name_of_operator(node).startswith(_MOVES_STATE))

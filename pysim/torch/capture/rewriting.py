@@ -11,7 +11,7 @@ import inspect
 import operator
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -34,7 +34,7 @@ from pysim.torch.parameters import count_writes
 from pysim.torch.precision import ModelAccuracy
 
 _Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer | RowNormLayer)
-_WEIGHTED_OPS = ("Conv", "Linear")
+WEIGHTED_OPS = ("Conv", "Linear")
 
 
 class Rewritten(NamedTuple):
@@ -48,6 +48,12 @@ class Rewritten(NamedTuple):
     means: list[int]
     repeatable: bool
 
+    @property
+    def call(self) -> Callable[..., Any]:
+        _ = self.module.code  # compiles it now: the forward of a module that is compiled when it first runs stays a detour in each call
+        forward: Callable[..., Any] = self.module.forward
+        return forward
+
 
 def rewrite(
     module: fx.GraphModule,
@@ -60,16 +66,15 @@ def rewrite(
     inputs that are parameters and buffers of the model."""
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    _remove_dropout(module)
-    _remove_logging(module)
+    remove_idle_operators(module)
     before = effects_of(graph)
-    repeatable = not (before.writes_inputs or before.draws_numbers or before.returns_inputs(_returned(graph)))
-    returns_views = before.share_memory(_returned(graph))
+    repeatable = not (before.writes_inputs or before.draws_numbers or before.returns_inputs(returned(graph)))
+    returns_views = before.share_memory(returned(graph))
     if not on_cpu:
         _replace_pools(module)
         without_permutes(module, ELEMENTWISE)
     if not before.needs_strides:
-        _views_to_reshapes(module)
+        views_to_reshapes(module)
     effects = effects_of(graph)
     if on_cpu:
         may_fold = foldable(graph, before, [inputs[at] for at in same])
@@ -89,7 +94,7 @@ def rewrite(
     if before.needs_strides:
         restore_strides(module, made)
     else:
-        restore_strides(module, [one for one in _returned(graph) if one.op != "placeholder"], only_results=not returns_views)
+        restore_strides(module, [one for one in returned(graph) if one.op != "placeholder"], only_results=not returns_views)
     if not on_cpu:
         _join_chains(module)
     graph.lint()
@@ -97,7 +102,7 @@ def rewrite(
     return Rewritten(module, layers, parameters, means, repeatable)
 
 
-def _returned(graph: fx.Graph) -> list[fx.Node]:
+def returned(graph: fx.Graph) -> list[fx.Node]:
     return next(node for node in reversed(graph.nodes) if node.op == "output").all_input_nodes
 
 
@@ -105,8 +110,8 @@ def _insert_layers(module: fx.GraphModule, effects: Effects) -> tuple[list[Fused
     """The layers of weights, and the nodes of all layers."""
     places = {node.name: node for node in module.graph.nodes}
     graph = fuse(graph_of(module.graph, effects), _supports)
-    nodes = [node for node in graph.nodes if node.op in _WEIGHTED_OPS]
-    layers = [_layer(node, places) for node in nodes]
+    nodes = [node for node in graph.nodes if node.op in WEIGHTED_OPS]
+    layers = [layer_of(node, places) for node in nodes]
     made = [_insert(module, node, places, layer) for node, layer in zip(nodes, layers, strict=True)]
     for node in graph.nodes:
         if node.op == "BatchNormalization":
@@ -114,7 +119,7 @@ def _insert_layers(module: fx.GraphModule, effects: Effects) -> tuple[list[Fused
         elif node.op == "LayerNormalization":
             users = [user for user in graph.nodes if node.output in user.inputs]
             feeds_products = node.output not in graph.outputs and all(
-                user.op in _WEIGHTED_OPS and user.inputs[0] == node.output and node.output not in user.inputs[1:] for user in users
+                user.op in WEIGHTED_OPS and user.inputs[0] == node.output and node.output not in user.inputs[1:] for user in users
             )
             made.append(_insert(module, node, places, RowNormLayer(feeds_products=feeds_products, **node.attributes)))
     return layers, made
@@ -125,8 +130,8 @@ def _insert_faster_layers(
 ) -> tuple[list[FusedLayer], list[fx.Node]]:
     """On a CPU: the layers of weights, and the nodes of those that are expected to be faster than PyTorch's. Norms stay PyTorch's."""
     places = {node.name: node for node in module.graph.nodes}
-    nodes = [node for node in fuse(graph_of(module.graph, effects), _supports_on_cpu).nodes if node.op in _WEIGHTED_OPS]
-    layers = [_layer(node, places) for node in nodes]
+    nodes = [node for node in fuse(graph_of(module.graph, effects), _supports_on_cpu).nodes if node.op in WEIGHTED_OPS]
+    layers = [layer_of(node, places) for node in nodes]
     for node, layer in zip(nodes, layers, strict=True):
         w = places[node.inputs[1]]
         layer.accuracy, layer.computed_weights = accuracy, w.op not in ("placeholder", "get_attr") and w not in may_fold
@@ -148,7 +153,7 @@ def _supports(node: Node, epilogue: Any) -> bool:
         return epilogue != RESIDUAL and node.op == "Conv"
     if epilogue == SCALE:
         return node.op == "Linear"
-    return node.op in _WEIGHTED_OPS or (epilogue != OVERWRITE and node.op == "BatchNormalization")
+    return node.op in WEIGHTED_OPS or (epilogue != OVERWRITE and node.op == "BatchNormalization")
 
 
 def count_trainings(module: fx.GraphModule) -> None:
@@ -175,6 +180,12 @@ def _count_writes(module: fx.GraphModule, effects: Effects) -> None:
 _DROPPING = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout}
 
 
+def remove_idle_operators(module: fx.GraphModule) -> None:
+    """Removes dropout in inference and calls that only count uses, which would separate layers."""
+    _remove_dropout(module)
+    _remove_logging(module)
+
+
 def _remove_dropout(module: fx.GraphModule) -> None:
     """Removes dropout and stochastic depth, which would separate a layer from the addition behind it."""
     depth = getattr(sys.modules.get("torchvision.ops.stochastic_depth"), "stochastic_depth", None)
@@ -193,7 +204,7 @@ def _remove_logging(module: fx.GraphModule) -> None:
         module.graph.erase_node(node)
 
 
-def _views_to_reshapes(module: fx.GraphModule) -> None:
+def views_to_reshapes(module: fx.GraphModule) -> None:
     """Views become reshapes: here the viewed value may be channels last, and then a view of it raises."""
     for node in module.graph.nodes:
         shape = [*node.args[1:], *node.kwargs.values()]
@@ -217,7 +228,7 @@ def _label(node: fx.Node) -> str:
     return name.rpartition("']")[2].lstrip(".") or name.partition(".")[2] or node.name
 
 
-def _layer(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
+def layer_of(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
     attributes = node.attributes
     name = _label(places[node.name])
     has_residual, input_op = any(node.inputs[RESIDUAL_INPUT : RESIDUAL_INPUT + 1]), None

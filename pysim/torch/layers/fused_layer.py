@@ -40,7 +40,7 @@ from pysim.record.plan import Layout, Plan
 from pysim.runtime.arrays import ALIGNMENT_BYTES
 from pysim.runtime.cpu_launch import Prepared
 from pysim.torch.layers.expected_cpu import MARGIN, name_of, own_activation, own_seconds
-from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors
+from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, memory_format_of
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation, apply_activation_
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
 from pysim.torch.parameters import EPOCH, ParameterCache, changes_are_seen, needs_pytorch
@@ -168,6 +168,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     __call__ = forward  # skips nn.Module's search for hooks, which takes a microsecond; none can be registered here
 
     @property
+    def passes(self) -> int:
+        """PyTorch's operators that it replaces beside its own."""
+        return len(self._passes)
+
+    @property
     def always_pytorch(self) -> bool:
         """Whether every kind of input so far went to PyTorch's operators."""
         decisions = self.decisions
@@ -249,11 +254,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         problem, plan, input_op_seconds = None, None, 0.0
         types = types_of(x, w, self.kind, self.accuracy, settings())
         try:
-            problem = self._problem(x, w, types[0]) if types else None
+            problem = self.problem_of(x, w, types[0]) if types else None
             if problem is None:
                 return self._keep_pytorch(f"no kernel here supports x of {x.dtype} and shape {tuple(x.shape)}", None)
             on = host.gpu_here() if x.is_cuda else host.runnable("host")
-            plan = self._fastest_plan(x, w, types, on)
+            plan = self.fastest_plan(x, w, types, on)
             with_prologue = self._prologue_plan(x, w, types, on, factor)
             if self.input_op is not None and isinstance(on, Gpu):
                 input_op_seconds = passes_seconds(x.numel(), plan.workload.dtype, on, self.input_op.passes, self.in_cuda_graph)
@@ -282,13 +287,13 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return self._keep_pytorch("PyTorch's operator is expected to be about as fast or faster", plan.workload, seconds, expected)
         return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, seconds, expected), plan, False, activation)
 
-    def _fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, prologue: bool = False) -> Plan:
+    def fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, prologue: bool = False) -> Plan:
         """The fastest plan among these types; the first type's PlanError if no type has one."""
         plans, errors = [], []
         for dtype in types:
             layout: Layout = "nhwc" if x.is_cuda and self.kind == "Conv" and not prologue else "nchw"
             try:
-                problem: Any = self._problem(x, w, dtype)
+                problem: Any = self.problem_of(x, w, dtype)
                 accuracy, prepared = plan_accuracy(self.accuracy), not x.is_cuda and self.kind == "Linear"
                 plans.append(planner.plan(problem, on, layout=layout, accuracy=accuracy, prologue=prologue, prepared=prepared))
             except PysimError as error:
@@ -303,14 +308,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if not x.is_cuda or not x.is_contiguous() or "f32" not in types or not (norm or factor is not None):
             return None
         try:
-            return self._fastest_plan(x, w, ("f32",), on, prologue=True)
+            return self.fastest_plan(x, w, ("f32",), on, prologue=True)
         except PysimError:
             return None
 
     def _keep_pytorch(self, reason: str, problem: Workload | None, *seconds: float | None) -> _Choice:
         return _Choice(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
 
-    def _problem(self, x: Any, w: Any, dtype: str) -> Workload | None:
+    def problem_of(self, x: Any, w: Any, dtype: str) -> Workload | None:
         """The problem in this type, or None if no kernel supports it."""
         if x.device != w.device or x.device.type not in ("cpu", "cuda") or not x.numel():
             return None
@@ -324,6 +329,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             kernel_w=w.shape[3], stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_top=pad_h,
             pad_left=pad_w, pad_bottom=pad_h, pad_right=pad_w, groups=groups, dtype=dtype,
         )  # fmt: skip
+
+    def remember(self, decision: Decision, plan: Plan | None = None) -> None:
+        """What was decided when the graph was compiled."""
+        self._choices.put(decision, _Choice(decision, plan))
+
+    def left(self, reason: str, problem: str = "", *seconds: float) -> Decision:
+        """That PyTorch's compiler has the layer, and why."""
+        return Decision(self.name, problem, "torch", reason, *seconds)
 
     # The calls
 
@@ -368,17 +381,17 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     ) -> tuple[Any, LaunchRecord | None]:
         plan = choice.plan
         assert plan is not None
-        form = torch.channels_last if plan.layout == "nhwc" and x.dim() == 4 else torch.contiguous_format
+        form = memory_format_of(plan)
         prologue, input_norm = None, None
         if choice.uses_prologue:
             prologue = self._prologue_tensors(parameters, factor)
         else:
             x, input_norm = self._apply_input_op(x, parameters, factor)
         given_x, dtype = x, TENSORS[plan.workload.dtype]
-        out = self._result_type(dtype, parameters, residual)
+        out = self.result_type(dtype, parameters, residual)
         if x.dtype is not dtype or (plan.layout == "nhwc" and not x.is_contiguous(memory_format=form)):
             x = x.to(dtype, memory_format=form)
-        w, scale, shift = self._gpu_operands(plan, key, parameters[: RESIDUAL_INPUT - 1], form, out)
+        w, scale, shift = self.gpu_operands(plan, key, parameters[: RESIDUAL_INPUT - 1], form, out)
         launch = self._launches.get((key, out)) or self._launches.put((key, out), GpuLaunch(plan, self.activation, out))
         image = (x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()).contiguous(memory_format=form)
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
@@ -400,7 +413,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         epilogue = launch.epilogue(scale, shift, adds, prologue)
         return y, LaunchRecord(launch, w, epilogue, (scale, shift, prologue), adds, launch.memory_format, input_norm)
 
-    def _gpu_operands(self, plan: Plan, key: Any, parameters: Parameters, form: Any, out: Any) -> tuple[Any, Any, Any]:
+    def gpu_operands(self, plan: Plan, key: Any, parameters: Parameters, form: Any, out: Any) -> tuple[Any, Any, Any]:
         """Weights, scale and shift as the kernel reads them, from the cache if the parameters are unchanged."""
         mean_error = self._mean_errors.get(key)
         if mean_error is None:
@@ -426,7 +439,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         operands = self.derived.get((form, dtype, out, weights.device, mean_error, folds), parameters, compute)
         return operands
 
-    def _result_type(self, dtype: Any, parameters: Parameters, residual: Any) -> Any:
+    def result_type(self, dtype: Any, parameters: Parameters, residual: Any) -> Any:
         """The type that PyTorch's operators give: 16-bit operands combined with a float32 factor or residual give float32."""
         others = (parameters[2] if self.scaled else None, residual)
         return torch.float32 if dtype in HALF and any(one is not None and one.dtype == torch.float32 for one in others) else dtype

@@ -61,6 +61,11 @@ class PrologueTensors(NamedTuple):
     relu: bool = False
 
 
+def memory_format_of(plan: Plan) -> Any:
+    """The memory format of a plan's operands."""
+    return torch.channels_last if plan.layout == "nhwc" and not isinstance(plan.workload, Gemm) else torch.contiguous_format
+
+
 class GpuLaunch:
     """y = act(scale conv(x, w) + shift), or the product of x and w transposed; scale and shift may be None. A `residual` is added and
     overwritten by the result. A `prologue` scales, shifts and rectifies x as the kernel loads it."""
@@ -76,7 +81,7 @@ class GpuLaunch:
         else:
             self.shape = (problem.batch, problem.filters, problem.out_h, problem.out_w)
         self._epilogues: LruCache[Any] = LruCache(8)  # structs, by the addresses that they contain
-        self.memory_format = torch.channels_last if self.layout == "nhwc" and len(self.shape) == 4 else torch.contiguous_format
+        self.memory_format = memory_format_of(plan)
         self.library = arrays.library_of(torch.Tensor)
 
     def can_read(self, x: Any) -> bool:
@@ -98,14 +103,18 @@ class GpuLaunch:
         return struct or self._epilogues.put(key, cuda.epilogue_struct(1.0, beta, shift_at, self._activation, scale_at, first))
 
     def __call__(self, x: Any, w: Any, scale: Any, shift: Any, residual: Any = None, prologue: PrologueTensors | None = None) -> Any:
+        y = residual
+        if y is None:
+            y = torch.empty(self.shape, dtype=self.dtype, device=x.device, memory_format=self.memory_format)
+        return self.into(y, x, w, scale, shift, residual is not None, prologue)
+
+    def into(self, y: Any, x: Any, w: Any, scale: Any, shift: Any, adds: bool, prologue: PrologueTensors | None = None) -> Any:
+        """The result in the memory of y; `adds`: y is the residual."""
         x, w = (tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor for tensor in (x, w))
         with on_device_of(x):
-            y = residual
-            if y is None:
-                y = torch.empty(self.shape, dtype=self.dtype, device=x.device, memory_format=self.memory_format)
             stream = self.library.stream(x)
             _owner, work = workspace(self.launch.workspace_bytes, stream, (self.library, x, x.get_device()))
-            epilogue = self.epilogue(scale, shift, residual is not None, prologue)
+            epilogue = self.epilogue(scale, shift, adds, prologue)
             self.launch.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), work, epilogue, stream)
         return y
 

@@ -7,7 +7,7 @@ import torch
 
 from pysim.caches import LruCache
 from pysim.machine.load import load_any
-from pysim.torch import precision
+from pysim.torch import operators, precision
 from pysim.torch.layers import fused_layer, gpu_launch, layer_chain, max_pools
 
 
@@ -39,6 +39,7 @@ def as_on_gpu(monkeypatch, machine):
     monkeypatch.setattr(max_pools, "_multiprocessors", lambda x: load_any(machine).sms.value)
     monkeypatch.setattr(layer_chain.cuda, "devices", lambda: (None,))
     monkeypatch.setattr(gpu_launch, "_norm_launches", LruCache(8))  # what is kept belongs to the library that is open
+    monkeypatch.setattr(operators, "_launches", LruCache(8))
     monkeypatch.setattr(precision, "tf32", lambda kind: False)
 
 

@@ -140,7 +140,7 @@ def test_where_tf32_is_allowed_the_faster_type_is_taken(on_gpu, monkeypatch):
 
 def test_a_layer_whose_tf32_plan_is_faster_has_that(on_gpu):
     layer, x, w = FusedLayer("layer", "Conv", Geometry(padding=(1, 1)), None, None), torch.empty(8, 64, 28, 28), torch.empty(64, 64, 3, 3)
-    both, alone = (layer._fastest_plan(x, w, types, load_any("a100")) for types in (("tf32", "f32"), ("f32",)))
+    both, alone = (layer.fastest_plan(x, w, types, load_any("a100")) for types in (("tf32", "f32"), ("f32",)))
     assert both.workload.dtype == "tf32" and both.layout == "nhwc" and both.seconds < alone.seconds
     assert alone.workload.dtype == "f32" and alone.layout == "nhwc"
 

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a graph that PyTorch's compiler will compile: which pysim's kernels compute, and the operators and inputs put in for them.
+
+    taken    convolution and what fuses into it -> pysim::layer, where its plan is predicted to win (`layers.compiler_seconds`)
+    kept     the compiler's, but with weights in the type and memory format that its library would otherwise convert them to in each call
+
+Operands made of parameters are further inputs of the graph, behind its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from pysim.calibration import host
+from pysim.errors import PysimError
+from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
+from pysim.network.graph import Node
+from pysim.problem.gemm import Gemm
+from pysim.record.plan import Plan
+from pysim.torch import operators
+from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
+from pysim.torch.capture.nodes import graph_of
+from pysim.torch.capture.rewriting import WEIGHTED_OPS, layer_of
+from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, own_seconds
+from pysim.torch.layers.fused_layer import Decision, FusedLayer
+from pysim.torch.layers.gpu_launch import memory_format_of
+from pysim.torch.precision import TENSORS, ModelAccuracy, settings, types_of
+
+# Calls of libraries, with which the compiler fuses nothing
+_LIBRARY_CALLS = {
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "matmul", "mm", "bmm", "addmm",
+    "baddbmm", "scaled_dot_product_attention", "multi_head_attention_forward",
+}  # fmt: skip
+
+
+class Operand(NamedTuple):
+    """What a layer's choice looks at of a tensor on a GPU that is known by the capture alone."""
+
+    shape: Any
+    dtype: Any
+    device: Any
+    contiguous: bool
+    is_cuda: bool = True
+
+    @classmethod
+    def of(cls, example: Any) -> "Operand":
+        return cls(example.shape, example.dtype, example.device, example.is_contiguous())
+
+    def is_contiguous(self) -> bool:
+        return self.contiguous
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        return int(self.shape.numel())
+
+
+class Taken(NamedTuple):
+    """A layer that pysim's kernel computes. `parameters`: the positions of its parameters among the graph's inputs. `form`: the memory
+    format of its image and weights. `has`: whether scale and shift are there."""
+
+    layer: FusedLayer
+    parameters: tuple[int | None, ...]
+    plan: Plan
+    form: Any
+    result: Any
+    has: tuple[bool, bool] = (False, False)
+
+    def operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
+        operands: tuple[Any, Any, Any]
+        operands = self.layer.gpu_operands(self.plan, self.plan.name, _given(self.parameters, inputs), self.form, self.result)
+        return operands
+
+
+class Kept(NamedTuple):
+    """A layer that the compiler computes from its weights and bias in the type and memory format that its library multiplies in."""
+
+    layer: FusedLayer
+    parameters: tuple[int | None, ...]
+    dtype: Any
+    form: Any
+    has: tuple[bool, ...]
+
+    def operands(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        w, bias = given = _given(self.parameters, inputs)
+
+        def compute() -> tuple[Any, ...]:
+            return w.detach().to(self.dtype, memory_format=self.form), None if bias is None else bias.detach().to(self.dtype)
+
+        operands: tuple[Any, ...] = self.layer.derived.get(("kept", self.dtype, self.form), given, compute)
+        return operands
+
+
+def _given(positions: Sequence[int | None], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(None if at is None else inputs[at] for at in positions)
+
+
+def insert_layers(
+    module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], accuracy: ModelAccuracy, in_cuda_graph: bool
+) -> tuple[list[FusedLayer], list[Taken | Kept], list[fx.Node]]:
+    """All layers, those with operands of their own, and the nodes of the results that pysim computes."""
+    effects, places = effects_of(module.graph), {node.name: node for node in module.graph.nodes}
+    order = {node: at for at, node in enumerate(module.graph.nodes)}
+    graph = fuse(graph_of(module.graph, effects), lambda node, epilogue: _supports(node, epilogue, places, order, effects))
+    layers, taken, nodes, made = list[FusedLayer](), list[Taken | Kept](), list[fx.Node](), list[fx.Node]()
+    kept = list[tuple[Node, FusedLayer]]()
+    for node in graph.nodes:
+        if node.op not in WEIGHTED_OPS:
+            continue
+        layer = layer_of(node, places)
+        layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
+        layers.append(layer)
+        one = _taken(node, layer, places, static, inputs)
+        if isinstance(one, Decision):
+            layer.remember(one)
+            kept.append((node, layer))
+            continue
+        given, result = _insert(module, node, one, places)
+        taken.append(one)
+        made += given
+        nodes.append(result)
+    for node, layer in kept:
+        if (weights := _kept(node, layer, places, static, inputs, bool(taken))) is not None:
+            taken.append(weights)
+            made += _insert_weights(module, places[node.name], weights)
+    _append_inputs(module, made)
+    return layers, taken, nodes
+
+
+def _supports(node: Node, epilogue: Any, places: dict[str, fx.Node], order: dict[fx.Node, int], effects: Effects) -> bool:
+    if epilogue in (PARTS, INPUT_OP, OVERWRITE):
+        return False
+    if epilogue == RESIDUAL:
+        return node.op in WEIGHTED_OPS and _may_overwrite_residual(node, places, order, effects)
+    if epilogue == SCALE:
+        return node.op == "Linear"
+    return node.op == "Conv" if epilogue == NORM else node.op in WEIGHTED_OPS
+
+
+def _may_overwrite_residual(node: Node, places: dict[str, fx.Node], order: dict[fx.Node, int], effects: Effects) -> bool:
+    """Whether the other summand of the addition that reads a layer's result is a value of the same kind, in whose memory nothing reads
+    later."""
+    result, anchor = places[node.output], order[places[node.name]]
+    (addition,) = result.users if len(result.users) == 1 else (None,)
+    others = [one for one in addition.all_input_nodes if one is not result] if addition is not None else []
+    if addition is None or len(others) != 1:
+        return False
+    examples = [one.meta.get("example_value") for one in (result, *others)]
+    roots = effects.aliases[others[0]]
+    if any(one.op in ("placeholder", "get_attr") for one in roots) or not all(map(is_static, examples)) or order[others[0]] > anchor:
+        return False
+    sharing = [one for one in order if order[one] < order[addition] and effects.aliases[one] & roots]
+    alike = examples[0].shape == examples[1].shape and examples[0].dtype == examples[1].dtype
+    return alike and all(order[user] < anchor for one in sharing for user in one.users if user is not addition)
+
+
+def _is_fused(node: fx.Node) -> bool:
+    """Whether the compiler makes its own kernel for an operator, and so may compute the operator's input in it."""
+    return node.op in ("call_function", "call_method") and name_of_operator(node) not in _LIBRARY_CALLS
+
+
+def is_static(example: Any) -> bool:
+    return isinstance(example, torch.Tensor) and all(type(size) is int for size in (*example.shape, *example.stride()))
+
+
+def _taken(
+    node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any]
+) -> Taken | Decision:
+    """The layer as pysim computes it, or why it is left to the compiler."""
+    operands = [places[name] if name else None for name in node.inputs]
+    parameters = [*operands[1:RESIDUAL_INPUT], *[None] * (RESIDUAL_INPUT - len(operands))]
+    if not all(one is None or one in static for one in parameters):
+        return layer.left("its parameters are computed or written in the graph")
+    x, result = (places[name].meta.get("example_value") for name in (node.inputs[0], node.output))
+    positions = tuple(None if one is None else static[one] for one in parameters)
+    given = _given(positions, inputs)
+    w: Any = given[0]
+    if not (is_static(x) and is_static(result) and x.device == w.device):
+        return layer.left("its sizes are known in each call only")
+    try:
+        on, operand = host.gpu_here(), Operand.of(x)
+        types = types_of(operand, w, layer.kind, layer.accuracy, settings())
+        if not types or layer.problem_of(operand, w, types[0]) is None:
+            return layer.left(f"no kernel here supports x of {x.dtype} and shape {tuple(x.shape)}")
+        plan = layer.fastest_plan(operand, w, types, on)
+    except PysimError as error:
+        return layer.left(str(error))
+    residual = operands[RESIDUAL_INPUT] if len(operands) > RESIDUAL_INPUT else None
+    adds, fuses_on = residual is not None, all(map(_is_fused, places[node.output].users))
+    dtype = layer.result_type(TENSORS[plan.workload.dtype], given, None if residual is None else residual.meta["example_value"])
+    if dtype is not result.dtype:
+        return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
+    scaled = (layer.scaled or layer.epsilon is not None) and w.element_size() < 4
+    seconds, expected = own_seconds(plan, on, adds, scaled), compiler_seconds(plan.workload, on, layer.passes, adds, fuses_on)
+    if seconds * (1 + MARGIN) > expected:
+        return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
+    layer.remember(Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected), plan)
+    one = Taken(layer, positions, plan, memory_format_of(plan), dtype)
+    _, scale, shift = one.operands(inputs)
+    return one._replace(has=(scale is not None, shift is not None))
+
+
+def _kept(
+    node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any], beside_ours: bool
+) -> Kept | None:
+    """What the compiler's library would convert in each call; None if nothing. Images are channels last beside pysim's layers, and in
+    16-bit types and TF32, in which cuDNN's kernels are made for that."""
+    operands = [places[name] if name else None for name in (*node.inputs[1:3], "")][:2]
+    example = places[node.name].meta.get("example_value")
+    if operands[0] is None or not all(one is None or one in static for one in operands) or not is_static(example):
+        return None
+    positions = tuple(None if one is None else static[one] for one in operands)
+    w, bias = _given(positions, inputs)
+    types = types_of(Operand.of(example), w, layer.kind, layer.accuracy, settings())
+    last = layer.kind == "Conv" and w.dim() == 4 and (beside_ours or bool(types and types[0] in ("tf32", "f16", "bf16")))
+    form = torch.channels_last if last else torch.preserve_format
+    if example.dtype is w.dtype and (not last or w.is_contiguous(memory_format=form)):
+        return None
+    return Kept(layer, positions, example.dtype, form, (bias is not None,))
+
+
+def _insert_weights(module: fx.GraphModule, node: fx.Node, one: Kept) -> list[fx.Node]:
+    """Gives a convolution or product of the compiler its converted weights. Returns the new inputs."""
+    with module.graph.inserting_before(node):
+        made = [module.graph.create_node("placeholder", f"pysim_{node.name}_{at}") for at in range(1 + sum(one.has))]
+    before = [node.args[at] if len(node.args) > at else node.kwargs.get(name) for at, name in ((1, "weight"), (2, "bias"))]
+    converted = dict(zip([value for value in before if isinstance(value, fx.Node)], made, strict=True))
+    node.args = tuple(converted.get(value, value) if isinstance(value, fx.Node) and at else value for at, value in enumerate(node.args))
+    node.kwargs = {name: converted.get(value, value) if isinstance(value, fx.Node) else value for name, value in node.kwargs.items()}
+    return made
+
+
+def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx.Node]) -> tuple[list[fx.Node], fx.Node]:
+    """Inserts the operator where the convolution or product stood. Returns the new inputs that it reads, and its result."""
+    graph, anchor, last = module.graph, places[node.name], places[node.output]
+    example, problem, dtype = last.meta["example_value"], one.plan.workload, TENSORS[one.plan.workload.dtype]
+    with graph.inserting_before(anchor):
+        given = [graph.create_node("placeholder", f"pysim_{anchor.name}_{at}") for at in range(1 + sum(one.has))]
+        rest = iter(given[1:])
+        scale, shift = (next(rest) if there else None for there in one.has)
+        x: Any = places[node.inputs[0]]
+        residual = places[node.inputs[RESIDUAL_INPUT]] if len(node.inputs) > RESIDUAL_INPUT else None
+
+        def readable(value: fx.Node) -> fx.Node:
+            if one.layer.kind == "Linear":
+                value = graph.call_method("reshape", (value, (-1, value.meta["example_value"].shape[-1])))
+            return graph.call_method("contiguous", (value,), {"memory_format": one.form})
+
+        if x.meta["example_value"].dtype is not dtype:
+            example_x = x.meta["example_value"]
+            x = graph.call_method("to", (x, dtype))
+            x.meta["example_value"] = example_x
+        shape = (problem.m, problem.n) if isinstance(problem, Gemm) else tuple(example.shape)
+        if residual is not None:
+            y = readable(residual)
+        else:
+            strides = torch.empty(shape, device="meta", memory_format=one.form).stride()
+            kind = {"dtype": one.result, "device": example.device}
+            y = graph.call_function(torch.empty_strided, (shape, strides), kind)  # `empty` would be filled with zeros
+        how = operators.how_of(one.plan, one.layer.activation, one.result, residual is not None)
+        graph.call_function(operators.layer, (readable(x), given[0], scale, shift, y, how))
+        if one.layer.kind == "Linear":
+            y = graph.call_method("reshape", (y, tuple(example.shape)))
+    y.meta["example_value"] = example
+    last.replace_all_uses_with(y)
+    for gone in (*reversed(node.absorbed), node.name):
+        graph.erase_node(places[gone])
+    places[node.output] = y
+    return given, y
+
+
+def _append_inputs(module: fx.GraphModule, made: Sequence[fx.Node]) -> None:
+    """Moves these inputs behind the graph's own."""
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder" and node not in made]
+    for node in made:
+        (inputs[-1] if inputs else node).append(node)
+        inputs.append(node)

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs on a GPU that are compiled around pysim's kernels: here on a CPU, with the kernels as the CPU runs them. AOTAutograd alone stands
+for the compiler where code does not matter; `test_inductor_*` compile in earnest."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch_models import assert_close, settled  # noqa: E402
+
+import pysim.torch  # noqa: E402
+from pysim.torch.capture import compiled_layers  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("on_gpu", "fresh_compiler")
+
+
+@pytest.fixture(autouse=True)
+def _compiler_here(monkeypatch):
+    """Every layer is expected to be faster than the compiler's."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(pysim.torch, "missing_compiler", lambda: "")
+    monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda *_: float("inf"))
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The graphs that the compiler was given, as AOTAutograd has them; their operators run one by one."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    def compile_fx(graph, inputs, config_patches):
+        return aot_autograd(fw_compiler=keep)(graph, inputs)
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    return graphs
+
+
+class Block(nn.Module):
+    """A convolution with its norm, a group norm that no kernel has, a residual, a product."""
+
+    def __init__(self, inplace=False):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.conv, self.batch_norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.last, self.relu = nn.Linear(8, 5), nn.ReLU(inplace)
+
+    def forward(self, x):
+        x = self.relu(self.stem(x))
+        x = self.relu(x + self.batch_norm(self.conv(functional.silu(self.norm(x)))))
+        return self.last(x.mean((2, 3)))
+
+
+def images(*shape):
+    return torch.randn(shape or (2, 3, 9, 9))
+
+
+def runs(optimized):
+    return {one.layer: one.runs for one in pysim.torch.report(optimized)}
+
+
+def how(graphs):
+    """What the operators in the graphs are given as text."""
+    text = [str(value) for graph in graphs for node in graph.graph.nodes for value in (*node.args, *node.kwargs.values())]
+    return [one for one in text if one.startswith('["')]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("inplace", [False, True])
+def test_layers_are_ours_and_the_rest_the_compilers(traced, inplace):
+    model, x = settled(Block(inplace)), images()
+    optimized = pysim.torch.optimize(model)
+    assert_close(optimized(x), model(x))
+    assert runs(optimized) == {"stem": "pysim", "conv": "pysim", "last": "pysim"}
+    assert any("native_group_norm" in str(node.target) for node in traced[0].graph.nodes)
+    assert [one.endswith("true]") for one in how(traced)] == [False, True, False]  # the second adds its residual where that lies
+
+
+@torch.no_grad()
+def test_the_backend_of_torch_compile_is_compiled_too(traced):
+    model, x = settled(Block()), images()
+    found = torch.compile(model, backend=pysim.torch.backend, options={"accuracy": "ieee"})
+    assert_close(found(x), model(x))
+    assert len(how(traced)) == 3
+
+
+@torch.no_grad()
+def test_changed_weights_take_effect_in_the_next_call(traced):
+    model, x = settled(Block()), images()
+    optimized = pysim.torch.optimize(model)
+    for change in (
+        lambda: model.stem.weight.mul_(2),
+        lambda: model.conv.weight.data.add_(0.1),
+        lambda: model.batch_norm.running_mean.normal_(),
+        lambda: model.last.bias.zero_(),
+        lambda: setattr(model, "last", nn.Linear(8, 5)),
+        lambda: model.load_state_dict(
+            {name: one + 0.25 for name, one in model.state_dict().items() if one.is_floating_point()}, strict=False
+        ),
+        lambda: model.stem.weight.numpy().fill(0.5),
+    ):
+        assert_close(optimized(x), model(x))
+        change()
+        assert_close(optimized(x), model(x))
+
+
+@torch.no_grad()
+def test_two_models_of_one_structure_keep_their_weights(traced):
+    first, x = settled(Block()), images()
+    second = settled(copy.deepcopy(first))
+    for one in second.parameters():
+        one.mul_(1.5)
+    ours = [pysim.torch.optimize(one) for one in (first, second)]
+    for _ in range(2):
+        for mine, model in zip(ours, (first, second), strict=True):
+            assert_close(mine(x), model(x))
+
+
+@torch.no_grad()
+def test_results_have_pytorchs_strides_and_are_the_callers(traced):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    optimized, x = pysim.torch.optimize(model), images()
+    first = optimized(x)
+    kept = first.clone()
+    assert first.stride() == model(x).stride()
+    optimized(x + 1)
+    assert torch.equal(first, kept)
+
+
+class Written(nn.Module):
+    """Counts its calls, and reads its residual later."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.other, self.relu = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        residual = self.conv(x)
+        same = self.relu(residual)
+        return self.other(x) + residual, same * 2, self.calls
+
+
+@torch.no_grad()
+def test_effects_are_pytorchs(traced):
+    model, x = Written().eval(), images()
+    other = copy.deepcopy(model)
+    optimized = pysim.torch.optimize(model)
+    for _ in range(3):
+        for found, wanted in zip(optimized(x), other(x), strict=True):
+            assert_close(found, wanted)
+    assert model.calls == other.calls == 3
+    assert not any(one.endswith("true]") for one in how(traced))  # the residual is read later, as `same`
+
+
+class Drawn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x):
+        return self.conv(x) + torch.rand(2, 4, 1, 1)
+
+
+class OwnWeights(nn.Module):
+    """Weights that the model computes, and a bias that it writes to."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        self.b.bias.mul_(0.5)
+        return self.b(functional.conv2d(x, self.a.weight * 2, self.a.bias))
+
+
+@torch.no_grad()
+def test_layers_of_computed_or_written_weights_are_the_compilers(traced):
+    (model, other), x = (OwnWeights().eval() for _ in range(2)), images()
+    other.load_state_dict(model.state_dict())
+    optimized = pysim.torch.optimize(model)
+    for _ in range(3):
+        assert_close(optimized(x), other(x))
+    assert set(runs(optimized).values()) == {"torch"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_parameter_that_lies_where_the_graph_writes_is_read_afterwards(traced, at_once):
+    class Halving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+            self.register_buffer("other", torch.ones(12))
+
+        def forward(self, x):
+            self.other.mul_(0.5)
+            return self.conv(x)
+
+    (model, other), x = (Halving().eval() for _ in range(2)), images()
+    other.load_state_dict(model.state_dict())
+    optimized = pysim.torch.optimize(model)
+    if not at_once:
+        assert_close(optimized(x), other(x))
+    for one in (model, other):
+        one.other = one.conv.weight.detach().view(-1)
+    for _ in range(2):
+        assert_close(optimized(x), other(x))
+
+
+@torch.no_grad()
+def test_layers_of_a_model_in_16_bits_are_of_its_type(traced):
+    exact, x = settled(Block()), images()
+    optimized = pysim.torch.optimize(copy.deepcopy(exact).half())
+    found = optimized(x.half())
+    assert found.dtype is torch.float16 and (found.float() - exact(x)).abs().max() < 0.01
+    assert len(how(traced)) == 3 and all(":f16" in one for one in how(traced))
+
+
+@torch.no_grad()
+def test_layers_that_are_left_to_the_compiler_get_converted_weights(traced, monkeypatch):
+    monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda problem, *_: float("inf") if problem.kernel_h == 1 else 0.0)
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3)).eval(), images()
+    optimized = pysim.torch.optimize(model)
+    assert_close(optimized(x), model(x))
+    assert runs(optimized) == {"0": "pysim", "1": "torch"}
+    (conv,) = (node for node in traced[0].graph.nodes if node.target is torch.ops.aten.convolution.default)
+    assert conv.args[1].op == "placeholder" and conv.args[1].meta["val"].is_contiguous(memory_format=torch.channels_last)
+    model[1].weight.mul_(2)
+    assert_close(optimized(x), model(x))
+
+
+@torch.no_grad()
+def test_without_a_compiler_the_rest_runs_operator_by_operator_and_the_report_says_so(monkeypatch):
+    monkeypatch.setattr(pysim.torch, "missing_compiler", lambda: "there is none")
+    model, x = settled(Block()), images()
+    optimized = pysim.torch.optimize(model)
+    assert_close(optimized(x), model(x))
+    report = pysim.torch.report(optimized)
+    assert report.notes == ["between layers PyTorch's operators run one by one: there is none"] and str(report).endswith(report.notes[0])
+    alone = pysim.torch.optimize(model, compiler=False)
+    alone(x)
+    assert not pysim.torch.report(alone).notes
+
+
+@torch.no_grad()
+def test_a_compiler_that_fails_is_replaced_by_pytorchs_operators(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no tool\nis here")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
+    model, x = settled(Block()), images()
+    optimized = pysim.torch.optimize(model)
+    assert_close(optimized(x), model(x))
+    assert pysim.torch.report(optimized).notes == ["between layers PyTorch's operators run one by one: the compiler failed: no tool"]
+
+
+@torch.no_grad()
+def test_parameters_can_be_swapped_after_a_call(traced):
+    model, x = settled(Block()), images()
+    optimized = pysim.torch.optimize(model)
+    optimized(x)
+    torch.utils.swap_tensors(model.last.weight, nn.Parameter(torch.randn(5, 8)))
+    assert_close(optimized(x), model(x))
+
+
+@torch.no_grad()
+def test_inductor_compiles_the_graph_around_our_layers():
+    model, x = settled(Block(inplace=True)), images()
+    optimized = pysim.torch.optimize(model)
+    assert_close(optimized(x), model(x))
+    assert runs(optimized) == {"stem": "pysim", "conv": "pysim", "last": "pysim"}
+    model.stem.weight.mul_(-1)
+    assert_close(optimized(x), model(x))
+
+
+@torch.no_grad()
+def test_inductor_draws_pytorchs_numbers():
+    model, x = Drawn().eval(), images()
+    optimized = pysim.torch.optimize(model)
+    for _ in range(2):
+        torch.manual_seed(7)
+        wanted = model(x)
+        torch.manual_seed(7)
+        assert_close(optimized(x), wanted)
+
+
+@torch.no_grad()
+def test_inductor_has_the_layers_of_16_bits_whose_sizes_differ_between_calls():
+    model = settled(Block()).half()
+    optimized = pysim.torch.optimize(model)
+    for batch in (2, 3, 5):
+        x = images(batch, 3, 9, 9).half()
+        assert (optimized(x) - model(x)).abs().max() < 0.01
+    report = pysim.torch.report(optimized)
+    assert [one.runs for one in report] == ["pysim"] * 3 + ["torch"] * 3 and not report.notes
+    assert {one.reason for one in report[3:]} == {"its sizes are known in each call only"}
