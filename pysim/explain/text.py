@@ -67,8 +67,8 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
             f"{plan.problem} on {plan.machine}: {seconds_text(plan.cost.seconds)} predicted, {rate / 1e9:,.1f} GFLOP/s; "
             f"bound by {plan.cost.bound_by}"
         )
-        yield verdict([(1, plan)])
-        yield would_help(advice([(1, plan)]))
+        yield from _wrapped(verdict([(1, plan)]))
+        yield from _wrapped(would_help(advice([(1, plan)])))
     else:
         yield f"{plan.problem} on {plan.machine}: csa cost {plan.cost.cost:,} cycles (the sum of the latencies of all lines)"
     if wrong := above(plan, plan.seconds, "predicted"):

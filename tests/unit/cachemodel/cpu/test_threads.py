@@ -21,6 +21,7 @@ from pysim.cachemodel.cpu.threads import (
     parts_of_each,
     touched_bytes,
 )
+from pysim.explain.advice import peak_share
 from pysim.explain.text import explain
 from pysim.machine.cpu import Machine, Together
 from pysim.machine.load import load
@@ -240,5 +241,5 @@ def test_lines_that_two_threads_write_are_those_that_tiles_begin_within() -> Non
 
 @pytest.mark.parametrize("text", ["conv:ic256ih14oc1024kh1", "gemm:512x512x512"])
 def test_a_plan_of_several_threads_is_held_against_the_peak_of_as_many(text: str) -> None:
-    shares = [int(explain(planner.plan(text, "zen5", threads=threads)).split("% of the peak")[0].rsplit(" ", 1)[1]) for threads in (1, 8)]
+    shares = [100 * peak_share(planner.plan(text, "zen5", threads=threads)) for threads in (1, 8)]
     assert 0 < shares[1] <= shares[0] <= 100
