@@ -35,11 +35,12 @@ from torch.nn.modules import module as torch_module
 
 from pysim.caches import LruCache
 from pysim.torch.capture.effects import effects_of
+from pysim.torch.capture.on_cpu import rewrite_on_cpu
 from pysim.torch.capture.rewriting import count_trainings, rewrite
 from pysim.torch.cuda_graph import GraphedCalls
 from pysim.torch.decisions import Report
 from pysim.torch.fingerprints import WatchedTensors
-from pysim.torch.layers.fused_layer import Decision, FusedLayer
+from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
 from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy
 
@@ -127,7 +128,7 @@ class Graph:
     whole."""
 
     def __init__(
-        self, module: fx.GraphModule, call: Callable[..., Any], layers: list[FusedLayer], parameters: Sequence[int], reason: str = ""
+        self, module: fx.GraphModule, call: Callable[..., Any], layers: Sequence[Any], parameters: Sequence[int], reason: str = ""
     ) -> None:
         self._call, self.layers, self.reason = call, layers, reason
         self._pick = itemgetter(*parameters, *parameters[:1]) if parameters else None  # the first one twice: a tuple even of one parameter
@@ -184,7 +185,10 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
     if effects_of(module.graph).draws_in_order:
         return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
     static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
-    made = rewrite(module, accuracy, bool(cuda_graph), on_cpu=not any(one.is_cuda for one in tensors), same=static)
+    if not any(one.is_cuda for one in tensors):
+        on_cpu = rewrite_on_cpu(module, inputs, static, accuracy)
+        return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
+    made = rewrite(module, accuracy, bool(cuda_graph))
     _ = made.module.code  # compiles it now: the forward of a module that is compiled when it first runs stays a detour in each call
     call = made.module.forward
     if cuda_graph is True and made.repeatable:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region of a PyTorch model on a CPU as one planned network, as a module: its parameters, then its inputs, are the arguments.
+
+The network is made from the values of the parameters, and again after these changed (`ParameterCache`); plans are made once. Its results
+are new tensors with PyTorch's strides. PyTorch's own operators run where gradients are needed and for tensors that are not plain.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pysim.calibration import host
+from pysim.errors import PysimError
+from pysim.network.execution import Network
+from pysim.problem.text import Workload
+from pysim.torch.capture.aten import lowered
+from pysim.torch.capture.forms import module_name
+from pysim.torch.capture.strides import with_strides
+from pysim.torch.layers.expected_cpu import network_seconds, pytorch_seconds
+from pysim.torch.layers.fused_layer import Decision
+from pysim.torch.parameters import ParameterCache, needs_pytorch
+from pysim.torch.precision import ModelAccuracy, plan_accuracy
+
+_CACHE_SIZE = 32  # models that share the region
+
+
+class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """`graph`: the region by PyTorch's operators, of which the first `parameter_count` inputs are parameters."""
+
+    def __init__(self, graph: fx.GraphModule, parameter_count: int, accuracy: ModelAccuracy) -> None:
+        super().__init__()
+        self.parameter_count, self.accuracy = parameter_count, accuracy
+        self.__dict__["_graph"] = graph  # not a submodule
+        self._places, (output,) = graph.graph.find_nodes(op="placeholder"), graph.graph.find_nodes(op="output")
+        self._outputs = output.all_input_nodes
+        self._strides = [one.meta["form"].stride for one in self._outputs]
+        self.derived = ParameterCache(_CACHE_SIZE)
+        self.decisions: list[Decision] = []
+        self.is_faster = False
+
+    def forward(self, *given: Any) -> Any:
+        parameters, inputs = given[: self.parameter_count], given[self.parameter_count :]
+        # parameters that are a graph's inputs are plain
+        if needs_pytorch(given[-1], inputs if self.derived.watched else given) or torch.is_autocast_enabled("cpu"):
+            results = self.__dict__["_graph"](*given)
+        else:
+            threads = torch.get_num_threads()
+            network: Network = self.derived.get(threads, parameters, lambda: self._network(parameters, threads))
+            made = network.results([one.detach().contiguous().numpy() for one in inputs])
+            results = tuple(with_strides(torch.from_numpy(y), stride) for y, stride in zip(made, self._strides, strict=True))
+        return results[0] if len(results) == 1 else results
+
+    __call__ = forward  # skips nn.Module's search for hooks; none can be registered here
+
+    def _network(self, parameters: Sequence[Any], threads: int) -> Network:
+        on, made = host.runnable("host"), lowered(self.__dict__["_graph"].graph, dict(zip(self._places, parameters, strict=False)))
+        graph = made.graph(self._places[self.parameter_count :], self._outputs)
+        return Network(graph, on, threads, host.executor(on), plan_accuracy(self.accuracy))
+
+    def choose(self, parameters: Sequence[Any]) -> None:
+        """Decides by the expected times of the network and of PyTorch's operators."""
+        on, nodes = host.runnable("host"), {node.name: node for node in self.__dict__["_graph"].graph.nodes}
+        try:
+            plan = self._network(parameters, torch.get_num_threads()).plan
+        except PysimError as error:
+            self.decisions = [Decision(module_name(self._outputs[-1]), "", "torch", str(error))]
+            return
+        problems = dict[str, list[tuple[Workload, int]]]()
+        for layer in plan.layers:
+            if layer.plan is not None:
+                problems.setdefault(layer.node.name, []).append((layer.plan.workload, layer.times))
+        inputs, results = ([one.meta["form"] for one in nodes] for nodes in (self._places[self.parameter_count :], self._outputs))
+        expected = pytorch_seconds(nodes.values(), problems, on)
+        self.is_faster = network_seconds(plan, inputs, results, on) <= expected
+        kept = "" if self.is_faster else "PyTorch's operators are expected to be about as fast or faster"
+        for layer in plan.layers:
+            if layer.plan is not None:
+                replaced = pytorch_seconds([nodes[name] for name in (layer.node.name, *layer.fused) if name in nodes], problems, on)
+                self.decisions.append(
+                    Decision(
+                        module_name(nodes[layer.node.name]), layer.plan.problem, "torch" if kept else "pysim", kept or layer.plan.name,
+                        layer.predicted_seconds, replaced,
+                    )
+                )  # fmt: skip
