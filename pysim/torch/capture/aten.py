@@ -60,9 +60,9 @@ def _convolution(low: Lowering, node: fx.Node, given: Arguments) -> str:
     return low.view(low.add("Conv", (x, weights, *bias), (n, filters, problem.out_h, problem.out_w), problem=problem), out)
 
 
-def _linear(low: Lowering, x: str, matrix: fx.Node, bias: Any, shape: Sequence[int]) -> str:
+def _linear(low: Lowering, x: str, matrix: Any, bias: Any, shape: Sequence[int]) -> str:
     """x times a constant matrix of (channels, filters), on the rows that x was made of."""
-    base, weights = low.base(x), array_of(low.values[matrix].t())
+    base, weights = low.base(x), array_of(matrix.t())
     rows = base if low.shape(base)[-1:] == low.shape(x)[-1:] else x
     operands = (rows, low.new(weights), *([] if bias is None else [low.new(bias)]))
     return low.view(low.add("Linear", operands, (*low.shape(rows)[:-1], len(weights))), shape)
@@ -74,16 +74,18 @@ def _addmm(low: Lowering, node: fx.Node, given: Arguments) -> str:
         raise UnknownError("it is scaled")
     if given["mat2"] not in low.values:
         return low.pair("Add", _product(low, low[given["mat1"]], low[given["mat2"]], shape), low[bias], shape)
-    x, matrix = low[given["mat1"]], given["mat2"]
+    x, matrix = low[given["mat1"]], low.values[given["mat2"]]
     if bias in low.values and low.values[bias].shape == shape[1:]:
         return _linear(low, x, matrix, low.constant(bias), shape)
     return low.pair("Add", _linear(low, x, matrix, None, shape), low[bias], shape)
 
 
 def _mm(low: Lowering, node: fx.Node, given: Arguments) -> str:
-    shape = _form(node).shape
-    if len(shape) == 2 and given["mat2"] in low.values and given["self"] not in low.values:
-        return _linear(low, low[given["self"]], given["mat2"], None, shape)
+    shape, matrix = _form(node).shape, low.values.get(given["mat2"])
+    if matrix is not None and matrix.dim() == 3 and matrix.stride(0) == 0:
+        matrix = matrix[0]  # the same for each
+    if matrix is not None and matrix.dim() == 2 and given["self"] not in low.values:
+        return _linear(low, low[given["self"]], matrix, None, shape)
     return _product(low, low[given["self"]], low[given["mat2"]], shape)
 
 
@@ -129,6 +131,8 @@ def _reads(node: fx.Node, part: int) -> bool:
 
 def _batch_norm(low: Lowering, node: fx.Node, given: Arguments) -> Made:
     x, shape = low[given["input"]], _form(node).shape
+    if given.get("training") and not given.get("running_mean") and shape[0] == 1 and not _reads(node, 1) and not _reads(node, 2):
+        return _standardized(low, x, given, (1, shape[1], math.prod(shape[2:])))
     if given.get("training") or len(shape) < 2:
         raise UnknownError("its statistics are those of the batch")
     mean, var = (low.constant(given[name], "its statistics are") for name in ("running_mean", "running_var"))
@@ -155,17 +159,20 @@ def _layer_norm(low: Lowering, node: fx.Node, given: Arguments) -> Made:
 
 
 def _group_norm(low: Lowering, node: fx.Node, given: Arguments) -> Made:
-    """A layer norm of each group, and an Affine."""
     x, shape, groups = low[given["input"]], _form(node).shape, given["group"]
     if _reads(node, 1) or _reads(node, 2):
         raise UnknownError("its mean or variance is needed")
-    rows = low.view(x, (shape[0], groups, math.prod(shape[1:]) // groups))
-    size = low.shape(rows)[2:]
-    plain = low.new(np.ones(size, low.dtype(x))), low.new(np.zeros(size, low.dtype(x)))
-    norm = low.view(low.add("LayerNormalization", (rows, *plain), low.shape(rows), axis=2, epsilon=given["eps"]), shape)
+    return _standardized(low, x, given, (shape[0], groups, math.prod(shape[1:]) // groups))
+
+
+def _standardized(low: Lowering, x: str, given: Arguments, groups: tuple[int, int, int]) -> Made:
+    """A layer norm of each group, and an Affine."""
+    shape, rows, dtype = low.shape(x), low.view(x, groups), low.dtype(x)
+    plain = low.new(np.ones(groups[2:], dtype)), low.new(np.zeros(groups[2:], dtype))
+    norm = low.view(low.add("LayerNormalization", (rows, *plain), groups, axis=2, epsilon=given["eps"]), shape)
     if given["weight"] is None and given["bias"] is None:
         return norm, "", ""
-    return low.add("Affine", (norm, *map(low.new, _scale_and_shift(low, given, shape[1:2], low.dtype(x)))), shape), "", ""
+    return low.add("Affine", (norm, *map(low.new, _scale_and_shift(low, given, shape[1:2], dtype))), shape), "", ""
 
 
 def _arithmetic(op: str) -> Operator:

@@ -67,20 +67,20 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         except PysimError as error:
             self.decisions = [Decision(module_name(self._outputs[-1]), "", "torch", str(error))]
             return
-        problems = dict[str, list[tuple[Workload, int]]]()
-        for layer in plan.layers:
-            if layer.plan is not None:
-                problems.setdefault(layer.node.name, []).append((layer.plan.workload, layer.times))
-        inputs, results = ([one.meta["form"] for one in nodes] for nodes in (self._places[self.parameter_count :], self._outputs))
+        planned, problems = [(layer, layer.plan) for layer in plan.layers if layer.plan], dict[str, list[tuple[Workload, int]]]()
+        for layer, one in planned:
+            problems.setdefault(_operator(layer.node.name), []).append((one.workload, layer.times))
+        inputs, results = ([node.meta["form"] for node in some] for some in (self._places[self.parameter_count :], self._outputs))
         expected = pytorch_seconds(nodes.values(), problems, on)
         self.is_faster = network_seconds(plan, inputs, results, on) <= expected
-        kept = "" if self.is_faster else "PyTorch's operators are expected to be about as fast or faster"
-        for layer in plan.layers:
-            if layer.plan is not None:
-                replaced = pytorch_seconds([nodes[name] for name in (layer.node.name, *layer.fused) if name in nodes], problems, on)
-                self.decisions.append(
-                    Decision(
-                        module_name(nodes[layer.node.name]), layer.plan.problem, "torch" if kept else "pysim", kept or layer.plan.name,
-                        layer.predicted_seconds, replaced,
-                    )
-                )  # fmt: skip
+        runs, kept = ("pysim", "") if self.is_faster else ("torch", "PyTorch's operators are expected to be about as fast or faster")
+        for layer, one in planned:
+            replaced = [nodes[name] for name in map(_operator, (layer.node.name, *layer.fused)) if name in nodes]
+            seconds = layer.predicted_seconds, pytorch_seconds(replaced, problems, on)
+            name = module_name(nodes[_operator(layer.node.name)])
+            self.decisions.append(Decision(name, one.problem, runs, kept or one.name, *seconds))
+
+
+def _operator(name: str) -> str:
+    """PyTorch's operator of which a node of the network is a part."""
+    return name.partition(":")[0]
