@@ -144,7 +144,7 @@ class Lowering:
     def new(self, array: Any) -> str:
         """A constant."""
         name = f"{self.label}:constant {len(self.constants)}"
-        self.constants[name] = np.ascontiguousarray(array)
+        self.constants[name] = np.asarray(array, order="C")
         return name
 
     def add(self, op: str, inputs: Sequence[str], shape: Sequence[int], **attributes: Any) -> str:

@@ -24,6 +24,7 @@ from pysim.torch.parameters import ParameterCache, needs_pytorch
 from pysim.torch.precision import ModelAccuracy, plan_accuracy
 
 _CACHE_SIZE = 32  # models that share the region
+_NO_MEMORY = (PysimError, MemoryError, torch.OutOfMemoryError)
 
 
 class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
@@ -44,15 +45,21 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         parameters, inputs = given[: self.parameter_count], given[self.parameter_count :]
         # parameters that are a graph's inputs are plain
         if needs_pytorch(given[-1], inputs if self.derived.watched else given) or torch.is_autocast_enabled("cpu"):
-            results = self.__dict__["_graph"](*given)
-        else:
-            threads = torch.get_num_threads()
+            return self._by_pytorch(given)
+        threads = torch.get_num_threads()
+        try:
             network: Network = self.derived.get(threads, parameters, lambda: self._network(parameters, threads))
             made = network.results([one.detach().contiguous().numpy() for one in inputs])
-            results = tuple(with_strides(torch.from_numpy(y), stride) for y, stride in zip(made, self._strides, strict=True))
+        except _NO_MEMORY:
+            return self._by_pytorch(given)
+        results = tuple(with_strides(torch.from_numpy(y), stride) for y, stride in zip(made, self._strides, strict=True))
         return results[0] if len(results) == 1 else results
 
     __call__ = forward  # skips nn.Module's search for hooks; none can be registered here
+
+    def _by_pytorch(self, given: Sequence[Any]) -> Any:
+        results = self.__dict__["_graph"](*given)
+        return results[0] if len(results) == 1 else results
 
     def _network(self, parameters: Sequence[Any], threads: int) -> Network:
         on, made = host.runnable("host"), lowered(self.__dict__["_graph"].graph, dict(zip(self._places, parameters, strict=False)))
@@ -64,7 +71,7 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         on, nodes = host.runnable("host"), {node.name: node for node in self.__dict__["_graph"].graph.nodes}
         try:
             plan = self._network(parameters, torch.get_num_threads()).plan
-        except PysimError as error:
+        except _NO_MEMORY as error:
             self.decisions = [Decision(module_name(self._outputs[-1]), "", "torch", str(error))]
             return
         planned, problems = [(layer, layer.plan) for layer in plan.layers if layer.plan], dict[str, list[tuple[Workload, int]]]()
