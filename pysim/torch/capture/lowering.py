@@ -231,7 +231,7 @@ _SHAPED = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones
 
 
 def array_of(value: Any) -> Array:
-    array: Array = value.detach().contiguous().numpy()
+    array: Array = value.detach().resolve_neg().contiguous().numpy()
     return array
 
 
