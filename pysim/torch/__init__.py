@@ -185,7 +185,7 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
     if effects_of(module.graph).draws_in_order:
         return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
     static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
-    if not any(one.is_cuda for one in tensors):
+    if not _any_on_gpu(tensors):
         on_cpu = rewrite_on_cpu(module, inputs, static, accuracy)
         return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
     made = rewrite(module, accuracy, bool(cuda_graph))
@@ -196,6 +196,10 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
     graph = Graph(module, call, made.layers, made.parameters)
     graph.means = [inputs[at] for at in made.means if inputs[at].is_cuda]
     return graph
+
+
+def _any_on_gpu(tensors: Sequence[Any]) -> bool:
+    return any(one.is_cuda for one in tensors)
 
 
 def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
