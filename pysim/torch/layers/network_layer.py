@@ -64,7 +64,7 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
     def _network(self, parameters: Sequence[Any], threads: int) -> Network:
         on, made = host.runnable("host"), lowered(self.__dict__["_graph"].graph, dict(zip(self._places, parameters, strict=False)))
         graph = made.graph(self._places[self.parameter_count :], self._outputs)
-        return Network(graph, on, threads, host.executor(on), plan_accuracy(self.accuracy))
+        return Network(graph, on, threads, plan_accuracy(self.accuracy))
 
     def choose(self, parameters: Sequence[Any]) -> None:
         """Decides by the expected times of the network and of PyTorch's operators."""
