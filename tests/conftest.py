@@ -24,10 +24,11 @@ def every_layer_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a PyTorch model, whatever PyTorch is expected to need."""
     import torch
 
-    from pysim.torch.layers import fused_layer
+    from pysim.torch.layers import fused_layer, network_layer
 
     torch.manual_seed(0)
-    monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda *_: float("inf"))
+    for module in (fused_layer, network_layer):
+        monkeypatch.setattr(module, "pytorch_seconds", lambda *_: float("inf"))
 
 
 @pytest.fixture(params=["optimize", "compile"])

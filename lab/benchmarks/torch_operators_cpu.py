@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of PyTorch's operators and of pysim's layers inside whole networks on this CPU: what `torch/layers/expected_cpu.py` is fitted to.
+"""Times of PyTorch's operators inside whole networks on this CPU: what `torch/layers/expected_cpu.py` is fitted to.
 
     python lab/benchmarks/torch_operators_cpu.py -o lab/data/MACHINE/torch-operators.jsonl [--threads 1] [NETWORK...]
     python lab/fits/fit_torch.py lab/data/*/torch-operators.jsonl
 
 Each operator is timed where it stands in the network, so its operands are as warm in the caches as they are in use; batch 1, seeded random
 weights. The least wall time of the rounds counts, since other processes only lengthen them. One JSON line for each network, operator and
-problem (or number of elements); `calls`: how many calls of a pass these are, `seconds`: the median over them. A layer of pysim, op "layer",
-has the seconds of its plan, and the activation after it.
+problem (or number of elements); `calls`: how many calls of a pass these are, `seconds`: the median over them.
 """
 
 import argparse
@@ -24,13 +23,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch_cpu import network
 
-import pysim.torch
-from pysim import planner
 from pysim.calibration import host
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
-from pysim.torch.layers import fused_layer
-from pysim.torch.layers.expected_cpu import name_of
 
 # not those of the table in docs/networks.md
 NETWORKS = (
@@ -103,49 +98,11 @@ def timed(call: Callable[[], Any], rounds: int) -> dict[tuple[str, str], tuple[i
     return {what: (len(times), statistics.median(times)) for what, times in seconds.items()}
 
 
-Run = tuple[fused_layer.FusedLayer, float]
-
-
-def timed_layers(model: torch.nn.Module, x: torch.Tensor, rounds: int) -> dict[tuple[str, str], tuple[int, float]]:
-    """As `timed`, of pysim's layers, all of which are taken, by problem and activation; without those that copy their input."""
-    run, expected, found = fused_layer.FusedLayer.run, fused_layer.pytorch_seconds, list[Run]()
-
-    def watched(layer: fused_layer.FusedLayer, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        y = run(layer, x, *args, **kwargs)
-        if x.is_contiguous():
-            found.append((layer, time.perf_counter() - start))
-        return y
-
-    fused_layer.FusedLayer.run, fused_layer.pytorch_seconds = watched, lambda *_: float("inf")
-    try:
-        ours, passes = pysim.torch.optimize(model), list[list[Run]]()
-        for _ in range(2 + rounds):
-            found.clear()
-            ours(x)
-            passes.append([*found])
-    finally:
-        fused_layer.FusedLayer.run, fused_layer.pytorch_seconds = run, expected
-        torch._dynamo.reset()
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for same in zip(*passes[2:], strict=True):
-        layer = same[0][0]
-        if len(layer.decisions) == 1 and layer.decisions[0].runs == "pysim":
-            seconds.setdefault((layer.decisions[0].problem, name_of(layer.activation) if layer.activation else ""), []).append(
-                min(one for _, one in same)
-            )
-    return {what: (len(times), statistics.median(times)) for what, times in seconds.items()}
-
-
 def rows_of(name: str, rounds: int) -> Iterator[dict[str, Any]]:
     one = network(name)
     one.model(one.x)
     for (op, problem), (calls, seconds) in timed(lambda: one.model(one.x), rounds).items():
         yield {"network": name, "op": op, "problem": problem, "calls": calls, "seconds": round(seconds, 9)}
-    for (problem, activation), (calls, seconds) in timed_layers(one.model, one.x, rounds).items():
-        plan = planner.plan(problem, host.runnable("host"), accuracy="strict", prepared=problem.startswith("gemm"))
-        row = {"network": name, "op": "layer", "problem": problem, "activation": activation, "plan_seconds": round(plan.seconds or 0.0, 9)}
-        yield row | {"calls": calls, "seconds": round(seconds, 9)}
 
 
 @torch.no_grad()

@@ -99,17 +99,23 @@ class Network:
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         inputs = self._inputs_by_name(arrays, named)
+        first = next(iter((*arrays, *named.values())), None)
+        outputs = [cpu.like(first, y) for y in self._results(inputs)]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def results(self, arrays: Sequence[Array]) -> list[Array]:
+        """The outputs, of dense arrays that have the shapes and types of the inputs, in their order."""
+        return self._results(dict(zip(self._graph.inputs, arrays, strict=True)))
+
+    def _results(self, inputs: dict[str, Array]) -> list[Array]:
         run = self._borrow_run()
         try:
             run.values.update(inputs)
             for call in run.calls:
                 call()
-            results = [np.array(run.values[name]) for name in self._graph.outputs]
+            return [np.array(run.values[name]) for name in self._graph.outputs]
         finally:
             self._idle.append(run)
-        first = next(iter((*arrays, *named.values())), None)
-        outputs = [cpu.like(first, y) for y in results]
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def profile(self, *arrays: Any, calls: int = 5, **named: Any) -> list[Timed]:
         """The median seconds of each layer over `calls` calls, clock overhead included, after one warm-up call."""

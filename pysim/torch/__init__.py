@@ -36,11 +36,12 @@ from torch.nn.modules import module as torch_module
 from pysim.caches import LruCache
 from pysim.torch.capture.compiled import Compiled, compiled, missing_compiler
 from pysim.torch.capture.effects import effects_of
+from pysim.torch.capture.on_cpu import rewrite_on_cpu
 from pysim.torch.capture.rewriting import Rewritten, count_trainings, rewrite
 from pysim.torch.cuda_graph import GraphedCalls
 from pysim.torch.decisions import Report
 from pysim.torch.fingerprints import WatchedTensors
-from pysim.torch.layers.fused_layer import Decision, FusedLayer
+from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
 from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy, is_plain_float32
 
@@ -142,7 +143,7 @@ class Graph:
     whole."""
 
     def __init__(
-        self, module: fx.GraphModule, call: Callable[..., Any], layers: list[FusedLayer], parameters: Sequence[int], reason: str = ""
+        self, module: fx.GraphModule, call: Callable[..., Any], layers: Sequence[Any], parameters: Sequence[int], reason: str = ""
     ) -> None:
         self._call, self.layers, self.reason = call, layers, reason
         self._pick = itemgetter(*parameters, *parameters[:1]) if parameters else None  # the first one twice: a tuple even of one parameter
@@ -200,9 +201,12 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     if effects_of(module.graph).draws_in_order:
         return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
     static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
-    on_gpu, in_cuda_graph, alone = any(one.is_cuda for one in tensors), bool(options.cuda_graph), ""
+    if not _any_on_gpu(tensors):
+        on_cpu = rewrite_on_cpu(module, inputs, static, options.accuracy)
+        return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
+    in_cuda_graph, alone = bool(options.cuda_graph), ""
     made: Rewritten | Compiled | None = None
-    if on_gpu and options.compiler:
+    if options.compiler:
         differ = any(isinstance(one, torch.SymInt) for one in inputs) and options.accuracy != "tf32" and is_plain_float32(tensors)
         alone = missing_compiler() or ("sizes differ between calls" if differ else "")
         try:
@@ -210,7 +214,7 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
         except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
             alone = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
     if made is None:
-        made = rewrite(module, options.accuracy, in_cuda_graph, on_cpu=not on_gpu, same=static)
+        made = rewrite(module, options.accuracy, in_cuda_graph)
     call = made.call
     if options.cuda_graph is True and made.repeatable:
         call = GraphedCalls(call, {*made.parameters, *static})
@@ -218,6 +222,10 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     graph.alone = alone
     graph.means = [inputs[at] for at in made.means if inputs[at].is_cuda]
     return graph
+
+
+def _any_on_gpu(tensors: Sequence[Any]) -> bool:
+    return any(one.is_cuda for one in tensors)
 
 
 def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:

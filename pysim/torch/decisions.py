@@ -4,14 +4,14 @@
 Worked line: `layer1.0.conv1   conv:mb1ic64ih56oc64kh3ph1   pysim   0.370 ms   PyTorch 1.020 ms   sconv ...`
 """
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
-from pysim.torch.layers.fused_layer import Decision, FusedLayer
+from pysim.torch.layers.fused_layer import Decision
 
 
 class _Graph(Protocol):
-    layers: list[FusedLayer]
+    layers: Sequence[Any]  # with decisions
     reason: str
     alone: str
 

@@ -27,7 +27,7 @@ from torch_models import FREES_CAPTURES
 from torch_twins import difference, raised, same_error
 
 import pysim.torch
-from pysim.torch.layers import fused_layer
+from pysim.torch.layers import network_layer
 
 STEPS = 12  # of the longest sequence
 NEAR = 1e-3  # a result of eager's and its like in float64, of its largest number
@@ -260,7 +260,7 @@ def _same_bits(one, other):
 
 def every_layer_is_ours():
     """Whatever PyTorch is expected to need."""
-    fused_layer.pytorch_seconds = lambda *_: float("inf")
+    network_layer.pytorch_seconds = lambda *_: float("inf")
 
 
 def main():

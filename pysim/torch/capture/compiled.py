@@ -20,7 +20,7 @@ from torch.utils._triton import has_triton
 
 from pysim.torch.capture.compiled_layers import Kept, Taken, insert_layers
 from pysim.torch.capture.effects import effects_of
-from pysim.torch.capture.rewriting import remove_idle_operators, returned, views_to_reshapes
+from pysim.torch.capture.rewriting import remove_idle, returned, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.parameters import EPOCH, count_writes
@@ -91,7 +91,7 @@ def compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccur
     from torch._inductor.compile_fx import compile_fx
 
     made = fx.GraphModule(module, _copy(module.graph))
-    remove_idle_operators(made)
+    remove_idle(made)
     before = effects_of(made.graph)
     written = {one for targets in before.writers.values() for one in targets}
     places = [node for node in made.graph.nodes if node.op == "placeholder"]

@@ -132,6 +132,14 @@ def is_pure(node: fx.Node) -> bool:
     return known and not changes and not _writes(node, known)
 
 
+def may_trace(node: fx.Node, effects: Effects, made: Collection[fx.Node]) -> bool:
+    """Whether an operator only computes values, or writes to values that these nodes made."""
+    known = _is_known(node)
+    if not known or _draws(node) or _changes_state(node, known) or name_of_operator(node) in _STRIDE_READERS:
+        return False
+    return all(root in made for target in _writes(node, known) for root in effects.aliases[target])
+
+
 def makes_memory(node: fx.Node) -> bool:
     """Whether a pure operator's result is in memory of its own."""
     return name_of_operator(node) in _MAKERS

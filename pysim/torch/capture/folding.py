@@ -97,6 +97,7 @@ def fold(module: fx.GraphModule, may: Collection[fx.Node]) -> fx.Node | None:
     with module.graph.inserting_after(folded):
         for number, node in enumerate(read):
             value = module.graph.call_function(operator.getitem, (folded, number))
+            value.meta = dict(node.meta)
             node.replace_all_uses_with(value, lambda user: user not in needed)
     for node in reversed(nodes):
         if node in needed:

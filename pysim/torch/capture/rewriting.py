@@ -9,9 +9,8 @@ input (`torch_effects`).
 
 import inspect
 import operator
-import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,9 +20,8 @@ from torch.nn import functional
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, InputOp, fuse
 from pysim.network.graph import Node
 from pysim.torch.capture.channels import without_permutes
-from pysim.torch.capture.cpu_layers import faster_layers
 from pysim.torch.capture.effects import Effects, effects_of
-from pysim.torch.capture.folding import FoldedParameters, fold, foldable
+from pysim.torch.capture.forms import module_name
 from pysim.torch.capture.nodes import ELEMENTWISE, NORM_ARGUMENTS, graph_of
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.fused_layer import FusedLayer
@@ -59,30 +57,20 @@ def rewrite(
     module: fx.GraphModule,
     accuracy: ModelAccuracy = "strict",
     in_cuda_graph: bool = False,
-    on_cpu: bool = False,
-    same: Collection[int] = (),
 ) -> Rewritten:
-    """`on_cpu`: every input lies there. Then operators of layers that stay PyTorch's are left as they are. `same`: the positions of the
-    inputs that are parameters and buffers of the model."""
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    remove_idle_operators(module)
+    remove_idle(module)
     before = effects_of(graph)
     repeatable = not (before.writes_inputs or before.draws_numbers or before.returns_inputs(returned(graph)))
     returns_views = before.share_memory(returned(graph))
-    if not on_cpu:
-        _replace_pools(module)
-        without_permutes(module, ELEMENTWISE)
+    _replace_pools(module)
+    without_permutes(module, ELEMENTWISE)
     if not before.needs_strides:
         views_to_reshapes(module)
     effects = effects_of(graph)
-    if on_cpu:
-        may_fold = foldable(graph, before, [inputs[at] for at in same])
-        layers, made = _insert_faster_layers(module, effects, accuracy, may_fold)
-        made += [folded] if (folded := fold(module, may_fold)) else []
-    else:
-        layers, made = _insert_layers(module, effects)
-    _count_writes(module, effects)
+    layers, made = _insert_layers(module, effects)
+    note_writes(module, effects)
     for layer in layers:
         layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
     read = dict.fromkeys(one for node in made for one in _parameters(node, module))
@@ -95,8 +83,7 @@ def rewrite(
         restore_strides(module, made)
     else:
         restore_strides(module, [one for one in returned(graph) if one.op != "placeholder"], only_results=not returns_views)
-    if not on_cpu:
-        _join_chains(module)
+    _join_chains(module)
     graph.lint()
     module.recompile()
     return Rewritten(module, layers, parameters, means, repeatable)
@@ -125,26 +112,6 @@ def _insert_layers(module: fx.GraphModule, effects: Effects) -> tuple[list[Fused
     return layers, made
 
 
-def _insert_faster_layers(
-    module: fx.GraphModule, effects: Effects, accuracy: ModelAccuracy, may_fold: Collection[fx.Node]
-) -> tuple[list[FusedLayer], list[fx.Node]]:
-    """On a CPU: the layers of weights, and the nodes of those that are expected to be faster than PyTorch's. Norms stay PyTorch's."""
-    places = {node.name: node for node in module.graph.nodes}
-    nodes = [node for node in fuse(graph_of(module.graph, effects), _supports_on_cpu).nodes if node.op in WEIGHTED_OPS]
-    layers = [layer_of(node, places) for node in nodes]
-    for node, layer in zip(nodes, layers, strict=True):
-        w = places[node.inputs[1]]
-        layer.accuracy, layer.computed_weights = accuracy, w.op not in ("placeholder", "get_attr") and w not in may_fold
-    taken = faster_layers([*zip(nodes, layers, strict=True)], places)
-    made = [_insert(module, node, places, layer) for node, layer, _ in taken]
-    restore_strides(module, [one for one, (*_, restores) in zip(made, taken, strict=True) if restores])
-    return layers, made
-
-
-def _supports_on_cpu(node: Node, epilogue: Any) -> bool:
-    return epilogue not in (PARTS, INPUT_OP) and _supports(node, epilogue)
-
-
 def _supports(node: Node, epilogue: Any) -> bool:
     """What `FusedLayer` and `NormLayer` can compute; a residual only if it may be overwritten."""
     if epilogue == PARTS:
@@ -167,7 +134,7 @@ def count_trainings(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def _count_writes(module: fx.GraphModule, effects: Effects) -> None:
+def note_writes(module: fx.GraphModule, effects: Effects) -> None:
     """Counts the graph's own writes to its inputs, among them those through `.data` that leave version counters as they are."""
     for node, inputs in effects.writers.items():
         with module.graph.inserting_after(node):
@@ -180,14 +147,11 @@ def _count_writes(module: fx.GraphModule, effects: Effects) -> None:
 _DROPPING = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout}
 
 
-def remove_idle_operators(module: fx.GraphModule) -> None:
-    """Removes dropout in inference and calls that only count uses, which would separate layers."""
-    _remove_dropout(module)
-    _remove_logging(module)
-
-
-def _remove_dropout(module: fx.GraphModule) -> None:
-    """Removes dropout and stochastic depth, which would separate a layer from the addition behind it."""
+def remove_idle(module: fx.GraphModule) -> None:
+    """Removes dropout and stochastic depth, which would separate a layer from the addition behind it, and what tells PyTorch that operators
+    of torchvision are used."""
+    for node in module.graph.find_nodes(op="call_function", target=torch._C._log_api_usage_once):
+        module.graph.erase_node(node)
     depth = getattr(sys.modules.get("torchvision.ops.stochastic_depth"), "stochastic_depth", None)
     for node in list(module.graph.nodes):
         call = inspect.signature(node.target).bind(*node.args, **node.kwargs) if node.target in {*_DROPPING, depth} else None
@@ -196,12 +160,6 @@ def _remove_dropout(module: fx.GraphModule) -> None:
         if drops and isinstance(x, fx.Node):
             node.replace_all_uses_with(x)
             module.graph.erase_node(node)
-
-
-def _remove_logging(module: fx.GraphModule) -> None:
-    """Operators of torchvision tell PyTorch that they are used, which would separate layers, too."""
-    for node in module.graph.find_nodes(op="call_function", target=torch._C._log_api_usage_once):
-        module.graph.erase_node(node)
 
 
 def views_to_reshapes(module: fx.GraphModule) -> None:
@@ -221,16 +179,9 @@ def _replace_pools(module: fx.GraphModule) -> None:
 # Layers
 
 
-def _label(node: fx.Node) -> str:
-    """The name of the module that calls this operator, as `named_modules` has it; the operator's own name outside of modules."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    name = re.sub(r"\._modules\['([^']*)'\]", r".\1", str(stack[-1][0])) if stack else ""  # as PyTorch 2.9 names them
-    return name.rpartition("']")[2].lstrip(".") or name.partition(".")[2] or node.name
-
-
 def layer_of(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
     attributes = node.attributes
-    name = _label(places[node.name])
+    name = module_name(places[node.name])
     has_residual, input_op = any(node.inputs[RESIDUAL_INPUT : RESIDUAL_INPUT + 1]), None
     if isinstance(absorbed := attributes.get("input_op"), InputOp):
         input_op = FactorLayer() if absorbed.epsilon is None else NormLayer(absorbed.epsilon, absorbed.activation)
@@ -266,8 +217,6 @@ def _insert(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], laye
 def _parameters(node: fx.Node, module: fx.GraphModule) -> list[fx.Node]:
     """The arguments of a layer from which it may keep something: its own parameters and those of a norm on its input."""
     layer = module.get_submodule(str(node.target))
-    if isinstance(layer, FoldedParameters):
-        return [*node.args]
     kept = [*node.args[1 : 1 + layer.parameter_count]]
     if isinstance(layer, FusedLayer) and isinstance(layer.input_op, NormLayer):
         kept += node.args[1 + RESIDUAL_INPUT :]

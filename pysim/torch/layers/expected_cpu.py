@@ -1,36 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The expected time on a CPU of PyTorch's operators, and of a layer here as a PyTorch model calls it, for the choice between them.
+"""The expected time on a CPU of PyTorch's operators, and of a network here as a PyTorch model calls it, for the choice between them.
 
-    an operator   call + FLOP / peak x flops + bytes of the input, the result and the weights, each at its own price, by kind (PRICES)
-    behind it     call + bytes of the result, for each operator on the elements of its result (PASSES)
-    a layer here  plan + call + bytes of the operands at its own prices (OWN) + activations and residuals that the kernels' stores lack
-                  + copies between planes and channels last + the preparation of weights that the graph computes
+    a product or convolution   call + FLOP / peak x flops + bytes of the input, the result and the weights, each at its own price (PRICES)
+    another operator           call + bytes of its result (PASSES); VIEW cycles if that lies in its input's memory
+    a network here             its plan + CALL + copies of inputs that do not lie in order, and of results
 
 Prices are cycles of a core. They were fitted on a Zen 4 core to times measured inside 29 networks (lab/benchmarks/torch_operators_cpu.py,
 lab/data/zen4/torch-operators.jsonl, lab/fits/fit_torch.py), none of them in the table of docs/networks.md, PyTorch 2.14 with oneDNN and
 MKL. Other processes shared the machine: the median error is 4 to 7 % for dense convolutions and products, 12 % by channel and 22 % for
-one-pixel convolutions, and 6 to 10 % for layers here. One share of the roofline for all operators was off by up to 2.9 times. A price per
-byte covers what a roofline leaves out: reorders of oneDNN, page faults, values that are not in the nearest cache. PyTorch's operators are
-the safe choice, so their prices are of the 30th percentile, and MARGIN is what a layer has to be faster.
-
-The calls of OWN are 23,500 cycles less than fitted, by which calls became shorter afterwards. Where PyTorch's operator is faster than an
-activation in the epilogue, it runs behind the layer.
+one-pixel convolutions. One share of the roofline for all operators was off by up to 2.9 times. A price per byte covers what a roofline
+leaves out: reorders of oneDNN, page faults, values that are not in the nearest cache. PyTorch's operators are the safe choice, so their
+prices are of the 30th percentile.
 
 Worked number: 197 rows, 192 channels, 576 filters are 43.6 MFLOP, 0.37 ms at 118 GFLOP/s. PyTorch's product is expected to take 0.52 ms, of
-which 22 us are the call. The plan takes 0.40 ms, the layer around it 0.46.
+which 22 us are the call. The plan takes 0.40 ms.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from pysim.cachemodel.cpu.activation import activation_cycles
+from torch import fx
+
 from pysim.machine.cpu import Machine
+from pysim.network.plan import NetworkPlan
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
-from pysim.record.plan import Plan
 from pysim.registry.cpu import kernels
+from pysim.torch.capture.aten import is_view
+from pysim.torch.capture.forms import Form, forms_in
+from pysim.torch.capture.lowering import name_of
 
 
 class Price(NamedTuple):
@@ -72,20 +72,15 @@ PASSES = {
     "add": (15902, 0.191),
     "gelu_tanh": (25000, 2.35),  # alone in a loop: no network of these has it
 }
-OWN = {
-    "dense": Price(93656, 0.000, 0.062, 0.188, 0.090),
-    "by group": Price(73922, 0.000, 0.107, 0.004, 0.343),
-    "product": Price(146639, 0.000, 0.000, 0.079, 0.047),
-    "row": Price(115746, 0.000, 0.000, 13.946, 0.091),
-}
-ALIKE = {"scale": "add", "1x1": "dense", "pixel": "dense", "by channel": "by group"}
+PASS_OF = {  # operators of PyTorch's that are priced as another than "add"
+    "relu": "relu", "leaky_relu": "relu", "hardtanh": "clamp", "clamp": "clamp", "hardswish": "hard_swish", "hardsigmoid": "hard_swish",
+    "gelu": "gelu", "silu": "silu", "sigmoid": "sigmoid", "tanh": "sigmoid", "native_batch_norm": "norm", "native_layer_norm": "norm",
+    "native_group_norm": "norm",
+}  # fmt: skip
+VIEW = 4000
+CALL = 60000
 # per byte that is copied between planes and channels last, in networks: EdgeNeXt's of 90 and 393 KB; half of that in a loop
 COPIED_CYCLES = 2.0
-# per byte of weights that are prepared in each call: NFNet's, whose preparation takes 4 to 16
-PREPARED_CYCLES = 8.0
-# of an activation's time over that of a model in which each operation is a multiply-add: GELU by erf divides (alone in a loop, 1.2 to 1.5)
-EPILOGUES = {"gelu": 1.4}
-MARGIN = 0.05
 
 
 def work_of(p: Workload) -> Work:
@@ -123,49 +118,25 @@ def operator_seconds(problem: Workload, on: Machine) -> float:
     return _moving_cycles(price, problem) / on.clock_hz + problem.flops / peak_flops(problem.dtype, on) * price.flops
 
 
-def pass_seconds(name: str, problem: Workload, on: Machine) -> float:
-    """Of an operator of PyTorch on the elements of a problem's result."""
-    call, byte = PASSES[ALIKE.get(name, name)]
-    return (call + byte * work_of(problem).output) / on.clock_hz
+def pytorch_seconds(nodes: Iterable[fx.Node], problems: Mapping[str, Sequence[tuple[Workload, int]]], on: Machine) -> float:
+    """Of PyTorch's operators. `problems`: the convolutions and products that some of them are, and how many times."""
+    seconds = 0.0
+    for node in nodes:
+        if node.op == "call_function" and node.name in problems:
+            seconds += sum(times * operator_seconds(problem, on) for problem, times in problems[node.name])
+        elif is_view(node):
+            seconds += VIEW / on.clock_hz
+        elif node.op == "call_function":
+            call, byte = PASSES[PASS_OF.get(name_of(node), "add")]
+            seconds += (call + byte * forms_in(node.meta["form"])[0].nbytes) / on.clock_hz
+    return seconds
 
 
-def own_activation(problem: Workload, on: Machine, activation: Any) -> Any:
-    """The activation, if a kernel's epilogue is expected to be as fast as PyTorch's operator; else None."""
-    if activation is None:
-        return None
-    return activation if epilogue_seconds(problem, on, activation) <= pass_seconds(name_of(activation), problem, on) else None
-
-
-def own_seconds(
-    plan: Plan, on: Machine, passes: Sequence[str], activation: Any, copied_bytes: int = 0, computed_weights: bool = False
-) -> float:
-    """Of a layer here. `passes`: PyTorch's operators that it replaces, in order; `activation`: its epilogue's; `copied_bytes`: of operands
-    that are copied to or from planes; `computed_weights`: each call has others."""
-    problem, kind = plan.workload, kind_of(plan.workload)
-    cycles = _moving_cycles(OWN[ALIKE.get(kind, kind)], problem) + COPIED_CYCLES * copied_bytes
-    cycles += PREPARED_CYCLES * work_of(problem).weights if computed_weights else 0.0
-    seconds = (plan.seconds or 0.0) + cycles / on.clock_hz + epilogue_seconds(problem, on, activation)
-    if "add" in passes:  # a convolution's stores read the residual, and a product leaves it to PyTorch
-        call, byte = (PASSES["add"][0], 1.0) if isinstance(problem, Gemm) else (0, 0.5)
-        seconds += (call + byte * PASSES["add"][1] * work_of(problem).output) / on.clock_hz
-    apart = bool(passes) and activation is None and passes[-1] not in ("norm", "scale", "add")
-    return seconds + (pass_seconds(passes[-1], problem, on) if apart else 0.0)
-
-
-def epilogue_seconds(problem: Workload, on: Machine, activation: Any) -> float:
-    """Of an activation that the kernels' stores lack."""
-    if activation is None:
-        return 0.0
-    size = SIZES[problem.dtype]
-    rows = problem.m if isinstance(problem, Gemm) else problem.batch * problem.filters
-    columns = work_of(problem).output // size // rows
-    cycles = activation_cycles(on, name_of(activation), problem.dtype, size, rows, columns)
-    return cycles * EPILOGUES.get(name_of(activation), 1.0) / on.clock_hz
-
-
-def name_of(activation: Any) -> str:
-    """Of an activation with bounds, or without."""
-    return activation[0] if isinstance(activation, tuple) else str(activation)
+def network_seconds(plan: NetworkPlan, inputs: Iterable[Form], results: Iterable[Form], on: Machine) -> float:
+    """Of a network as a model calls it."""
+    copied = sum(form.nbytes for form in (*inputs, *results) if not form.empty().is_contiguous())
+    stored = sum(form.nbytes for form in results) * PASSES["add"][1]
+    return plan.predicted_seconds + (CALL + COPIED_CYCLES * copied + stored) / on.clock_hz
 
 
 def _moving_cycles(price: Price, problem: Workload) -> float:

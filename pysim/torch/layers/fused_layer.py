@@ -30,7 +30,6 @@ from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.check.bounds import bound_of
 from pysim.errors import PysimError
-from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.problem.conv import Conv
@@ -38,12 +37,10 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan
 from pysim.runtime.arrays import ALIGNMENT_BYTES
-from pysim.runtime.cpu_launch import Prepared
-from pysim.torch.layers.expected_cpu import MARGIN, name_of, own_activation, own_seconds
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, memory_format_of
-from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation, apply_activation_
+from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
-from pysim.torch.parameters import EPOCH, ParameterCache, changes_are_seen, needs_pytorch
+from pysim.torch.parameters import ParameterCache, changes_are_seen, needs_pytorch
 from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
 
 Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, beta, mean, var of a norm on the input
@@ -78,30 +75,6 @@ class _Choice(NamedTuple):
     decision: Decision
     plan: Plan | None
     uses_prologue: bool = False  # the kernel applies `input_op` in its prologue
-    activation: Any = None  # of the epilogue on a CPU
-
-
-class _Repeat(NamedTuple):
-    """What a later call on a CPU repeats while no parameter changes: the checks of its input, and the prepared call."""
-
-    epoch: Any
-    shape: tuple[int, ...]
-    dtype: Any
-    threads: int
-    adds: bool
-    prepared: Prepared
-    activation: Any  # by PyTorch's operator
-
-    def applies_to(self, x: Any, residual: Any) -> bool:
-        """Whether a call on these is the same kind of call: in inference, with plain dense tensors, in this thread's current graph."""
-        if EPOCH.now is not self.epoch or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-            return False
-        same = self._fits(x, self.shape) and torch.get_num_threads() == self.threads
-        return same and (self._fits(residual, self.prepared.shapes[1]) if self.adds else residual is None)
-
-    def _fits(self, x: Any, shape: tuple[int, ...]) -> bool:
-        plain = type(x) is torch.Tensor and x.shape == shape and x.dtype is self.dtype and x.is_cpu
-        return plain and x.is_contiguous() and not x.is_neg()
 
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
@@ -113,10 +86,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     input_op: NormLayer | FactorLayer | None
     accuracy: ModelAccuracy = "strict"
     in_cuda_graph: bool = False
-    computed_weights = False  # the graph computes them in each call
-    copied_bytes: int | None = None  # of operands that a call on a CPU copies to or from planes; None: as its input lies
     parameter_count = RESIDUAL_INPUT - 1
-    _repeat: _Repeat | None = None
 
     def __init__(
         self,
@@ -135,7 +105,12 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self.__dict__["input_op"] = input_op  # not a submodule: reading those is slow, and this one has no parameters of its own
         self.name, self.kind, self.geometry, self.activation, self.epsilon = name, kind, geometry, activation, epsilon
         # PyTorch's operators that it replaces, the activation last
-        passes = {"norm": epsilon is not None, "scale": scaled, "add": has_residual, name_of(activation): activation is not None}
+        passes = {
+            "norm": epsilon is not None,
+            "scale": scaled,
+            "add": has_residual,
+            activation[0] if isinstance(activation, tuple) else str(activation): activation is not None,
+        }
         self._passes = tuple(name for name, needed in passes.items() if needed)
         self._choices: LruCache[_Choice] = LruCache(_CACHE_SIZE)
         self._launches: LruCache[GpuLaunch] = LruCache(_CACHE_SIZE)
@@ -159,9 +134,6 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         *of_input_op: Any,
     ) -> Any:
         """The residual may be overwritten: nothing reads it later. `of_input_op`: the norm's parameters, or the factor."""
-        repeat = self._repeat
-        if repeat is not None and repeat.applies_to(x, residual):
-            return self._prepared_call(repeat.prepared, x, residual, repeat.activation)
         norm, factor = ((), *of_input_op) if isinstance(self.input_op, FactorLayer) else (of_input_op, None)
         return self.run(x, (w, bias, gamma, beta, mean, var, *norm), residual, factor)[0]
 
@@ -199,12 +171,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if choice.plan is None:
             return self._fallback(x, parameters, residual, factor), None
         try:
-            if x.is_cuda:
-                y, record = self._on_gpu(choice, key, x, parameters, residual, factor)
-                return y, record and record._replace(swapped=x is not first_argument)
-            return self._on_cpu(
-                choice, key, self._apply_input_op(x, parameters, factor)[0], parameters[: RESIDUAL_INPUT - 1], residual
-            ), None
+            y, record = self._on_gpu(choice, key, x, parameters, residual, factor)
+            return y, record and record._replace(swapped=x is not first_argument)
         except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
             self._choices.put(key, self._keep_pytorch(str(error), choice.plan.workload, choice.plan.seconds))
             return self._fallback(x, parameters, residual, factor), None
@@ -220,8 +188,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return self.by_pytorch(self._apply_input_op(x, parameters, factor)[0], w, bias, gamma, beta, mean, var, residual)
 
     def _needs_pytorch(self, x: Any, others: tuple[Any, ...], inference: bool) -> bool:
-        """Whether PyTorch's operators are required: gradients, traces, transforms, autocast on a CPU."""
-        return bool((not x.is_cuda and torch.is_autocast_enabled(x.device.type)) or needs_pytorch(x, others, inference))
+        """Whether PyTorch's operators are required: on a CPU, for gradients, traces and transforms."""
+        return bool(not x.is_cuda or needs_pytorch(x, others, inference))
 
     def by_pytorch(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """The layer without its `input_op`, by PyTorch's operators."""
@@ -234,19 +202,9 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     # The choice
 
-    def keeps_pytorch(self, x: Any, w: Any) -> bool:
-        """Whether PyTorch's operators are chosen for operands like these."""
-        return self._choice_for(x, w, None)[1].plan is None
-
-    def set_copied_bytes(self, count: int) -> None:
-        if self.copied_bytes != count:
-            self.copied_bytes = count
-            self._choices.clear()
-
     def _choice_for(self, x: Any, w: Any, factor: Any) -> tuple[tuple[Any, ...], _Choice]:
         """The key of this kind of input, and its choice."""
-        types = settings() if x.is_cuda else None
-        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, types)
+        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, settings())
         key = key if factor is None else (*key, factor.shape, factor.dtype)
         return key, self._choices.get(key) or self._choices.put(key, self._choose(x, w, factor))
 
@@ -257,10 +215,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             problem = self.problem_of(x, w, types[0]) if types else None
             if problem is None:
                 return self._keep_pytorch(f"no kernel here supports x of {x.dtype} and shape {tuple(x.shape)}", None)
-            on = host.gpu_here() if x.is_cuda else host.runnable("host")
+            on = host.gpu_here()
             plan = self.fastest_plan(x, w, types, on)
             with_prologue = self._prologue_plan(x, w, types, on, factor)
-            if self.input_op is not None and isinstance(on, Gpu):
+            if self.input_op is not None:
                 input_op_seconds = passes_seconds(x.numel(), plan.workload.dtype, on, self.input_op.passes, self.in_cuda_graph)
         except PysimError as error:
             return self._keep_pytorch(str(error), problem)
@@ -271,41 +229,28 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 reason = f"{with_prologue.name}, its input's {self.input_op.name} in the kernel"
                 decision = Decision(self.name, with_prologue.problem, "pysim", reason, seconds, expected + input_op_seconds)
                 return _Choice(decision, with_prologue, True)
-        if isinstance(on, Machine):
-            return self._choice_on_cpu(x, plan, on, expected)
         if plan.seconds is not None and plan.seconds > expected:
             return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
 
-    def _choice_on_cpu(self, x: Any, plan: Plan, on: Machine, expected: float) -> _Choice:
-        """By the whole price of the plan in PyTorch, as far as that can be trusted. GELU and the like run in the epilogue or by PyTorch."""
-        activation = own_activation(plan.workload, on, self.activation)
-        copied = self.copied_bytes
-        copied = (0 if x.is_contiguous() else x.numel() * x.element_size()) if copied is None else copied
-        seconds = own_seconds(plan, on, self._passes, activation, copied, self.computed_weights)
-        if seconds * (1 + MARGIN) > expected:
-            return self._keep_pytorch("PyTorch's operator is expected to be about as fast or faster", plan.workload, seconds, expected)
-        return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, seconds, expected), plan, False, activation)
-
-    def fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, prologue: bool = False) -> Plan:
+    def fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, prologue: bool = False) -> Plan:
         """The fastest plan among these types; the first type's PlanError if no type has one."""
         plans, errors = [], []
         for dtype in types:
-            layout: Layout = "nhwc" if x.is_cuda and self.kind == "Conv" and not prologue else "nchw"
+            layout: Layout = "nhwc" if self.kind == "Conv" and not prologue else "nchw"
             try:
                 problem: Any = self.problem_of(x, w, dtype)
-                accuracy, prepared = plan_accuracy(self.accuracy), not x.is_cuda and self.kind == "Linear"
-                plans.append(planner.plan(problem, on, layout=layout, accuracy=accuracy, prologue=prologue, prepared=prepared))
+                plans.append(planner.plan(problem, on, layout=layout, accuracy=plan_accuracy(self.accuracy), prologue=prologue))
             except PysimError as error:
                 errors.append(error)
         if not plans:
             raise errors[0]
         return min(plans, key=lambda plan: plan.seconds or 0.0)
 
-    def _prologue_plan(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, factor: Any) -> Plan | None:
+    def _prologue_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, factor: Any) -> Plan | None:
         """The plan of a kernel that applies `input_op` in its prologue, which only kernels for NCHW do; None if there is none."""
         norm = isinstance(self.input_op, NormLayer) and self.input_op.activation in (None, "relu")
-        if not x.is_cuda or not x.is_contiguous() or "f32" not in types or not (norm or factor is not None):
+        if not x.is_contiguous() or "f32" not in types or not (norm or factor is not None):
             return None
         try:
             return self.fastest_plan(x, w, ("f32",), on, prologue=True)
@@ -339,42 +284,6 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return Decision(self.name, problem, "torch", reason, *seconds)
 
     # The calls
-
-    def _on_cpu(self, choice: _Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
-        plan = choice.plan
-        assert plan is not None
-        problem = plan.workload
-        shape = _out_shape(problem) if isinstance(problem, Conv) else (*x.shape[:-1], problem.n)
-        # a product's kernel adds no residual; the sum comes before the activation
-        adds = residual is not None and self.kind == "Conv" and residual.dtype == x.dtype and tuple(residual.shape) == shape
-        activation = choice.activation if adds or residual is None else None
-        threads = torch.get_num_threads()
-
-        def make() -> Prepared:
-            w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters)
-            if scale is not None:
-                w = _scale_weights(w, scale).to(w.dtype)
-            addend = None if shift is None else shift.to(w.dtype).numpy()
-            return Prepared.of(plan, w.contiguous().numpy(), addend, activation, threads)
-
-        prepared = self.derived.get((key, threads, activation is self.activation), parameters, make)
-        apart = None if activation is self.activation else self.activation
-        if residual is None or adds:
-            if self.derived.watched and EPOCH.now is not None:
-                self.__dict__["_repeat"] = _Repeat(EPOCH.now, x.shape, x.dtype, threads, adds, prepared, apart)
-            return self._prepared_call(prepared, x, residual, apart)
-        y = self._prepared_call(prepared, x, None, None)
-        y = y.add_(residual) if residual.shape == y.shape and residual.dtype == y.dtype else y + residual
-        return y if apart is None else apply_activation_(y, apart)
-
-    def _prepared_call(self, prepared: Prepared, x: Any, residual: Any, activation: Any) -> Any:
-        """`activation`: by PyTorch's operator, afterwards."""
-        given, made = prepared.shapes
-        y, image = torch.empty(made, dtype=x.dtype), x.detach().contiguous()
-        image = image if image.shape == given else image.reshape(given)
-        prepared(image.numpy(), y.numpy(), None if residual is None else residual.detach().contiguous().numpy())
-        y = y.reshape(*x.shape[:-1], made[-1]) if self.kind == "Linear" and x.dim() != 2 else y
-        return y if activation is None else apply_activation_(y, activation)
 
     def _on_gpu(
         self, choice: _Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None

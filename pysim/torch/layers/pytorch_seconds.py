@@ -28,22 +28,19 @@ Worked number: 118 GFLOP on an H200 at 66.9 TFLOP/s take 1.76 ms at the roofline
 
 from collections.abc import Sequence
 
-from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
-from pysim.torch.layers.expected_cpu import operator_seconds, pass_seconds, work_of
+from pysim.torch.layers.expected_cpu import work_of
 
 GPU_SHARE, GPU_ROW_SHARE = 0.11, 0.7
 GPU_FLOOR, GPU_PRODUCT = 2.1e-6, 16e-9
 HOST_SECONDS = 5e-6
 
 
-def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: Sequence[str] = (), in_cuda_graph: bool = False) -> float:
+def pytorch_seconds(problem: Workload, on: Gpu, passes: Sequence[str] = (), in_cuda_graph: bool = False) -> float:
     """Expected seconds of one convolution or product and the `passes`, the operators after it."""
-    if isinstance(on, Machine):
-        return operator_seconds(problem, on) + sum(pass_seconds(name, problem, on) for name in passes)
     work = work_of(problem)
     rates = on.fma_per_cycle
     fastest = rates.get(f"tensor_{problem.dtype}") or rates.get(problem.dtype) or rates["f32"]

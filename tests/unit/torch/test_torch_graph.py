@@ -28,6 +28,7 @@ class Recorder:
         self.recorded, self.replayed, self.fails, self.taken_over = 0, 0, False, []
         monkeypatch.setattr(cuda_graph, "captured", self.captured)
         monkeypatch.setattr(cuda_graph, "_on_gpu", lambda x: True)
+        monkeypatch.setattr(pysim.torch, "_any_on_gpu", lambda tensors: True)
         monkeypatch.setattr(cuda_graph, "_busy", lambda: False)
         monkeypatch.setattr(cuda_graph, "_stream", lambda x: 0)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a CPU a layer of a PyTorch model runs here only if that is expected to be faster, all copies and calls counted."""
+"""On a CPU regions of a PyTorch model become networks, where these are expected to be faster; the rest stays PyTorch's."""
 
 import json
 
@@ -11,21 +11,23 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from torch_models import Captured, assert_close, block, operators, rewritten, settled  # noqa: E402
+from torch_models import assert_close, block, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
+from pysim.network.execution import Network  # noqa: E402
 from pysim.problem.text import parse  # noqa: E402
 from pysim.torch.capture.folding import FoldedParameters  # noqa: E402
-from pysim.torch.capture.strides import with_strides  # noqa: E402
-from pysim.torch.layers import expected_cpu, fused_layer  # noqa: E402
-from pysim.torch.layers.fused_layer import FusedLayer  # noqa: E402
+from pysim.torch.capture.on_cpu import LIMIT  # noqa: E402
+from pysim.torch.layers import expected_cpu, network_layer  # noqa: E402
 
 
-@pytest.fixture
-def on_zen4(monkeypatch):
-    """Layers are chosen as on that machine, whichever this one is."""
-    monkeypatch.setattr(fused_layer.host, "runnable", lambda name: load_any("zen4"))
+def networks_of(optimized):
+    return [layer for graph in optimized._pysim.graphs for found in graph.layers for layer in found.layers]
+
+
+def kept_by_pytorch(optimized):
+    return [(one.layer, one.reason) for one in pysim.torch.report(optimized) if one.runs == "torch"]
 
 
 class OverChannels(nn.Module):
@@ -53,43 +55,33 @@ def test_pytorchs_operators_inside_networks_are_expected_to_take_what_they_take(
     assert {kind: round(float(np.median(found)), 2) for kind, found in errors.items() if np.median(found) > 0.25} == {}
 
 
-def test_a_layer_that_copies_between_layouts_stays_pytorchs_where_copies_cost_more_than_it_saves(on_zen4):
-    """EdgeNeXt's depthwise layers read and write channels last; on planes the same layer is faster here."""
-    for layout, stays in ((torch.channels_last, True), (torch.contiguous_format, False)):
-        module, made = rewritten(
-            nn.Sequential(OverChannels().conv).eval(), torch.randn(1, 88, 16, 16).to(memory_format=layout), on_cpu=True
-        )
-        assert [one.target is torch.conv2d for one in operators(module.module)] == [True] * stays
-        (decision,) = made.layers[0].decisions
-        assert decision.runs == ("torch" if stays else "pysim")
-        assert decision.torch_seconds is not None and decision.predicted_seconds is not None
-
-
-def test_operators_that_stay_pytorchs_are_those_of_the_model(on_zen4, monkeypatch):
-    """In place where the model's are, and the same bits."""
-    monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda *_: 0.0)
+def test_operators_that_stay_pytorchs_are_those_of_the_model(monkeypatch):
+    """The same bits, where PyTorch's are expected to be faster."""
+    monkeypatch.setattr(network_layer, "pytorch_seconds", lambda *_: 0.0)
     model, x = settled(nn.Sequential(block(), nn.Conv2d(8, 8, 1), nn.Hardswish(inplace=True))), torch.randn(1, 3, 16, 16)
-    captured, _ = rewritten(model, x, on_cpu=True)
-    assert not any(isinstance(one, FusedLayer) for one in captured.module.modules())
-    last = operators(captured.module)[-1]
-    assert True in (*last.args, *last.kwargs.values())
+    ours = pysim.torch.optimize(model)
     with torch.no_grad():
-        assert torch.equal(captured(x), model(x))
+        assert torch.equal(ours(x), model(x))
+    assert not networks_of(ours) and {one.runs for one in pysim.torch.report(ours)} == {"torch"}
 
 
-def test_results_have_pytorchs_strides_where_pytorchs_operators_read_them(every_layer_is_ours):
-    """Not between two layers here, which read planes. A norm over channels of planes takes several times as long."""
-    model, x = (
-        nn.Sequential(nn.Conv2d(16, 16, 1), OverChannels(16, 3)).eval(),
-        torch.randn(1, 16, 8, 8).to(memory_format=torch.channels_last),
-    )
-    captured, _ = rewritten(model, x, on_cpu=True)
-    layers = [one for one in captured.module.graph.nodes if one.op == "call_module"]
-    readers = [[user.target for user in one.users] for one in layers]
-    assert readers[:2] == [[layers[1].target], [with_strides]]
+def test_results_have_pytorchs_strides(every_layer_is_ours):
+    """Also those of which PyTorch takes views, and those that PyTorch's operators read."""
+
+    class Looks(nn.Sequential):
+        def forward(self, x):
+            y = super().forward(x)
+            return y, y.permute(0, 2, 3, 1), torch.cumsum(y, 1)
+
+    model, x = Looks(nn.Conv2d(16, 16, 1), OverChannels(16, 3)).eval(), torch.randn(1, 16, 8, 8).to(memory_format=torch.channels_last)
+    ours = pysim.torch.optimize(model)
     with torch.no_grad():
-        assert_close(captured(x), model(x))
-        assert pysim.torch.optimize(model)(x).stride() == model(x).stride()
+        for found, right in zip(ours(x), model(x), strict=True):
+            assert_close(found, right)
+            assert found.stride() == right.stride()
+        y, view, _ = ours(x)
+        view.zero_()
+        assert not y.any()
 
 
 def test_products_are_planned_as_products_and_read_rows_as_they_lie(every_layer_is_ours):
@@ -101,22 +93,153 @@ def test_products_are_planned_as_products_and_read_rows_as_they_lie(every_layer_
     assert {one.problem for one in pysim.torch.report(ours)} == {"gemm:10x40x24:nt", "gemm:10x6x40:nt"}
 
 
-class Gated(nn.Module):
-    def __init__(self, activation):
+class Attention(nn.Module):
+    def __init__(self, fused, causal=False):
         super().__init__()
-        self.conv, self.product, self.activation = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(9, 9), activation
+        self.of, self.out, self.fused, self.causal = nn.Linear(16, 48), nn.Linear(16, 16), fused, causal
 
     def forward(self, x):
-        return self.activation(self.conv(x) + x), self.activation(self.product(x) + x), self.activation(self.product(x))
+        n, rows, _ = x.shape
+        q, k, v = self.of(x).reshape(n, rows, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.fused:
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            y = ((q * 8**-0.5) @ k.transpose(-2, -1)).softmax(-1) @ v
+        return x + self.out(y.transpose(1, 2).reshape(n, rows, 16))
 
 
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.SiLU(), nn.Hardswish(), nn.Sigmoid(), nn.ReLU6(), nn.ReLU()])
-def test_an_activation_that_pytorch_computes_faster_runs_behind_the_layer(activation, every_layer_is_ours, monkeypatch):
-    monkeypatch.setattr(fused_layer, "own_activation", lambda *_: None)
-    model, x = Gated(activation).eval(), torch.randn(1, 4, 9, 9)
+class WritesInPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.circular = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, padding=1, padding_mode="circular")
+
+    def forward(self, x):
+        y = self.conv(x)
+        view = y[:, 1]
+        y += 1
+        view.mul_(2)
+        y[:, :2] = 0.5
+        return self.circular(y), view
+
+
+class Then(nn.Module):
+    """A convolution, and what a function makes of its result."""
+
+    def __init__(self, function, channels=4):
+        super().__init__()
+        self.first, self.function = nn.Conv2d(3, channels, 3, padding=1), function
+
+    def forward(self, x):
+        return self.function(self.first(x))
+
+
+OPERATORS = {
+    "strided, dilated and grouped": nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(2, 1), groups=2),
+    "same padding": nn.Conv2d(4, 3, (5, 3), padding="same", dilation=(1, 2)),
+    "transposed": nn.ConvTranspose2d(4, 3, (3, 4), stride=(2, 3), padding=(1, 0), output_padding=(1, 2)),
+    "transposed by groups": nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False),
+    "of sequences": nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 5, 3, stride=2, padding=1), nn.ReLU()),
+    "of volumes": nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 3, (2, 3, 3), stride=(1, 2, 1), padding=(1, 0, 1))),
+    "batch norm": nn.Sequential(nn.ReLU(), settled(nn.Sequential(nn.BatchNorm2d(4)))),
+    "group norm": nn.Sequential(nn.GroupNorm(2, 4), nn.GroupNorm(1, 4, affine=False)),
+    "instance norm": nn.InstanceNorm2d(4, affine=True),
+    "layer norm": nn.Sequential(nn.LayerNorm((8, 10), eps=0.1), nn.LayerNorm(10, elementwise_affine=False)),
+    "activations": nn.Sequential(nn.Hardsigmoid(), nn.GELU("tanh"), nn.LeakyReLU(0.3), nn.Tanh(), nn.Mish(), nn.SiLU(), nn.ReLU6()),
+    "pools": nn.Sequential(nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.AvgPool2d((2, 3), 1, (1, 0), count_include_pad=False)),
+    "dilated pool": nn.MaxPool2d(2, 1, dilation=2),
+    "padded means": nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+    "adaptive pool": nn.AdaptiveAvgPool2d((4, 5)),
+    "means": lambda y: (y.mean((2, 3)), y.mean(1, keepdim=True), y.sum(-1), y.mean()),
+    "lengths": lambda y: functional.normalize(y.flatten(2), dim=-1),
+    "arithmetic": lambda y: (2 - y, y / 3, y * y + 1, -y, y**2, (y - y.mean(-1, keepdim=True)).clamp(min=0.1), y.clamp(-1, 0.5)),
+    "concatenation": lambda y: torch.cat([y, y[:, 1:3] * 2, y[:, ::2]], 1),
+    "parts": lambda y: [*y.chunk(2, 1), *y.split((1, 3), 1), y.unbind(0)[1] * 2, y[..., 3] + 1],
+    "axes": lambda y: (
+        y.permute(0, 2, 3, 1) * 2,
+        y.transpose(1, 3).flatten(1) + 1,
+        y.roll((2, -3), (2, 3)),
+        y[:1].expand(2, -1, -1, -1) * 3,
+    ),
+    "shuffle": nn.PixelShuffle(2),
+    "softmax": lambda y: (y.softmax(1), y.softmax(-1)),
+    "padding": nn.Sequential(nn.ReflectionPad2d((1, 2, 0, 3)), nn.ReplicationPad2d((0, 1, 2, 0)), nn.ConstantPad2d((1, -2, 3, 0), 0.5)),
+    "nearest": nn.Upsample(scale_factor=(2, 1.7)),
+    "linear": nn.Upsample((13, 7), mode="bilinear"),
+    "linear, corners": nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+    "cubic": nn.Upsample(scale_factor=1.5, mode="bicubic"),
+    "products": lambda y: (y @ y.transpose(-2, -1), torch.einsum("nchw,ndhw->ncd", y, y)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_of_a_network_computes_what_pytorchs_does(name, every_layer_is_ours):
+    model, x = Then(OPERATORS[name]).eval(), torch.randn(2, 3, 8, 10)
+    ours = pysim.torch.optimize(model)
     with torch.no_grad():
-        for found, right in zip(pysim.torch.optimize(model)(x), model(x), strict=True):
-            assert_close(found, right)
+        found, right = (y if isinstance(y, tuple | list) else [y] for y in (ours(x), model(x)))
+    for one, other in zip(found, right, strict=True):
+        assert_close(one, other)
+        assert one.stride() == other.stride()
+    assert not kept_by_pytorch(ours) and len(networks_of(ours)) == 1
+
+
+@pytest.mark.parametrize("model", [Attention(True), Attention(True, True), Attention(False), nn.Linear(16, 3, bias=False)])
+def test_attention_is_part_of_a_network(model, every_layer_is_ours):
+    x = torch.randn(2, 5, 16)
+    ours = pysim.torch.optimize(model.eval())
+    with torch.no_grad():
+        assert_close(ours(x), model(x))
+    assert not kept_by_pytorch(ours) and len(networks_of(ours)) == 1
+
+
+def test_writes_to_values_of_the_model_are_part_of_what_is_computed(every_layer_is_ours):
+    model, x = WritesInPlace().eval(), torch.randn(2, 3, 8, 8)
+    ours = pysim.torch.optimize(model)
+    with torch.no_grad():
+        for _ in range(2):
+            for found, right in zip(ours(x), model(x), strict=True):
+                assert_close(found, right)
+    assert networks_of(ours)
+
+
+def test_what_has_no_native_operator_is_pytorchs_between_networks(every_layer_is_ours):
+    """And the report says so."""
+    model = nn.Sequential(block(), Then(lambda y: torch.cumsum(y, 1), 8), nn.Conv2d(8, 4, 1)).eval()
+    model[1].first = nn.Conv2d(8, 8, 3)
+    x, ours = torch.randn(1, 3, 16, 16), pysim.torch.optimize(model)
+    with torch.no_grad():
+        assert_close(ours(x), model(x))
+    assert len(networks_of(ours)) == 2
+    ((name, reason),) = kept_by_pytorch(ours)
+    assert name == "1" and "cumsum" in reason
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the exporter
+def test_a_model_and_its_onnx_file_become_the_same_network(every_layer_is_ours, tmp_path):
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    model, x = (
+        settled(nn.Sequential(block(), OverChannels(8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))),
+        torch.randn(1, 3, 16, 16),
+    )
+    torch.onnx.export(model, (x,), str(tmp_path / "model.onnx"), opset_version=17, dynamo=False)
+    from_onnx, ours = pysim.load(tmp_path / "model.onnx", accuracy="strict"), pysim.torch.optimize(model)
+    with torch.no_grad():
+        assert_close(ours(x), model(x))
+    (layer,) = networks_of(ours)
+    (entry,) = layer.derived._entries.values()
+    plans = [[(one.node.op, one.plan and one.plan.name) for one in network.plan.layers] for network in (from_onnx, entry.value)]
+    assert plans[0] == plans[1]
+
+
+def test_sizes_that_differ_between_calls_have_networks_of_their_own_up_to_a_limit(every_layer_is_ours):
+    model = settled(nn.Sequential(block(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)))
+    ours = pysim.torch.optimize(model)
+    with torch.no_grad():
+        for batch in range(1, LIMIT + 5):
+            for _ in range(2):
+                x = torch.randn(batch, 3, 8, 8)
+                assert_close(ours(x), model(x))
+    assert len(networks_of(ours)) == LIMIT + 1  # one of the first call, whose size was not yet known to differ
 
 
 class Standardized(nn.Conv2d):
@@ -140,14 +263,15 @@ class ReturnsWeights(Standardized):
         return functional.conv2d(x, w, self.bias, self.stride, self.padding), w
 
 
-def test_what_a_model_computes_from_parameters_alone_is_computed_once(every_layer_is_ours):
+def test_what_a_model_computes_from_parameters_alone_is_computed_once(every_layer_is_ours, monkeypatch):
     model, x = nn.Sequential(Standardized(3, 8), nn.ReLU(), Standardized(8, 4)).eval(), torch.randn(1, 3, 8, 8)
-    captured = Captured(model, x)
-    made = captured.rewrite(on_cpu=True, same=[at for at, one in enumerate(captured.places) if isinstance(one, str)])
-    assert not [one for one in operators(captured.module) if one.target is functional.batch_norm]
-    assert [layer.computed_weights for layer in made.layers] == [False, False]
+    ours = pysim.torch.optimize(model)
     with torch.no_grad():
-        assert_close(captured(x), model(x))
+        right = model(x)
+        assert_close(ours(x), right)
+        monkeypatch.setattr(FoldedParameters, "_computed", None)
+        monkeypatch.setattr(Network, "__init__", None)
+        assert_close(ours(x), right)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -173,8 +297,8 @@ def test_folded_values_follow_their_parameters(mode, every_layer_is_ours):
             with torch.inference_mode(False), torch.no_grad():
                 write()
             assert_close(ours(x), model(x))
-    (graph,) = ours._pysim.graphs
-    assert len(graph.layers[0].derived._entries) <= 2  # one for each gain
+    (layer,) = networks_of(ours)
+    assert len(layer.derived._entries) <= 2  # one for each gain
 
 
 def test_a_value_that_the_caller_gets_is_not_folded(every_layer_is_ours):

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph of PyTorch's own operators (aten) as nodes of `pysim.network.graph`.
+
+What depends on parameters alone is computed by PyTorch's operators and is constant. Each other operator is lowered by its function of
+`pysim.torch.capture.aten`, or stays PyTorch's, with a reason.
+
+Values that are seen under another shape keep the name of their memory (`Lowering.view`), so a product of rows reads the images that the
+rows were made of, and operators on elements follow the layer before them, whatever shape they see.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from pysim.errors import ProblemError
+from pysim.network.graph import Array, Graph, Node, Tensor, live
+from pysim.torch.capture.forms import Form, forms_in
+
+Made = str | tuple[str, ...]
+Operator = Callable[["Lowering", fx.Node, "Arguments"], Made]  # what it made, by name; "" for a part that nothing reads
+
+
+class UnknownError(Exception):
+    """Why an operator stays PyTorch's."""
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of an operator by the names of its schema; an overload without one of them is not known."""
+
+    def __missing__(self, name: str) -> Any:
+        raise UnknownError(f"it is called without {name}")
+
+
+def arguments_of(node: fx.Node) -> Arguments:
+    schema = node.target._schema.arguments
+    given = {one.name: one.default_value for one in schema if one.has_default_value()}
+    return Arguments(given | dict(zip((one.name for one in schema), node.args, strict=False)) | dict(node.kwargs))
+
+
+class Lowering:
+    """A traced graph as nodes. `values`: the constants, by FX node; `made`: the name or names of what every other operator computes;
+    `unknown`: why the others stay PyTorch's, whose results are inputs here."""
+
+    def __init__(self, graph: fx.Graph, parameters: Mapping[fx.Node, Any], operators: Mapping[str, Operator]) -> None:
+        self._operators = operators
+        self.values: dict[fx.Node, Any] = dict(parameters)
+        self.made: dict[fx.Node, Any] = {}
+        self.unknown: dict[fx.Node, str] = {}
+        self.nodes: list[Node] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.constants: dict[str, Array] = {}
+        self._bases: dict[str, str] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], str] = {}
+        self.label = ""
+        for node in graph.nodes:
+            self._visit(node)
+
+    def graph(self, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Graph:
+        names = tuple(self.made[one] for one in outputs)
+        tensors = self.tensors | {name: Tensor(one.shape, one.dtype) for name, one in self.constants.items()}
+        return live(Graph(tuple(self.nodes), tuple(self.made[one] for one in inputs), names, tensors, self.constants))
+
+    def _visit(self, node: fx.Node) -> None:
+        if node in self.values or node.op == "output":
+            return
+        if node.op == "get_attr":
+            self.values[node] = getattr(node.graph.owning_module, str(node.target))
+            return
+        if node.op == "placeholder":
+            self._given(node)
+            return
+        inputs = node.all_input_nodes
+        if all(one in self.values for one in inputs) or name_of(node) in _SHAPED:
+            self._compute(node)
+        elif name_of(node) == "getitem":
+            self._part(node)
+        else:
+            self._lower(node)
+
+    def _given(self, node: fx.Node) -> None:
+        """A value that is not computed here; the parts of a tuple are given each."""
+        form = node.meta.get("form")
+        if isinstance(form, Form):
+            self.made[node] = node.name
+            self.tensors[node.name] = form.tensor
+
+    def _part(self, node: fx.Node) -> None:
+        of, at = node.args
+        if of in self.unknown:
+            self.unknown[node] = self.unknown[of]
+            self._given(node)
+        else:
+            self.made[node] = self.made[of][at]
+
+    def _compute(self, node: fx.Node) -> None:
+        """A constant."""
+        args, named = fx.node.map_arg(
+            (node.args, dict(node.kwargs)), lambda one: self.values[one] if one in self.values else one.meta["form"].empty()
+        )
+        self.values[node] = node.target(*args, **named)
+
+    def _lower(self, node: fx.Node) -> None:
+        count, self.label = len(self.nodes), node.name
+        try:
+            found = self._operators.get(name_of(node))
+            if found is None:
+                raise UnknownError(f"{node.target} has no native operator")
+            _check_types(node)
+            self.made[node] = found(self, node, arguments_of(node))
+        except (UnknownError, ProblemError) as error:
+            del self.nodes[count:]
+            self.unknown[node] = str(error)
+            self._given(node)
+
+    # What the functions of operators use
+
+    def __getitem__(self, node: Any) -> str:
+        """The name of a value or constant."""
+        if node in self.values:
+            if node.name not in self.constants:
+                self.constants[node.name] = array_of(self.values[node])
+            return str(node.name)
+        found = self.made.get(node)
+        if not isinstance(found, str):
+            raise UnknownError(f"{node} is no tensor")
+        return found
+
+    def constant(self, node: Any, what: str = "its weights are") -> Any:
+        """The value of a constant, in NumPy."""
+        if node not in self.values:
+            raise UnknownError(f"{what} computed in each call")
+        return array_of(self.values[node])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.constants[name].shape if name in self.constants else self.tensors[name].shape
+
+    def dtype(self, name: str) -> Any:
+        return self.constants[name].dtype if name in self.constants else self.tensors[name].dtype
+
+    def new(self, array: Any) -> str:
+        """A constant."""
+        name = f"{self.label}:constant {len(self.constants)}"
+        self.constants[name] = np.asarray(array, order="C")
+        return name
+
+    def add(self, op: str, inputs: Sequence[str], shape: Sequence[int], **attributes: Any) -> str:
+        name = f"{self.label}:{len(self.tensors)}"
+        self.tensors[name] = Tensor(tuple(shape), self.dtype(next(one for one in inputs if one)))
+        self.nodes.append(Node(op, self.label, tuple(inputs), (name,), attributes))
+        return name
+
+    def parts(self, parts: Any, name: str) -> str:
+        """The nodes that `pysim.network.lowering` made of one whose output has this name."""
+        if parts is None:
+            raise UnknownError("its form has no native operator")
+        for part, shape in parts:
+            if part.op == "View" and len(parts) == 1:
+                return self.view(part.inputs[0], shape)
+            self.tensors[part.output] = Tensor(tuple(shape), self.dtype(part.inputs[0]))
+            self.nodes.append(part)
+        return name
+
+    def base(self, name: str) -> str:
+        """The value in whose shape these elements were made."""
+        return self._bases.get(name, name)
+
+    def view(self, name: str, shape: Sequence[int]) -> str:
+        base, shape = self.base(name), tuple(shape)
+        if self.shape(base) == shape:
+            return base
+        if base in self.constants:
+            return self.new(self.constants[base].reshape(shape))
+        if (base, shape) not in self._views:
+            made = self._views[base, shape] = self.add("View", (base,), shape)
+            self._bases[made] = base
+        return self._views[base, shape]
+
+    def transpose(self, name: str, order: Sequence[int]) -> str:
+        shape = self.shape(name)
+        made = [shape[axis] for axis in order]
+        moved = [axis for axis in order if shape[axis] != 1]
+        return self.view(name, made) if moved == sorted(moved) else self.add("Transpose", (name,), made, perm=tuple(order))
+
+    def unary(self, op: str, name: str, **attributes: Any) -> str:
+        """An operator on elements, in the shape in which these were made."""
+        base = self.base(name)
+        return self.view(self.add(op, (base,), self.shape(base), **attributes), self.shape(name))
+
+    def slices(self, name: str, axis: int, start: int, stop: int, step: int = 1) -> str:
+        shape = list(self.shape(name))
+        cut = tuple(slice(start, stop, step) if at == axis else slice(0, size, 1) for at, size in enumerate(shape))
+        shape[axis] = len(range(start, stop, step))
+        return name if tuple(shape) == self.shape(name) and step == 1 else self.add("Slice", (name,), shape, slices=cut)
+
+    def pair(self, op: str, a: str, b: str, shape: Sequence[int]) -> str:
+        """An operator on two broadcast values."""
+        shape = tuple(shape)
+        for x, other in ((a, b), (b, a)):
+            value = self.constants.get(other)
+            if value is not None and x not in self.constants and op in ("Add", "Mul") and self.shape(x) == shape:
+                return self.with_constant(op, x, value)
+        one, two = self.base(a), self.base(b)
+        if self.shape(a) == self.shape(b) == shape and self.shape(one) == self.shape(two):
+            return self.view(self.add(op, (one, two), self.shape(one)), shape)
+        return self.add(op, (a, b), shape)
+
+    def with_constant(self, op: str, x: str, value: Array) -> str:
+        """The sum or product of a value and a constant: an Affine if that is a number for each channel of images, or one for all."""
+        shape, base = self.shape(x), self.base(x)
+        if value.size == 1:
+            x, value = base, value.reshape(())
+        at = self.shape(x)
+        if len(at) == 4 and (value.size == 1 or (value.shape[-3:] == (at[1], 1, 1) and value.size == at[1])):
+            numbers = np.broadcast_to(value.reshape(-1), at[1])
+            one, zero = np.ones(at[1], value.dtype), np.zeros(at[1], value.dtype)
+            scale, shift = (numbers, zero) if op == "Mul" else (one, numbers)
+            return self.view(self.add("Affine", (x, self.new(scale), self.new(shift)), at), shape)
+        return self.view(self.add(op, (x, self.new(value)), at), shape)
+
+
+def name_of(node: fx.Node) -> str:
+    """Of an operator without its overload."""
+    return str(getattr(node.target, "overloadpacket", node.target).__name__) if node.op == "call_function" else ""
+
+
+_SHAPED = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like"}  # read only the form of their input
+
+
+def array_of(value: Any) -> Array:
+    array: Array = value.detach().resolve_neg().contiguous().numpy()
+    return array
+
+
+def _check_types(node: fx.Node) -> None:
+    """Refuses values that no kernel takes. Of several results, the first counts."""
+    read = [one for of in node.all_input_nodes for one in forms_in(of.meta.get("form"))]
+    forms = [*read, *forms_in(node.meta.get("form"))[:1]]
+    if any(one is None or one.dtype not in (torch.float32, torch.float64) or not math.prod(one.shape) for one in forms):
+        raise UnknownError("its values are no floating-point numbers of 32 or 64 bits, or none at all")
+    if len({one.dtype for one in forms}) > 1:
+        raise UnknownError("its values are of different types")
