@@ -43,10 +43,9 @@ def measured(rows: Iterable[dict[str, Any]], on: Machine) -> Iterator[Measured]:
             continue
         problem = parse(row["problem"])
         moved, kind = [one * cycle for one in work_of(problem)], kind_of(problem)
-        if op != "layer":  # of pysim, which older files have
-            # of one row or pixel the FLOP are in proportion to the bytes of the weights
-            flops = 0.0 if kind in ("row", "pixel") else problem.flops / peak_flops("f32", on)
-            yield Measured(kind + op.removeprefix("conv").removeprefix("linear"), row["problem"], seconds, [cycle, flops, *moved])
+        # of one row or pixel the FLOP are in proportion to the bytes of the weights
+        flops = 0.0 if kind in ("row", "pixel") else problem.flops / peak_flops("f32", on)
+        yield Measured(kind + op.removeprefix("conv").removeprefix("linear"), row["problem"], seconds, [cycle, flops, *moved])
 
 
 def fitted(rows: list[Measured], quantile: float) -> tuple[Any, Any]:

@@ -55,10 +55,10 @@ class Options(NamedTuple):
 
     accuracy: ModelAccuracy = "strict"
     cuda_graph: CudaGraph = False
-    compiler: bool = True
+    compiler: bool = False
 
     @classmethod
-    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = True, **rest: Any) -> "Options":
+    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = False, **rest: Any) -> "Options":
         """OperandError for what is none of them."""
         if rest:
             raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has {', '.join(cls._fields)}")
@@ -77,7 +77,7 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict
 
 
 def optimize(
-    model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False, compiler: bool = True
+    model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False, compiler: bool = False
 ) -> torch.nn.Module:
     """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes
     the same faster in inference. The model itself is not touched.
@@ -90,9 +90,9 @@ def optimize(
     time is PyTorch's host time; each kind of input then has its own memory for the values between layers. "caller": the caller captures the
     calls, so layers are chosen without counting host time.
 
-    `compiler`: on a GPU PyTorch's compiler, Inductor, fuses everything between the layers, and a layer is pysim's only where it is expected
-    to be faster than the compiler's; the first call takes as long as with `torch.compile`. Without it or Triton, or where sizes differ
-    between calls, PyTorch's operators run one by one between the layers.
+    `compiler`: on a GPU True lets PyTorch's compiler, Inductor, fuse everything between the layers, for half precision; a layer is pysim's
+    only where it is expected to be faster than the compiler's, and the first call takes as long as with `torch.compile`. Without it or
+    Triton, or where sizes differ between calls, PyTorch's operators run one by one between the layers.
 
     Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.torch.fingerprints`
     says what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not

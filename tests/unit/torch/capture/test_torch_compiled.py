@@ -78,7 +78,7 @@ def how(graphs):
 @pytest.mark.parametrize("inplace", [False, True])
 def test_layers_are_ours_and_the_rest_the_compilers(traced, inplace):
     model, x = settled(Block(inplace)), images()
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     assert_close(optimized(x), model(x))
     assert runs(optimized) == {"stem": "pysim", "conv": "pysim", "last": "pysim"}
     assert any("native_group_norm" in str(node.target) for node in traced[0].graph.nodes)
@@ -88,7 +88,7 @@ def test_layers_are_ours_and_the_rest_the_compilers(traced, inplace):
 @torch.no_grad()
 def test_the_backend_of_torch_compile_is_compiled_too(traced):
     model, x = settled(Block()), images()
-    found = torch.compile(model, backend=pysim.torch.backend, options={"accuracy": "ieee"})
+    found = torch.compile(model, backend=pysim.torch.backend, options={"accuracy": "ieee", "compiler": True})
     assert_close(found(x), model(x))
     assert len(how(traced)) == 3
 
@@ -96,7 +96,7 @@ def test_the_backend_of_torch_compile_is_compiled_too(traced):
 @torch.no_grad()
 def test_changed_weights_take_effect_in_the_next_call(traced):
     model, x = settled(Block()), images()
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     for change in (
         lambda: model.stem.weight.mul_(2),
         lambda: model.conv.weight.data.add_(0.1),
@@ -119,7 +119,7 @@ def test_two_models_of_one_structure_keep_their_weights(traced):
     second = settled(copy.deepcopy(first))
     for one in second.parameters():
         one.mul_(1.5)
-    ours = [pysim.torch.optimize(one) for one in (first, second)]
+    ours = [pysim.torch.optimize(one, compiler=True) for one in (first, second)]
     for _ in range(2):
         for mine, model in zip(ours, (first, second), strict=True):
             assert_close(mine(x), model(x))
@@ -128,7 +128,7 @@ def test_two_models_of_one_structure_keep_their_weights(traced):
 @torch.no_grad()
 def test_results_have_pytorchs_strides_and_are_the_callers(traced):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
-    optimized, x = pysim.torch.optimize(model), images()
+    optimized, x = pysim.torch.optimize(model, compiler=True), images()
     first = optimized(x)
     kept = first.clone()
     assert first.stride() == model(x).stride()
@@ -155,7 +155,7 @@ class Written(nn.Module):
 def test_effects_are_pytorchs(traced):
     model, x = Written().eval(), images()
     other = copy.deepcopy(model)
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     for _ in range(3):
         for found, wanted in zip(optimized(x), other(x), strict=True):
             assert_close(found, wanted)
@@ -188,7 +188,7 @@ class OwnWeights(nn.Module):
 def test_layers_of_computed_or_written_weights_are_the_compilers(traced):
     (model, other), x = (OwnWeights().eval() for _ in range(2)), images()
     other.load_state_dict(model.state_dict())
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     for _ in range(3):
         assert_close(optimized(x), other(x))
     assert set(runs(optimized).values()) == {"torch"}
@@ -209,7 +209,7 @@ def test_a_parameter_that_lies_where_the_graph_writes_is_read_afterwards(traced,
 
     (model, other), x = (Halving().eval() for _ in range(2)), images()
     other.load_state_dict(model.state_dict())
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     if not at_once:
         assert_close(optimized(x), other(x))
     for one in (model, other):
@@ -221,7 +221,7 @@ def test_a_parameter_that_lies_where_the_graph_writes_is_read_afterwards(traced,
 @torch.no_grad()
 def test_layers_of_a_model_in_16_bits_are_of_its_type(traced):
     exact, x = settled(Block()), images()
-    optimized = pysim.torch.optimize(copy.deepcopy(exact).half())
+    optimized = pysim.torch.optimize(copy.deepcopy(exact).half(), compiler=True)
     found = optimized(x.half())
     assert found.dtype is torch.float16 and (found.float() - exact(x)).abs().max() < 0.01
     assert len(how(traced)) == 3 and all(":f16" in one for one in how(traced))
@@ -231,7 +231,7 @@ def test_layers_of_a_model_in_16_bits_are_of_its_type(traced):
 def test_layers_that_are_left_to_the_compiler_get_converted_weights(traced, monkeypatch):
     monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda problem, *_: float("inf") if problem.kernel_h == 1 else 0.0)
     model, x = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3)).eval(), images()
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     assert_close(optimized(x), model(x))
     assert runs(optimized) == {"0": "pysim", "1": "torch"}
     (conv,) = (node for node in traced[0].graph.nodes if node.target is torch.ops.aten.convolution.default)
@@ -244,11 +244,11 @@ def test_layers_that_are_left_to_the_compiler_get_converted_weights(traced, monk
 def test_without_a_compiler_the_rest_runs_operator_by_operator_and_the_report_says_so(monkeypatch):
     monkeypatch.setattr(pysim.torch, "missing_compiler", lambda: "there is none")
     model, x = settled(Block()), images()
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     assert_close(optimized(x), model(x))
     report = pysim.torch.report(optimized)
     assert report.notes == ["between layers PyTorch's operators run one by one: there is none"] and str(report).endswith(report.notes[0])
-    alone = pysim.torch.optimize(model, compiler=False)
+    alone = pysim.torch.optimize(model)
     alone(x)
     assert not pysim.torch.report(alone).notes
 
@@ -260,7 +260,7 @@ def test_a_compiler_that_fails_is_replaced_by_pytorchs_operators(monkeypatch):
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
     model, x = settled(Block()), images()
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     assert_close(optimized(x), model(x))
     assert pysim.torch.report(optimized).notes == ["between layers PyTorch's operators run one by one: the compiler failed: no tool"]
 
@@ -268,7 +268,7 @@ def test_a_compiler_that_fails_is_replaced_by_pytorchs_operators(monkeypatch):
 @torch.no_grad()
 def test_parameters_can_be_swapped_after_a_call(traced):
     model, x = settled(Block()), images()
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     optimized(x)
     torch.utils.swap_tensors(model.last.weight, nn.Parameter(torch.randn(5, 8)))
     assert_close(optimized(x), model(x))
@@ -277,7 +277,7 @@ def test_parameters_can_be_swapped_after_a_call(traced):
 @torch.no_grad()
 def test_inductor_compiles_the_graph_around_our_layers():
     model, x = settled(Block(inplace=True)), images()
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     assert_close(optimized(x), model(x))
     assert runs(optimized) == {"stem": "pysim", "conv": "pysim", "last": "pysim"}
     model.stem.weight.mul_(-1)
@@ -287,7 +287,7 @@ def test_inductor_compiles_the_graph_around_our_layers():
 @torch.no_grad()
 def test_inductor_draws_pytorchs_numbers():
     model, x = Drawn().eval(), images()
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     for _ in range(2):
         torch.manual_seed(7)
         wanted = model(x)
@@ -298,7 +298,7 @@ def test_inductor_draws_pytorchs_numbers():
 @torch.no_grad()
 def test_inductor_has_the_layers_of_16_bits_whose_sizes_differ_between_calls():
     model = settled(Block()).half()
-    optimized = pysim.torch.optimize(model)
+    optimized = pysim.torch.optimize(model, compiler=True)
     for batch in (2, 3, 5):
         x = images(batch, 3, 9, 9).half()
         assert (optimized(x) - model(x)).abs().max() < 0.01
