@@ -141,7 +141,7 @@ def test_without_memory_pytorch_goes_on_and_the_report_says_so(error, monkeypatc
     def prepared(*_):
         raise error
 
-    monkeypatch.setattr(Network, "prepared_type", prepared)
+    monkeypatch.setattr(Network, "_prepared", prepared)
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_a_network_that_finds_no_memory_later_is_pytorchs_in_that_call(monkeypat
         assert_close(optimized(x), model(x))
         model[0].weight.mul_(2)
         with monkeypatch.context() as without:
-            without.setattr(Network, "prepared_type", prepared)
+            without.setattr(Network, "_prepared", prepared)
             assert torch.equal(optimized(x), model(x))
         assert_close(optimized(x), model(x))
 
