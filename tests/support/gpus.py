@@ -26,6 +26,6 @@ def simt(block: tuple[int, int, int], warp: tuple[int, int], thread: tuple[int, 
 BLOG = simt((128, 128, 8), (32, 64), (8, 8))  # CUTLASS 0.1's "huge" SGEMM
 SMALL = simt((64, 64, 16), (32, 32), (8, 4), 3)
 TMA = {"exact_capability": True, "alignment": 16, "producer": True}
-WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 128, 64, 64, 128, 64, 128, 6, 1, 1, 90, **TMA)
-WARPS = msgspec.structs.replace(WGMMA, mainloop="mma", exact_capability=False, producer=False)
+WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 128, 64, 64, 128, 64, 128, 6, 1, 1, 90, 128, **TMA)
+WARPS = msgspec.structs.replace(WGMMA, mainloop="mma", tensor_threads=32, exact_capability=False, producer=False)
 CLUSTER = msgspec.structs.replace(WGMMA, cluster_m=2)

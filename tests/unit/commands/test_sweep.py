@@ -10,7 +10,7 @@ import types
 
 import msgspec
 import pytest
-from command_line import document, invoke, own_files, refused  # noqa: F401
+from command_line import cache, document, invoke, own_files, refused  # noqa: F401
 
 from pysim import planner
 from pysim.errors import ProblemError

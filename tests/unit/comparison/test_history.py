@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from command_line import SMALL, document, invoke, native, ok, own_files, refused  # noqa: F401
+from command_line import SMALL, cache, document, invoke, native, ok, own_files, refused  # noqa: F401
 
 from pysim.comparison.history import baseline, change_of, compared, runs_of
 from pysim.measure.store import Store

@@ -4,7 +4,7 @@
 import shutil
 
 import pytest
-from command_line import ok, own_files  # noqa: F401
+from command_line import cache, ok, own_files  # noqa: F401
 
 pytest.importorskip("vl_convert", reason="vl-convert is not installed")
 MOST_BYTES = 3_000_000

@@ -5,7 +5,7 @@ import csv
 import json
 
 import pytest
-from command_line import SMALL, document, native, ok, own_files, refused  # noqa: F401
+from command_line import SMALL, cache, document, native, ok, own_files, refused  # noqa: F401
 
 from pysim import planner
 from pysim.explain.text import explain

@@ -19,7 +19,9 @@ from pysim.registry.cuda import GemmKernel
 
 STEPS = 40
 Times = dict[tuple[int, int], list[float]]
-WGMMA = GemmKernel(1, "wgmma", "f16", "full", 128, 64, 64, 64, 64, 64, 64, 8, 1, 1, 90, exact_capability=True, alignment=16, producer=True)
+WGMMA = GemmKernel(
+    1, "wgmma", "f16", "full", 128, 64, 64, 64, 64, 64, 64, 8, 1, 1, 90, 128, exact_capability=True, alignment=16, producer=True
+)
 
 
 def h200() -> Gpu:
@@ -103,7 +105,9 @@ def test_boxes_of_the_copy_engine_are_filled_whole():
     a, b, c = 2 * 8 * 4096, 2 * 4096 * 4096, 2 * 8 * 4096
     found = predicted(problem, WGMMA)
     assert found.traffic.l2_bytes[0] == a * 64 + b + c
-    simt = msgspec.structs.replace(WGMMA, mainloop="mma", producer=False, exact_capability=False, thread_m=16, thread_n=8, stages=3)
+    simt = msgspec.structs.replace(
+        WGMMA, mainloop="mma", tensor_threads=32, producer=False, exact_capability=False, thread_m=16, thread_n=8, stages=3
+    )
     threads = predicted(problem, simt)
     assert threads.traffic.l2_bytes[0] == a * 64 + b + c
     two, four = (predicted(Gemm(m=m, n=4096, k=4096, dtype="f16"), WGMMA) for m in (136, 256))
