@@ -417,17 +417,21 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
     return Node(node.op, node.name, node.inputs, node.outputs) if floating else None
 
 
+def _of_numpy(node: Node, graph: Graph) -> bool:
+    """Whether all types are NumPy's own: a float8, whose kind is also "f", has rules for what is too large."""
+    kinds = [graph.tensors[name].dtype for name in (*node.inputs, *node.outputs)]
+    return all(kind.isbuiltin == 1 and kind.kind in "biuf" for kind in kinds)
+
+
 def _elementwise(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """A function of NumPy's, of one or two operands."""
-    kinds = {graph.tensors[name].dtype.kind for name in (*node.inputs, *node.outputs)}
-    fits = len(node.inputs) == UFUNCS[node.op].nin and kinds <= {*"biuf"} and "broadcast" not in node.attributes
+    fits = len(node.inputs) == UFUNCS[node.op].nin and _of_numpy(node, graph) and "broadcast" not in node.attributes
     return Node(node.op, node.name, node.inputs, node.outputs) if fits else None
 
 
 def _cast(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """Between NumPy's own types."""
-    kinds = {graph.tensors[name].dtype.kind for name in (*node.inputs, *node.outputs)}
-    return Node(node.op, node.name, node.inputs, node.outputs) if kinds <= {*"biuf"} else None
+    return Node(node.op, node.name, node.inputs, node.outputs) if _of_numpy(node, graph) else None
 
 
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
