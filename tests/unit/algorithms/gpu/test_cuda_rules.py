@@ -375,10 +375,10 @@ def test_an_image_in_either_layout_is_computed_in_the_layout_of_the_plan(
     monkeypatch: pytest.MonkeyPatch, text: str, x: tuple[int, ...], w: int, padding: int
 ) -> None:
     """One pixel, or one channel, of arrays in host memory."""
-    monkeypatch.setattr(pysim.api.host, "runnable_any", lambda *_: load_any("h200"))
     rng = np.random.default_rng(0)
     image, filters = rng.uniform(-1, 1, x).astype(np.float32), rng.uniform(-1, 1, (9, w, 3, 3)).astype(np.float32)
     want = pysim.api.conv2d(image, filters, padding=padding)
+    monkeypatch.setattr(pysim.api.host, "runnable_any", lambda *_: load_any("h200"))
     for layout, algorithm in itertools.product(CONV_LAYOUTS, ("direct", "implicit")):
         plan = planner.plan(f"conv:{text}", "h200", layout=layout, algorithm=algorithm, accuracy="ieee")
         np.testing.assert_allclose(pysim.api.conv2d(image, filters, padding=padding, plan=plan), want, rtol=0, atol=1e-5)
