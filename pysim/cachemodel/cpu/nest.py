@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from pysim.errors import PlanError
-from pysim.problem.conv import Conv
+from pysim.problem.conv import Axis, Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
@@ -169,8 +169,14 @@ def live_taps(w: Conv) -> tuple[int, int]:
 
 def used_taps(w: Conv) -> int:
     """Taps of a kernel that meet the image for some output; weights of other taps are never read."""
-    rows, columns = (sum(axis.met(range(at, at + 1)) > 0 for at in axis.inner_taps) for axis in (w.rows, w.columns))
-    return rows * columns
+    return _used(w.rows) * _used(w.columns)
+
+
+def _used(axis: Axis) -> int:
+    """The taps of an axis that meet the image: all inner ones, unless windows leave gaps between them."""
+    if axis.stride <= axis.size:
+        return len(axis.inner_taps)
+    return sum(axis.met(range(at, at + 1)) > 0 for at in axis.inner_taps)
 
 
 def _live(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> int:
