@@ -86,8 +86,10 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "example.py").write_text(MODULE)
     monkeypatch.setattr(cpu, "__path__", [*cpu.__path__, str(tmp_path)])
     algorithms._folder.cache_clear()
+    planner.forget()
     yield
     algorithms._folder.cache_clear()
+    planner.forget()
 
 
 @pytest.mark.usefixtures("example")
