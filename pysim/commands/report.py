@@ -64,13 +64,15 @@ def report(
     from pysim.report.rows import rows_of
 
     kind = "json" if as_json else kind or (FORMATS[output.suffix] if output else "md")
+    if kind == "json" and output:
+        raise click.UsageError("--format json writes a document to stdout: pysim report ... --json > FILE")
+    if kind == "html":
+        page.vega()  # or its absence is told before the work
     with progress() as show:
         found = rows_of(sources, machine_names, read_model, options, show)
         show("")
     title = title or ", ".join(sources)
     if kind == "json":
-        if output:
-            raise click.UsageError("--format json writes a document to stdout: pysim report ... --json > FILE")
         document(rows=found.rows, networks=found.networks)
         return
     text = {"html": page.html, "md": page.markdown}[kind](found, title) if kind != "csv" else page.comma_separated(found)

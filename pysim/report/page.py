@@ -97,16 +97,20 @@ def summary_of(found: Found) -> Iterator[str]:
             yield f"{row.problem} on {row.machine}: {row.reason}"
 
 
-def html(found: Found, title: str) -> str:
+def vega() -> Any:
+    """vl-convert, which embeds Vega; MissingError without it."""
     try:
-        vega = import_module("vl_convert")
+        return import_module("vl_convert")
     except ImportError:
         raise MissingError(
             "a report in HTML needs vl-convert: pip install '.[report]' in a checkout, or pip install vl-convert-python"
         ) from None
+
+
+def html(found: Found, title: str) -> str:
     rows = found.rows
     charts = charts_of(rows, dict(_machines(rows)))
-    schema = f"https://vega.github.io/schema/vega-lite/v{vega.get_vegalite_versions()[-1].partition('.')[0]}.json"
+    schema = f"https://vega.github.io/schema/vega-lite/v{vega().get_vegalite_versions()[-1].partition('.')[0]}.json"
     figures = "".join(
         f'<figure><h3>{escape(chart.title)}</h3><div class="chart" id="chart-{at}" role="img" aria-label="{escape(chart.told)}"></div>'
         f"<figcaption>{escape(chart.told)}</figcaption></figure>"
@@ -122,7 +126,7 @@ def html(found: Found, title: str) -> str:
         "CHARTS": figures,
         "PLANS": "".join(_details(at, row) for at, row in enumerate(rows)),
         "SPECS": json.dumps([{"$schema": schema, **chart.spec} for chart in charts]).replace("</", "<\\/"),
-        "VEGA": vega.javascript_bundle(),
+        "VEGA": vega().javascript_bundle(),
     }
     return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], _PAGE.read_text(encoding="utf-8"))
 

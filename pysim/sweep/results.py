@@ -19,6 +19,7 @@ from pysim.errors import MissingError, ProblemError
 from pysim.sweep import task as tasks
 from pysim.sweep.spec import Task
 
+_BEGINNING = b'{"task":'
 _AHEAD = 8  # tasks that each worker has been given
 
 
@@ -35,19 +36,23 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path) -> list[Result]:
-    """What a file has; an incomplete last line is cut off. ProblemError for a file that is no sweep's."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
+    """What a file has, but an incomplete last line, which a sweep may be writing. The file stays as it is. ProblemError for one that is no
+    sweep's."""
+    whole, rest = _lines(path)
     try:
         found = [msgspec.json.decode(line, type=Result) for line in whole.splitlines()]
     except msgspec.MsgspecError as error:
         raise ProblemError(f"{path} has lines that are no results of a sweep ({error}); give another file") from None
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
+    if not (rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)):
+        raise ProblemError(f"{path} ends in a line that is no result of a sweep; give another file")
     return found
+
+
+def _lines(path: Path) -> tuple[bytes, bytes]:
+    """The complete lines of a file, and what follows them."""
+    content = path.read_bytes() if path.exists() else b""
+    end = content.rfind(b"\n") + 1
+    return content[:end], content[end:]
 
 
 def missing(wanted: Sequence[Task], found: Sequence[Result]) -> list[Task]:
@@ -62,8 +67,9 @@ def latest(wanted: Sequence[Task], found: Sequence[Result]) -> list[Result]:
 
 
 def computed(wanted: Sequence[Task], path: Path, workers: int | None = None, scheduler: str | None = None) -> Iterator[Result]:
-    """Computes tasks; each result is in the file before it is yielded."""
+    """Computes tasks; each result is in the file before it is yielded. The file is one that `read` accepts."""
     with path.open("ab") as file:
+        file.truncate(len(_lines(path)[0]))  # of a line that a killed sweep did not finish
         for result in _results(wanted, workers, scheduler):
             file.write(msgspec.json.encode(result) + b"\n")
             file.flush()

@@ -100,13 +100,24 @@ def test_a_specification_that_is_wrong_is_refused_with_the_place(tmp_path, field
     assert not (tmp_path / "sweep.jsonl").exists()
 
 
-def test_a_file_of_other_lines_is_left_as_it_is(tmp_path):
+@pytest.mark.parametrize("notes", ["my notes\n", "my notes", '{"task":1}\n', "[1, 2]\nmore"])
+def test_a_file_of_other_lines_is_left_as_it_is(tmp_path, notes):
     path = spec(tmp_path, problems=PROBLEMS, machines=["zen4"])
-    path.with_suffix(".jsonl").write_text("my notes\n")
-    assert "no results of a sweep" in refused(2, "sweep", str(path))
-    assert path.with_suffix(".jsonl").read_text() == "my notes\n"
+    path.with_suffix(".jsonl").write_text(notes)
+    for command in (("sweep", str(path)), ("report", str(path.with_suffix(".jsonl")))):
+        assert "sweep" in refused(2, *command)
+        assert path.with_suffix(".jsonl").read_text() == notes
     with pytest.raises(ProblemError):
         read(tmp_path / "nowhere.toml")
+
+
+def test_reading_leaves_a_line_that_is_being_written(tmp_path):
+    path = spec(tmp_path, problems=PROBLEMS, machines=["zen4"])
+    document("sweep", str(path))
+    file = path.with_suffix(".jsonl")
+    file.write_bytes(file.read_bytes()[:-20])
+    before = file.read_bytes()
+    assert len(document("report", str(file))["rows"]) == len(PROBLEMS) - 1 and file.read_bytes() == before
 
 
 def test_workers_compute_the_same_and_one_that_dies_costs_its_task(tmp_path, monkeypatch):
