@@ -34,8 +34,6 @@ class Later(Sequence[T]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._values == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return repr(self._values)
 
