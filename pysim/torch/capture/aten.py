@@ -326,6 +326,13 @@ def _cat(low: Lowering, node: fx.Node, given: Arguments) -> str:
     return low.add("Concat", names, out, axis=given["dim"] % len(out))
 
 
+def _stack(low: Lowering, node: fx.Node, given: Arguments) -> str:
+    out = _form(node).shape
+    axis = given["dim"] % len(out)
+    parts = [low.view(low[one], (*out[:axis], 1, *out[axis + 1 :])) for one in given["tensors"]]
+    return low.add("Concat", parts, out, axis=axis)
+
+
 def _slice(low: Lowering, node: fx.Node, given: Arguments) -> str:
     x = low[given["self"]]
     axis = given["dim"] % len(low.shape(x))
@@ -467,7 +474,7 @@ OPERATORS: dict[str, Operator] = {
     "native_layer_norm": _layer_norm, "neg": _neg, "permute": _permute, "pixel_shuffle": _pixel_shuffle, "pow": _power,
     "reciprocal": _inverse, "reflection_pad2d": _pad_by(b"reflect"), "relu": _unary("Relu"), "replication_pad2d": _pad_by(b"edge"),
     "roll": _roll, "rsqrt": _inverse, "rsub": _rsub, "select": _select, "sigmoid": _unary("Sigmoid"), "silu": _silu, "slice": _slice,
-    "split": _pieces, "split_with_sizes": _pieces, "sqrt": _unary("Sqrt"), "squeeze": _view, "sub": _arithmetic("Sub"), "sum": _sums,
+    "split": _pieces, "split_with_sizes": _pieces, "sqrt": _unary("Sqrt"), "squeeze": _view, "stack": _stack, "sub": _arithmetic("Sub"), "sum": _sums,
     "t": _permute, "tanh": _unary("Tanh"), "transpose": _permute, "unbind": _pieces, "unsqueeze": _view,
     "upsample_bicubic2d": _resize(b"cubic"), "upsample_bilinear2d": _resize(b"linear"), "upsample_nearest2d": _resize(b"nearest"),
     "view": _view,

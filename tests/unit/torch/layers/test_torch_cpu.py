@@ -170,7 +170,7 @@ OPERATORS = {
     "powers": lambda y: (y**3, (y * y + 1) ** 0.5, (y * y + 1).rsqrt(), (y * y + 1).sqrt(), y.abs(), 1 / (2 + y.exp()), (y * y + 1).log()),
     "elements": lambda y: (torch.addcmul(y[:, :1], y, y[..., :1]), torch.maximum(y, -y), torch.minimum(y, y * 2)),
     "arithmetic": lambda y: (2 - y, y / 3, y * y + 1, -y, y**2, (y - y.mean(-1, keepdim=True)).clamp(min=0.1), y.clamp(-1, 0.5)),
-    "concatenation": lambda y: torch.cat([y, y[:, 1:3] * 2, y[:, ::2]], 1),
+    "concatenation": lambda y: (torch.cat([y, y[:, 1:3] * 2, y[:, ::2]], 1), torch.stack([y, y * 2], 2), torch.stack([y, -y], -1)),
     "parts": lambda y: [*y.chunk(2, 1), *y.split((1, 3), 1), y.unbind(0)[1] * 2, y[..., 3] + 1],
     "axes": lambda y: (
         y.permute(0, 2, 3, 1) * 2,
