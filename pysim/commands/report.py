@@ -10,6 +10,7 @@ from pysim.commands.common import (
     Choice,
     OutputFile,
     accuracy_options,
+    complete_machine,
     document,
     json_option,
     layout_option,
@@ -35,7 +36,14 @@ FORMATS = {".html": "html", ".md": "md", ".csv": "csv", ".json": "json", ".onnx"
 @click.command()
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option(
-    "-m", "--machine", "machine_names", default=("host",), show_default="host", multiple=True, help="Machines to plan problems for."
+    "-m",
+    "--machine",
+    "machine_names",
+    default=("host",),
+    show_default="host",
+    multiple=True,
+    shell_complete=complete_machine,
+    help="Machines to plan problems for.",
 )
 @click.option("-o", "--output", type=OutputFile(*FORMATS), help="The file to write; without it, the report goes to stdout.")
 @click.option("--format", "kind", type=Choice([*FORMATS.values(), "perfetto"]), help="Default: as the file's name says, else md.")

@@ -6,6 +6,7 @@ device is missing, and how to get it.
 """
 
 import importlib.resources
+import importlib.util
 import math
 import os
 from collections.abc import Callable
@@ -59,9 +60,11 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def library_path() -> Path:
-    """The path of the CUDA library: $PYSIM_CUDA_LIBRARY, or inside the installed package."""
+    """The path of the CUDA library: $PYSIM_CUDA_LIBRARY, inside the installed package, or that of the distribution pysim-planner-cu13."""
     override = os.environ.get("PYSIM_CUDA_LIBRARY")
     path = Path(override) if override else Path(str(importlib.resources.files("pysim") / "native" / "libpysim_cuda.so"))
+    if not override and not path.exists() and (beside := importlib.util.find_spec("pysim_cu13")) and beside.origin:
+        path = Path(beside.origin).parent / "libpysim_cuda.so"
     if not path.exists():
         absent = path if override else "pysim/native/libpysim_cuda.so"  # an editable install has no folder for it
         raise MissingError(
