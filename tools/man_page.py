@@ -20,14 +20,16 @@ def roff(text: str) -> str:
     return re.sub(r"^(['.])", r"\\&\1", escaped, flags=re.MULTILINE)
 
 
-def paragraphs(text: str) -> Iterator[str]:
+Block = tuple[str, ...]  # ("command", its words), ("text", a paragraph), ("lines", as they are), ("option", names  value, what it does)
+
+
+def paragraphs(text: str) -> Iterator[Block]:
     """The paragraphs of a help text; one that click should not wrap (it begins with \\b) keeps its lines."""
     for part in re.split(r"\n\s*\n", text.strip()):
         if part.lstrip().startswith("\b"):
-            lines = part.replace("\b", "").strip("\n")
-            yield f".PP\n.nf\n{roff(re.sub(r'(?m)^ {4}', '', lines))}\n.fi"
+            yield "lines", re.sub(r"(?m)^ {4}", "", part.replace("\b", "").strip("\n"))
         else:
-            yield f".PP\n{roff(' '.join(part.split()))}"
+            yield "text", " ".join(part.split())
 
 
 def value(option: click.Option) -> str:
@@ -38,41 +40,50 @@ def value(option: click.Option) -> str:
     return option.metavar or option.type.name.upper()
 
 
-def options(command: click.Command) -> Iterator[str]:
+def described(words: tuple[str, ...], command: click.Command) -> Iterator[Block]:
+    """A command and those below it."""
+    arguments = [one.metavar or one.name.upper() for one in command.params if isinstance(one, click.Argument) and one.name]
+    yield "command", " ".join((*words, *arguments))
+    yield from paragraphs(command.help or "")
     for one in command.params:
         if isinstance(one, click.Option) and not one.hidden:
-            names = ", ".join(f"\\fB{roff(name)}\\fR" for name in (*one.opts, *one.secondary_opts))
-            yield f".TP\n{names} \\fI{roff(value(one))}\\fR".rstrip().removesuffix(" \\fI\\fR") + f"\n{roff(one.help or '')}"
-
-
-def commands(words: tuple[str, ...], command: click.Command) -> Iterator[str]:
-    """A command and those below it."""
-    arguments = " ".join(one.metavar or one.name.upper() for one in command.params if isinstance(one, click.Argument) and one.name)
-    yield f".SS {roff(' '.join(words))} {roff(arguments)}".rstrip()
-    yield from paragraphs(command.help or "")
-    yield from options(command)
+            yield "option", f"{', '.join((*one.opts, *one.secondary_opts))}  {value(one)}".rstrip(), one.help or ""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             if below := command.get_command(context, name):
-                yield from commands((*words, name), below)
+                yield from described((*words, name), below)
+
+
+def blocks() -> Iterator[Block]:
+    """All commands."""
+    context = click.Context(main)
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command is not None
+        yield from described(("pysim", name), command)
+
+
+def in_roff(block: Block) -> str:
+    kind, text, *more = block
+    if kind == "option":
+        names, _, told = text.partition("  ")
+        bold = ", ".join(f"\\fB{roff(name)}\\fR" for name in names.split(", "))
+        return f".TP\n{bold}" + (f" \\fI{roff(told)}\\fR" if told else "") + f"\n{roff(more[0])}"
+    return {"command": f".SS {roff(text)}", "text": f".PP\n{roff(text)}", "lines": f".PP\n.nf\n{roff(text)}\n.fi"}[kind]
 
 
 def page() -> str:
-    context = click.Context(main)
     about = (main.help or "").strip().partition("\n\n")
     lines = [
         f'.TH PYSIM 1 "" "pysim {__version__}" "User Commands"\n.ad l',
         f".SH NAME\npysim \\- {roff(about[0][0].lower() + ' '.join(about[0].split()).rstrip('.')[1:])}",
         ".SH SYNOPSIS\n.B pysim\n.I COMMAND\n[\\fIoptions\\fR] \\fIPROBLEM\\fR...",
         ".SH DESCRIPTION",
-        *paragraphs(about[2]),
+        *map(in_roff, paragraphs(about[2])),
         ".SH COMMANDS",
+        *map(in_roff, blocks()),
     ]
-    for name in COMMANDS:
-        command = main.get_command(context, name)
-        assert command is not None
-        lines += commands(("pysim", name), command)
     lines.append(".SH EXIT STATUS")
     lines += [f".TP\n.B {code}\n{meaning}" for code, meaning in EXIT_CODES.items()]
     lines.append(".SH ENVIRONMENT\nPYSIM_STORE, PYSIM_LOG, PYSIM_DISABLE and others: docs/environment.md of the sources.")

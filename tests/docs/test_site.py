@@ -23,7 +23,7 @@ SAYS = {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site. Warnings are errors; the notebooks run while it is built."""
-    if any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings", "mkdocs_click", "torch")):
+    if any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings", "torch")):
         pytest.skip("needs pip install '.[docs]' and PyTorch")
     folder = tmp_path_factory.mktemp("site")
     environment = os.environ | {

@@ -9,6 +9,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import msgspec
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+import man_page  # noqa: E402
 import notebook_outputs  # noqa: E402
 
 from pysim.machine import cpu, gpu, quantity  # noqa: E402
@@ -67,8 +69,19 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def commands() -> str:
-    told = {"module": "pysim.cli", "command": "main", "prog_name": "pysim", "depth": 1, "style": "table"}
-    return "# Every option\n\n::: mkdocs-click\n" + "".join(f"    :{name}: {value}\n" for name, value in told.items())
+    """The help of every command."""
+    parts = [f"# Every option\n\n| exit code | meaning |\n|---|---|\n{codes()}\n"]
+    for kind, text, *more in man_page.blocks():
+        if kind == "option":
+            names, value = text.split("  ") if "  " in text else (text, "")
+            parts.append(f"`{names}`" + (f" *{escape(value)}*" if value else "") + f"\n:   {escape(more[0])}\n")
+        else:
+            parts.append({"command": f"## {text}\n", "text": f"{escape(text)}\n", "lines": f"```text\n{text}\n```\n"}[kind])
+    return "\n".join(parts)
+
+
+def codes() -> str:
+    return "\n".join(f"| {code} | {meaning} |" for code, meaning in man_page.EXIT_CODES.items())
 
 
 def with_docstrings(markdown: str) -> str:
