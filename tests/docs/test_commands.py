@@ -81,6 +81,7 @@ def test_every_command_of_the_pages_runs_as_it_is_written(folder: Path) -> None:
         words = words[: words.index(">")] if output else words
         if not LONG:
             words += ["--seconds", "0"] if words[0] == "compare" and "--seconds" not in words else []
+            words += ["--budget", ""] if words[0] == "search" and "--budget" not in words else []
             words = ["0.2" if before == "--budget" else word for before, word in zip(["", *words], words, strict=False)]
         result = invoke(*words)
         if output and output != "mine.toml":
