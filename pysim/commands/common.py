@@ -116,8 +116,7 @@ class OutputFile(click.Path):
 
 
 def problems(command: Command) -> Command:
-    complete = {"shell_complete": _complete_problem}
-    return click.argument("problems", metavar="PROBLEM...", nargs=-1, required=True, **complete)(command)
+    return click.argument("problems", metavar="PROBLEM...", nargs=-1, required=True, shell_complete=_complete_problem)(command)
 
 
 def _complete_problem(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -146,8 +145,8 @@ def json_option(command: Command) -> Command:
 
 def machine_option(command: Command) -> Command:
     text = "A name (see pysim machines), the path of a .toml file, or host: this computer."
-    complete = {"shell_complete": complete_machine}
-    return click.option("-m", "--machine", "machine_name", default="host", show_default=True, help=text, **complete)(command)
+    names = ("-m", "--machine", "machine_name")
+    return click.option(*names, default="host", show_default=True, help=text, shell_complete=complete_machine)(command)
 
 
 def machines_options(command: Command) -> Command:
@@ -157,8 +156,8 @@ def machines_options(command: Command) -> Command:
         "Plan for the machine with another number beside it, e.g. levels.L2.ways=16 or levels.L2.size_bytes=2MiB; several change together."
     )
     command = click.option("--set", "changes", metavar="PATH=VALUE", multiple=True, callback=settings, help=what_if)(command)
-    more = {"shell_complete": complete_machine, "show_default": "host"}
-    return click.option("-m", "--machine", "machine_names", default=("host",), multiple=True, help=text, **more)(command)
+    names, how = ("-m", "--machine", "machine_names"), complete_machine
+    return click.option(*names, default=("host",), show_default="host", multiple=True, help=text, shell_complete=how)(command)
 
 
 def settings(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> "dict[str, Value]":
