@@ -22,6 +22,7 @@ from pysim.arguments import Activation as Activation
 from pysim.arguments import activation as activation_of
 from pysim.caches import once
 from pysim.errors import MissingError, NativeError, OperandError, PlanError
+from pysim.logs import LOG
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
@@ -89,6 +90,7 @@ def library() -> tuple[Any, Any]:
         raise MissingError(f"the CUDA library cannot be opened: {error}; reinstall the package with `pip install .`") from None
     if count != len(gemm_kernels()):
         raise MissingError(f"{path} has {count} kernels, this package {len(gemm_kernels())}: reinstall it")
+    LOG.info("opened %s", path)
     return ffi, lib
 
 

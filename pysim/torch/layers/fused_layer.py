@@ -71,7 +71,7 @@ class Decision(NamedTuple):
 
     def log(self) -> None:
         by = "pysim" if self.runs == "pysim" else "PyTorch"
-        LOG.info("%s runs by %s: %s", f"{self.layer} {self.problem}".strip(), by, self.reason)
+        LOG.info("layer %s runs by %s: %s", f"{self.layer} {self.problem}".strip(), by, self.reason)
 
 
 class _Choice(NamedTuple):
