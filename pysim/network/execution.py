@@ -92,6 +92,10 @@ class Network:
         """Writes the network with its plans and prepared weights, for `pysim.load(path)` of another process (`pysim.network.saved`)."""
         saved.save(Path(path), saved.Parts(self._graph, self.plan.layers, self._natives), self.plan.machine, self.threads)
 
+    def _repr_html_(self) -> str:
+        """What notebooks show: its plan."""
+        return self.plan._repr_html_()
+
     @property
     def inputs(self) -> dict[str, Tensor]:
         return {name: self._graph.tensors[name] for name in self._graph.inputs}

@@ -22,6 +22,8 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
+from pysim.record.description import seconds_text
+from pysim.record.html import table
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.state import State
 from pysim.registry.cpu import nchwc_kernels
@@ -50,7 +52,7 @@ class Layer(NamedTuple):
         return about | ({"problem": self.plan.problem, "plan": self.plan.name} if self.plan else {})
 
 
-_SHOWN_OPERATORS = 5
+_SHOWN_OPERATORS, _SHOWN_LAYERS = 5, 10
 
 
 class NetworkPlan(NamedTuple):
@@ -91,6 +93,18 @@ class NetworkPlan(NamedTuple):
         return "".join(
             f"{'; ' if at == 0 else ', '}{share:.0%} {op}" for at, (share, op) in enumerate(told[:_SHOWN_OPERATORS]) if share >= 0.005
         )
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the slowest layers; all of them when it is unfolded."""
+        slowest, total = sorted(self.layers, key=lambda one: -one.predicted_seconds)[:_SHOWN_LAYERS], self.predicted_seconds or 1.0
+        rows = [
+            (one.node.op, one.node.name, one.plan.problem if one.plan else "", one.plan.algorithm if one.plan else "",
+             seconds_text(one.predicted_seconds), f"{one.predicted_seconds / total:.1%}")
+            for one in slowest
+        ]  # fmt: skip
+        which = f", the {len(rows)} slowest" if len(rows) < len(self.layers) else ""
+        caption = f"{len(self.layers)} layers on {self.machine}: {seconds_text(self.predicted_seconds)} predicted{which}"
+        return table(caption, ("operator", "layer", "problem", "algorithm", "predicted", "share"), rows, self.explain(), left=4)
 
     def __repr__(self) -> str:
         return f"<NetworkPlan of {len(self.layers)} layers on {self.machine}: {self.predicted_seconds:.3g} s>"
