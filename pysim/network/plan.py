@@ -15,6 +15,7 @@ from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
 from pysim.network.arrays import shapes_of_products
 from pysim.network.graph import Graph, Node
+from pysim.network.integer_layers import INTEGER_LAYERS, integer_problem
 from pysim.network.layouts import LayoutChoice, choose_layouts
 from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
 from pysim.planner import planned
@@ -105,6 +106,8 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     """The convolution or product that a node runs, or None, and how many times."""
     if node.op == "Conv":
         return node.attributes["problem"], 1
+    if node.op in INTEGER_LAYERS:
+        return integer_problem(node, graph.tensors[node.inputs[0]]), 1
     if node.op == "MatMul" and "reference" not in node.attributes:
         products = shapes_of_products(node, graph)
         return products.workload, products.count
