@@ -16,6 +16,8 @@ import numpy as np
 
 from pysim.network.graph import Array, Node, Quantized, Tensor
 from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 from pysim.runtime.integer_steps import BYTES
 
 
@@ -52,6 +54,17 @@ def form_of(node: Node, x: Tensor, weights: Quantized) -> Form | None:
 
 
 _KEPT = ("batch", "channels", "filters", "kernel_h", "kernel_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups")
+
+
+def integer_problem(conv: Conv | None, weights: Array, x: Tensor) -> Workload:
+    """The problem of an integer layer: a convolution, or the product of rows of x and weights."""
+    if conv is not None:
+        return conv
+    filters, channels = weights.shape
+    rows = x.nbytes // channels
+    if rows > 1:
+        return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype="s8")
+    return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype="s8")
 
 
 def centred(weights: Quantized) -> Array | None:

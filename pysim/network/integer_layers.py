@@ -12,8 +12,6 @@ import numpy as np
 
 from pysim.network.graph import Array, Node, Tensor
 from pysim.problem.conv import Conv
-from pysim.problem.gemm import Gemm
-from pysim.problem.text import Workload
 from pysim.record.plan import Plan
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
@@ -22,18 +20,6 @@ from pysim.runtime.steps import Chain, Step
 
 INTEGER_LAYERS = ("IntegerConv", "IntegerLinear")
 _LINE_BYTES = 64
-
-
-def integer_problem(node: Node, x: Tensor) -> Workload:
-    """The problem of an integer layer."""
-    if node.op == "IntegerConv":
-        problem: Conv = node.attributes["problem"]
-        return problem
-    filters, channels = node.attributes["weights"].shape
-    rows = x.nbytes // channels
-    if rows > 1:
-        return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype="s8")
-    return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype="s8")
 
 
 class IntegerLayer:

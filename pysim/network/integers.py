@@ -18,15 +18,16 @@ Weights with a zero point are centred if they stay within 8 bits; else the layer
 Worked number: x_scale 0.5, w_scale 0.02, y_scale 0.1: the sum 37 is round(3.7) = 4 steps above y's zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pysim.network.dynamic_integers import with_dynamic
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
-from pysim.network.integer_forms import form_of, wrapped
+from pysim.network.integer_forms import form_of, integer_problem, wrapped
 from pysim.network.operators import OPERATORS
+from pysim.problem.text import Workload
 from pysim.runtime.integer_steps import BYTES, Quantity, Sums
 
 _MOVES = ("MaxPool", "Slice", "Take", "Transpose", "View")  # commute with Dequantize
@@ -45,16 +46,17 @@ class _Bytes(NamedTuple):
     of: Quantity
 
 
-def with_integers(graph: Graph) -> Graph:
-    """The graph with integer layers wherever its operators are quantised."""
+def with_integers(graph: Graph, pays: Callable[[Workload], bool]) -> Graph:
+    """The graph with integer layers wherever its operators are quantised. `pays`: whether an integer convolution or product is worth it;
+    if not, one of float32 stands between a Dequantize and a Quantize."""
     if not any(node.op in ("Dequantize", "DynamicQuantizeLinear", "Quantize") for node in graph.nodes):
         return graph
-    return _Integers(_Integers(with_dynamic(graph)).before_quantize()).without_quantize()
+    return _Integers(_Integers(with_dynamic(graph), pays).before_quantize(), pays).without_quantize()
 
 
 class _Integers:
-    def __init__(self, graph: Graph) -> None:
-        self._graph, self._users = graph, graph.users()
+    def __init__(self, graph: Graph, pays: Callable[[Workload], bool]) -> None:
+        self._graph, self._users, self._pays = graph, graph.users(), pays
         self._makers = {name: node for node in graph.nodes for name in node.outputs if name}
         self._tensors, self._constants = dict(graph.tensors), dict(graph.constants)
         self._nodes: list[Node] = []
@@ -239,7 +241,7 @@ class _Integers:
         if x is None or weights is None or len(made.inputs) > 3 or self._tensors[made.output].dtype != np.float32:
             return False
         form = form_of(made, self._tensors[x.name], weights)
-        if form is None:
+        if form is None or not self._pays(integer_problem(form.problem, form.weights, self._tensors[x.name])):
             return False
         by = np.float32(x.of.scale) * form.scale
         count, name = len(form.sums), next(iter(made.inputs[2:]), "")

@@ -9,13 +9,16 @@ What else a network does is `pysim.network.operator_seconds`.
 
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from pysim.errors import PlanError, printable
 from pysim.explain.advice import advice, verdict, would_help
 from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
 from pysim.network.arrays import shapes_of_products
 from pysim.network.graph import Graph, Node
-from pysim.network.integer_layers import INTEGER_LAYERS, integer_problem
+from pysim.network.integer_forms import integer_problem
+from pysim.network.integer_layers import INTEGER_LAYERS
 from pysim.network.layouts import LayoutChoice, choose_layouts
 from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
 from pysim.planner import planned
@@ -107,7 +110,7 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     if node.op == "Conv":
         return node.attributes["problem"], 1
     if node.op in INTEGER_LAYERS:
-        return integer_problem(node, graph.tensors[node.inputs[0]]), 1
+        return integer_problem(node.attributes["problem"], node.attributes["weights"], graph.tensors[node.inputs[0]]), 1
     if node.op == "MatMul" and "reference" not in node.attributes:
         products = shapes_of_products(node, graph)
         return products.workload, products.count
@@ -118,6 +121,18 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     if rows > 1:
         return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype=dtype), 1
     return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype), 1
+
+
+def integers_pay(problem: Workload, on: Machine, threads: int = 1) -> bool:
+    """Whether an integer layer is expected to be faster than the same of float32: not on a machine whose only integer rows are portable."""
+    try:
+        seconds = [
+            planned(Request(replace(problem, dtype=dtype), on, state="chained", threads=threads, prepared=True)).seconds or 0.0
+            for dtype in ("s8", "f32")
+        ]
+    except PlanError:
+        return False
+    return seconds[0] <= seconds[1]
 
 
 def _state(node: Node, graph: Graph) -> State:

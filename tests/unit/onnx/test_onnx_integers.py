@@ -12,6 +12,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not inst
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import pysim  # noqa: E402
+from pysim.network import execution  # noqa: E402
 
 quantization = pytest.importorskip("onnxruntime.quantization")
 RNG = np.random.default_rng(0)
@@ -85,6 +86,12 @@ class Samples(quantization.CalibrationDataReader):
 
     def get_next(self):
         return self.left.pop() if self.left else None
+
+
+@pytest.fixture(autouse=True)
+def integers(monkeypatch):
+    """Integer layers, whatever the rows of this CPU are."""
+    monkeypatch.setattr(execution, "integers_pay", lambda *_: True)
 
 
 def results(path, x):
