@@ -228,16 +228,18 @@ typedef struct {
     float scale;
     int32_t zero, is_signed;
 } pysim_quantity;
-/* y = saturate(round(x / scale) + zero), halves to the even number, a NaN to the smallest, for f32 x; or back, y = scale (x - zero). */
+/* y = saturate(round(x / scale) + zero), halves to the even number, a NaN to the smallest, for f32 x; or back, y = scale (x - zero), where
+ * `zero_of` is NULL or where the zero of unsigned bytes is. */
 typedef struct {
     int64_t count;
     pysim_quantity of;
+    const uint8_t *zero_of;
 } pysim_quantized;
 pysim_status pysim_run_quantize(const pysim_quantized *q, const void *x, void *y);
 pysim_status pysim_run_dequantize(const pysim_quantized *q, const void *x, void *y);
 /* DynamicQuantizeLinear of f32 to unsigned bytes: the range of x and 0 is that of the result; also its scale (f32) and zero (a byte). */
 pysim_status pysim_run_quantize_range(int64_t count, const void *x, void *y, float *scale, uint8_t *zero);
-/* y = saturate(round(t) + zero) within low..high, or y = t in f32, of s32 sums x[outer][channels][inner], where
+/* y = saturate(round(t) + zero) within low..high, or y = t in f32, of sums x[outer][channels][inner], s32 or whole numbers in f32, where
  * t = (x + input_zero offset[c]) (input_scale scale[c]) + shift[c]. An input's scale or zero that is NULL is 1. */
 typedef struct {
     int64_t outer, channels, inner;
@@ -246,7 +248,7 @@ typedef struct {
     const float *input_scale;
     const uint8_t *input_zero;
     pysim_quantity to; /* its scale is not read */
-    int32_t low, high, to_float;
+    int32_t low, high, to_float, from_float;
 } pysim_sums;
 pysim_status pysim_run_sums(const pysim_sums *s, const void *x, void *y);
 /* y[i] = table[x[i]] of bytes; the table has 256. y may be x. */

@@ -38,7 +38,10 @@ pysim_status pysim_run_dequantize(const pysim_quantized *q, const void *x, void 
     if (!q) return pysim_fail(PYSIM_BAD_ARGUMENT, "the quantisation is NULL");
     pysim_status status = check_quantity("x", &q->of);
     if (status == PYSIM_OK) status = check_both(q->count, x, PYSIM_S8, y, PYSIM_F32);
-    if (status == PYSIM_OK) pysim_integers_here()->dequantize(q->count, pysim_byte_of(&q->of), x, y);
+    if (status != PYSIM_OK) return status;
+    pysim_byte from = pysim_byte_of(&q->of);
+    if (q->zero_of && !q->of.is_signed) from.zero = *q->zero_of;
+    pysim_integers_here()->dequantize(q->count, from, x, y);
     return status;
 }
 

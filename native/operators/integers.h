@@ -22,7 +22,7 @@ typedef struct {
     void (*dequantize)(int64_t count, pysim_byte from, const uint8_t *x, float *y);
     void (*range)(int64_t count, const float *x, float *low, float *high); /* of x and 0 */
     /* Outer rows begin..end. */
-    void (*sums)(const pysim_sums *s, int64_t begin, int64_t end, const int32_t *x, void *y);
+    void (*sums)(const pysim_sums *s, int64_t begin, int64_t end, const void *x, void *y);
     /* One run of the innermost axis. */
     void (*pair)(const pysim_byte_pair *p, int64_t count, int64_t a_step, int64_t b_step, const uint8_t *a, const uint8_t *b, uint8_t *y);
     void (*pool)(const pysim_byte_pool *p, int64_t planes, const uint8_t *x, uint8_t *y);

@@ -56,38 +56,47 @@ static void range(int64_t count, const float *x, float *low, float *high) {
 INLINE int32_t moved(int32_t sum, int32_t factor, int32_t offset) { return (int32_t)((uint32_t)sum + (uint32_t)factor * (uint32_t)offset); }
 
 /* A row of one channel, or of as many channels as elements. */
-INLINE void sums_row(const pysim_sums *s, const int each, int64_t count, int32_t factor, float by, const float *scale, const float *shift,
-                     const int32_t *offset, const int32_t *restrict x, void *restrict y) {
+INLINE void sums_row(const pysim_sums *s, const int each, const int floats, int64_t count, int32_t factor, float by, const float *scale,
+                     const float *shift, const int32_t *offset, const void *restrict from, void *restrict y) {
+    const int32_t *restrict whole = from;
+    const float *restrict numbers = from;
     const pysim_byte to = pysim_byte_of(&s->to);
     const float low = (float)(s->low - s->to.zero), high = (float)(s->high - s->to.zero);
     if (s->to_float) {
         float *restrict out = y;
         for (int64_t i = 0; i < count; i++) {
             const int64_t c = each ? i : 0;
-            out[i] = (float)moved(x[i], factor, offset[c]) * (by * scale[c]) + shift[c];
+            const int32_t x = floats ? (int32_t)numbers[i] : whole[i];
+            out[i] = (float)moved(x, factor, offset[c]) * (by * scale[c]) + shift[c];
         }
         return;
     }
     uint8_t *restrict out = y;
     for (int64_t i = 0; i < count; i++) {
         const int64_t c = each ? i : 0;
-        const float v = (float)moved(x[i], factor, offset[c]) * (by * scale[c]) + shift[c];
+        const int32_t x = floats ? (int32_t)numbers[i] : whole[i];
+        const float v = (float)moved(x, factor, offset[c]) * (by * scale[c]) + shift[c];
         out[i] = (uint8_t)(rounded(bounded(v, low, high)) + to.zero) ^ to.flip;
     }
 }
 
-static void sums(const pysim_sums *s, int64_t begin, int64_t end, const int32_t *x, void *y) {
+INLINE void sums_rows(const pysim_sums *s, const int floats, int64_t begin, int64_t end, const char *x, char *out) {
     const int64_t row = s->channels * s->inner, bytes = s->to_float ? 4 : 1;
     const int32_t factor = s->input_zero ? *s->input_zero : 1;
     const float by = s->input_scale ? *s->input_scale : 1.0f;
-    char *out = y;
     for (int64_t o = begin; o < end; o++) {
-        if (s->inner == 1) sums_row(s, 1, s->channels, factor, by, s->scale, s->shift, s->offset, x + o * row, out + o * row * bytes);
+        if (s->inner == 1)
+            sums_row(s, 1, floats, s->channels, factor, by, s->scale, s->shift, s->offset, x + o * row * 4, out + o * row * bytes);
         for (int64_t c = 0; s->inner > 1 && c < s->channels; c++) {
             const int64_t at = o * row + c * s->inner;
-            sums_row(s, 0, s->inner, factor, by, s->scale + c, s->shift + c, s->offset + c, x + at, out + at * bytes);
+            sums_row(s, 0, floats, s->inner, factor, by, s->scale + c, s->shift + c, s->offset + c, x + at * 4, out + at * bytes);
         }
     }
+}
+
+static void sums(const pysim_sums *s, int64_t begin, int64_t end, const void *x, void *y) {
+    if (s->from_float) sums_rows(s, 1, begin, end, x, y);
+    else sums_rows(s, 0, begin, end, x, y);
 }
 
 INLINE void pair_run(const pysim_byte_pair *p, const int multiply, int64_t count, int64_t a_step, int64_t b_step, const uint8_t *a,

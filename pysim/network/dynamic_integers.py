@@ -10,13 +10,13 @@ The numbers are those of the single operators: the INT32 sum of (x - zero) w is 
 import numpy as np
 
 from pysim.network.graph import Array, Graph, Node, Quantized, live
-from pysim.network.integer_forms import centred, form_of, wrapped
+from pysim.network.integer_forms import Rows, centred, form_of, wrapped
 from pysim.runtime.integer_steps import Sums
 
 
-def with_dynamic(graph: Graph) -> Graph:
+def with_dynamic(graph: Graph, rows: Rows) -> Graph:
     """The graph with dynamically quantised layers as one node each."""
-    dynamic = _Dynamic(graph)
+    dynamic = _Dynamic(graph, rows)
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op == "DynamicQuantizeLinear" and graph.tensors[node.inputs[0]].dtype == np.float32:
@@ -29,8 +29,8 @@ def with_dynamic(graph: Graph) -> Graph:
 class _Dynamic:
     """`layers`: what replaces the last node of each pattern, by the name of its result."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph, self._users = graph, graph.users()
+    def __init__(self, graph: Graph, rows: Rows) -> None:
+        self._graph, self._users, self._rows = graph, graph.users(), rows
         self._makers = {name: node for node in graph.nodes for name in node.outputs if name}
         found = [self._layer(node) for node in graph.nodes if node.op in ("ConvInteger", "MatMulInteger")]
         self.layers = {layer.output: layer for layer in found if layer}
@@ -54,14 +54,16 @@ class _Dynamic:
         about = Node("Conv" if node.op == "ConvInteger" else "Linear", node.name, node.inputs, last.outputs, node.attributes)
         form, shift = form_of(about, tensors[inputs[0]], weights), None
         count = len(weights.values)
-        if form is None or scale.size not in (1, count):
+        how = form.run_on(tensors[inputs[0]], self._rows) if form is not None and scale.size in (1, count) else None
+        if form is None or how is None:
             return None
         if (add := self._reader(last.output, "Add", "Affine")) is not None and (shift := self._shift(add, last, count)) is not None:
             last = add
         numbers = [np.ascontiguousarray(np.broadcast_to(one.reshape(-1), count), np.float32) for one in (scale, _none(shift))]
-        sums = Sums(numbers[0], numbers[1], wrapped(-form.sums), None)
-        bias = wrapped(128 * form.sums)  # the bytes are made signed: 128 less
-        what = {"problem": form.problem, "weights": form.weights, "pads": form.pads, "bias": bias, "zero": 0, "sums": sums}
+        exact = how["dtype"] == "f32"  # of numbers without the zero
+        sums = Sums(numbers[0], numbers[1], wrapped(0 * form.sums if exact else -form.sums), None)
+        bias = None if exact else wrapped(128 * form.sums)  # the bytes are made signed: 128 less
+        what = {**how, "bias": bias, "zero": 0, "sums": sums}
         op = "IntegerConv" if node.op == "ConvInteger" else "IntegerLinear"
         names = tuple(dict.fromkeys((cast.name, last.name)))
         return Node(op, node.name, (inputs[0], made.outputs[1], made.outputs[2]), last.outputs, what, names)

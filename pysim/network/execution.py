@@ -25,7 +25,7 @@ from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RES
 from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.integers import with_integers
-from pysim.network.plan import Layer, NetworkPlan, integers_pay, layers_of, with_layouts
+from pysim.network.plan import Layer, NetworkPlan, integer_rows, layers_of, with_layouts
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu
@@ -59,7 +59,7 @@ class Network:
     blocks = True  # values may be in NCHWc
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
-        integers = with_integers(graph, lambda problem: integers_pay(problem, on, threads))
+        integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads))
         graph = as_images(fuse_attention(fuse_transpositions(fuse(integers, _supports))))
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)

@@ -5,14 +5,17 @@ Kernels multiply signed bytes, so unsigned inputs are read as x - 128. Then
 
     sum (x - zero) w = sum x' w - (zero - 128) sum w        x' = x - 128
 
-and padding, which stands for 0, is the input's zero point.
+and padding, which stands for 0, is the input's zero point. Rows of float32 compute the same where sums are below 2^24, and are often faster
+by channel, or where a CPU has no integer rows of its own.
 
 Worked number: x = 130 with zero 128 and w = 3 is 2 * 3 = 6; x' = 2, and the offset is 0.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from pysim.network.graph import Array, Node, Quantized, Tensor
 from pysim.problem.conv import Conv
@@ -20,16 +23,34 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.runtime.integer_steps import BYTES
 
+Rows = Callable[[Workload], str]  # the type, s8 or f32, whose rows compute an s8 problem fastest
+
 
 class Form(NamedTuple):
-    """An integer layer: signed weights without a zero, their scales, one a filter, their sums over each filter. `problem`: of a padded
-    image (`pads`: top, left, bottom, right), or None of a product."""
+    """An integer layer: signed weights without a zero, their scales, one a filter, their sums over each filter. `problem`: None of a
+    product."""
 
     problem: Conv | None
-    pads: tuple[int, int, int, int]
     weights: Array
     scale: Array
     sums: Array
+
+    @property
+    def largest(self) -> int:
+        """The largest sum of unsigned bytes times weights can have this magnitude."""
+        return int(255 * np.abs(self.weights.reshape(len(self.weights), -1).astype(np.int64)).sum(axis=1).max())
+
+    def run_on(self, x: Tensor, rows: Rows, at_most: int = 0) -> dict[str, Any] | None:
+        """What a node says of how the layer runs: on integer rows an image is padded before (`pads`: top, left, bottom, right). None if it
+        should run on those of float32, and sums, plus `at_most`, may exceed what that holds exactly."""
+        dtype, conv, pads = rows(integer_problem(self.problem, self.weights, x)), self.problem, (0, 0, 0, 0)
+        if dtype == "f32" and self.largest + at_most >= 1 << 24:
+            return None
+        if conv is not None and dtype == "s8":
+            pads = (conv.pad_top, conv.pad_left, conv.pad_bottom, conv.pad_right)
+            height, width = conv.height + pads[0] + pads[2], conv.width + pads[1] + pads[3]
+            conv = replace(conv, height=height, width=width, pad_top=0, pad_left=0, pad_bottom=0, pad_right=0)
+        return {"problem": conv, "weights": self.weights, "pads": pads, "dtype": dtype}
 
 
 def form_of(node: Node, x: Tensor, weights: Quantized) -> Form | None:
@@ -45,26 +66,19 @@ def form_of(node: Node, x: Tensor, weights: Quantized) -> Form | None:
     sums = flat.astype(np.int64).sum(axis=1)
     scale = np.ascontiguousarray(np.broadcast_to(scale.astype(np.float32), len(values)))
     if node.op == "Linear":
-        return Form(None, (0, 0, 0, 0), np.ascontiguousarray(values), scale, sums)
-    assert isinstance(given, Conv)
-    pads = (given.pad_top, given.pad_left, given.pad_bottom, given.pad_right)
-    height, width = given.height + pads[0] + pads[2], given.width + pads[1] + pads[3]
-    fields = {name: getattr(given, name) for name in _KEPT}
-    return Form(Conv(height=height, width=width, dtype="s8", **fields), pads, np.ascontiguousarray(values), scale, sums)
+        return Form(None, np.ascontiguousarray(values), scale, sums)
+    return Form(given, np.ascontiguousarray(values), scale, sums)
 
 
-_KEPT = ("batch", "channels", "filters", "kernel_h", "kernel_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups")
-
-
-def integer_problem(conv: Conv | None, weights: Array, x: Tensor) -> Workload:
+def integer_problem(conv: Conv | None, weights: Array, x: Tensor, dtype: str = "s8") -> Workload:
     """The problem of an integer layer: a convolution, or the product of rows of x and weights."""
     if conv is not None:
-        return conv
+        return replace(conv, dtype=dtype)
     filters, channels = weights.shape
     rows = x.nbytes // channels
     if rows > 1:
-        return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype="s8")
-    return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype="s8")
+        return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype=dtype)
+    return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype)
 
 
 def centred(weights: Quantized) -> Array | None:

@@ -18,16 +18,15 @@ Weights with a zero point are centred if they stay within 8 bits; else the layer
 Worked number: x_scale 0.5, w_scale 0.02, y_scale 0.1: the sum 37 is round(3.7) = 4 steps above y's zero.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pysim.network.dynamic_integers import with_dynamic
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
-from pysim.network.integer_forms import form_of, integer_problem, wrapped
+from pysim.network.integer_forms import Rows, form_of, wrapped
 from pysim.network.operators import OPERATORS
-from pysim.problem.text import Workload
 from pysim.runtime.integer_steps import BYTES, Quantity, Sums
 
 _MOVES = ("MaxPool", "Slice", "Take", "Transpose", "View")  # commute with Dequantize
@@ -46,17 +45,17 @@ class _Bytes(NamedTuple):
     of: Quantity
 
 
-def with_integers(graph: Graph, pays: Callable[[Workload], bool]) -> Graph:
-    """The graph with integer layers wherever its operators are quantised. `pays`: whether an integer convolution or product is worth it;
-    if not, one of float32 stands between a Dequantize and a Quantize."""
+def with_integers(graph: Graph, rows: Rows) -> Graph:
+    """The graph with integer layers wherever its operators are quantised. A convolution or product that is faster in float32, which does
+    not hold its sums, stands as such between a Dequantize and a Quantize."""
     if not any(node.op in ("Dequantize", "DynamicQuantizeLinear", "Quantize") for node in graph.nodes):
         return graph
-    return _Integers(_Integers(with_dynamic(graph), pays).before_quantize(), pays).without_quantize()
+    return _Integers(_Integers(with_dynamic(graph, rows), rows).before_quantize(), rows).without_quantize()
 
 
 class _Integers:
-    def __init__(self, graph: Graph, pays: Callable[[Workload], bool]) -> None:
-        self._graph, self._users, self._pays = graph, graph.users(), pays
+    def __init__(self, graph: Graph, rows: Rows) -> None:
+        self._graph, self._users, self._rows = graph, graph.users(), rows
         self._makers = {name: node for node in graph.nodes for name in node.outputs if name}
         self._tensors, self._constants = dict(graph.tensors), dict(graph.constants)
         self._nodes: list[Node] = []
@@ -241,7 +240,7 @@ class _Integers:
         if x is None or weights is None or len(made.inputs) > 3 or self._tensors[made.output].dtype != np.float32:
             return False
         form = form_of(made, self._tensors[x.name], weights)
-        if form is None or not self._pays(integer_problem(form.problem, form.weights, self._tensors[x.name])):
+        if form is None:
             return False
         by = np.float32(x.of.scale) * form.scale
         count, name = len(form.sums), next(iter(made.inputs[2:]), "")
@@ -256,10 +255,15 @@ class _Integers:
                 shift = self._graph.constants[name].reshape(-1).astype(np.float32) / np.float32(1 if to is None else to.scale)
             else:
                 return False
-        zero = x.of.zero - (128 if x.of.dtype == np.uint8 else 0)  # of signed bytes
-        offset = wrapped(bias - zero * form.sums)
-        sums = Sums(by, np.ascontiguousarray(shift), offset, to, **(self._bounds(to, unary) if to else {}))
-        about = {"problem": form.problem, "weights": form.weights, "bias": None, "pads": form.pads, "zero": zero, "sums": sums}
+        how = form.run_on(self._tensors[x.name], self._rows)
+        if how is None:
+            return False
+        zero = x.of.zero
+        if how["dtype"] == "s8":
+            zero -= 128 if x.of.dtype == np.uint8 else 0  # of signed bytes
+            bias = bias - zero * form.sums
+        sums = Sums(by, np.ascontiguousarray(shift), wrapped(bias), to, **(self._bounds(to, unary) if to else {}))
+        about = {**how, "bias": None, "zero": zero, "sums": sums}
         op = "IntegerConv" if made.op == "Conv" else "IntegerLinear"
         self._add(op, self._absorbed(last, made, unary), (x.name,), last.output, self._tensors[last.output], **about)
         return True

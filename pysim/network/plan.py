@@ -7,6 +7,7 @@ planned as one whose matrix is packed once, of one row as the 1x1 convolution th
 What else a network does is `pysim.network.operator_seconds`.
 """
 
+import math
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -110,7 +111,8 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     if node.op == "Conv":
         return node.attributes["problem"], 1
     if node.op in INTEGER_LAYERS:
-        return integer_problem(node.attributes["problem"], node.attributes["weights"], graph.tensors[node.inputs[0]]), 1
+        about = node.attributes
+        return integer_problem(about["problem"], about["weights"], graph.tensors[node.inputs[0]], about["dtype"]), 1
     if node.op == "MatMul" and "reference" not in node.attributes:
         products = shapes_of_products(node, graph)
         return products.workload, products.count
@@ -123,16 +125,17 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype), 1
 
 
-def integers_pay(problem: Workload, on: Machine, threads: int = 1) -> bool:
-    """Whether an integer layer is expected to be faster than the same of float32: not on a machine whose only integer rows are portable."""
-    try:
-        seconds = [
-            planned(Request(replace(problem, dtype=dtype), on, state="chained", threads=threads, prepared=True)).seconds or 0.0
-            for dtype in ("s8", "f32")
-        ]
-    except PlanError:
-        return False
-    return seconds[0] <= seconds[1]
+def integer_rows(problem: Workload, on: Machine, threads: int = 1) -> str:
+    """The type, s8 or f32, whose rows are expected to compute an integer layer fastest; they add whole numbers exactly ("ieee")."""
+
+    def seconds(dtype: str) -> float:
+        request = Request(replace(problem, dtype=dtype), on, state="chained", threads=threads, accuracy="ieee", prepared=True)
+        try:
+            return planned(request).seconds or math.inf
+        except PlanError:
+            return math.inf
+
+    return "s8" if seconds("s8") <= seconds("f32") else "f32"
 
 
 def _state(node: Node, graph: Graph) -> State:
@@ -177,7 +180,11 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
         try:
             plan, layout = None, _layout(*node.attributes.get("blocks", (1, 1)))
             if problem:
-                terms: Any = {"accuracy": accuracy, "threads": threads, "prepared": node.op != "MatMul"}
+                terms: Any = {
+                    "accuracy": "ieee" if node.op in INTEGER_LAYERS else accuracy,
+                    "threads": threads,
+                    "prepared": node.op != "MatMul",
+                }
                 plan = planned(Request(problem, on, layout, _state(node, graph), **terms))
             layers.append(Layer(node, plan, other, times))
         except PlanError as error:

@@ -65,8 +65,13 @@ def quantize_step(out: Array, x: Array, of: Quantity) -> Step:
     return _step("QUANTIZE", library()[0].new("pysim_quantized *", [x.size, _fields(of)]), out, x)
 
 
-def dequantize_step(out: Array, x: Array, of: Quantity) -> Step:
-    return _step("DEQUANTIZE", library()[0].new("pysim_quantized *", [x.size, _fields(of)]), out, x)
+def dequantize_step(out: Array, x: Array, of: Quantity, zero: Array | None = None) -> Step:
+    """out = scale (x - zero); `zero`: an array that holds that of unsigned bytes when the step runs."""
+    ffi = library()[0]
+    at = ffi.NULL if zero is None else ffi.cast("uint8_t *", zero.ctypes.data)
+    step = _step("DEQUANTIZE", ffi.new("pysim_quantized *", [x.size, _fields(of), at]), out, x)
+    step.keep(out, x, zero)
+    return step
 
 
 def quantize_range_step(out: Array, x: Array, scale: Array, zero: Array) -> Step:
@@ -80,8 +85,9 @@ def table_step(out: Array, x: Array, table: Array) -> Step:
 
 
 class Sums(NamedTuple):
-    """What becomes of a layer's INT32 sums x[outer][channels][inner]: t = (x + input zero offset) (input scale scale) + shift, and then
-    saturate(round(t) + zero) within low..high of `to`, or t in float32. Input scale and zero are those of a dynamic input, else 1."""
+    """What becomes of a layer's whole sums x[outer][channels][inner], in int32 or float32: t = (x + input zero offset) (input scale scale)
+    + shift, and then saturate(round(t) + zero) within low..high of `to`, or t in float32. Input scale and zero are those of a dynamic
+    input, else 1."""
 
     scale: Array
     shift: Array
@@ -97,7 +103,7 @@ def sums_step(out: Array, x: Array, sums: Sums, inner: int, scale: Array | None 
     given = [ffi.NULL if one is None else ffi.cast(kind, one.ctypes.data) for kind, one in (("float *", scale), ("uint8_t *", zero))]
     to = [1.0, 0, 0] if sums.to is None else _fields(sums.to)
     sizes = [x.size // channels // inner, channels, inner]
-    how = ffi.new("pysim_sums *", [*sizes, *numbers, *given, to, sums.low, sums.high, sums.to is None])
+    how = ffi.new("pysim_sums *", [*sizes, *numbers, *given, to, sums.low, sums.high, sums.to is None, x.dtype == np.float32])
     step = _step("SUMS", how, out, x)
     step.keep(out, x, *sums[:3], scale, zero)
     return step

@@ -59,7 +59,7 @@ class Case:
     def quantized(self, name):
         self.add("QuantizeLinear", [name, *self.parameters("y", self.to)], "y")
 
-    def result(self, refused=()):
+    def result(self, rows="s8", refused=()):
         element = helper.np_dtype_to_tensor_dtype(np.dtype(self.kind))
         given = [helper.make_tensor_value_info(f"x{at}", element, x.shape) for at, x in enumerate(self.x)]
         graph = helper.make_graph(
@@ -71,7 +71,7 @@ class Case:
         )
         path = self.folder / "one.onnx"
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-        with mock.patch.object(execution, "integers_pay", return_value=True):
+        with mock.patch.object(execution, "integer_rows", return_value=rows):
             model = pysim.load(path)
         left = {layer.node.op for layer in model.plan.layers}
         assert not left & {"Conv", "Linear", "Quantize", "Dequantize", "Add", "Mul", *refused}, left
@@ -216,8 +216,11 @@ def moved(rng, folder):
     return case, case.rounded(case.divided(np.maximum(case.whole().transpose(perm).astype(np.float32) * case.of[0][0], 0)))
 
 
+MADE = [conv, conv, conv, product, product, pair, pool, concat, moved]
+
+
 @inputs(20_000)
-@given(st.sampled_from([conv, conv, conv, product, product, pair, pool, concat, moved]), st.integers(0, 2**32 - 1))
-def test_integer_layers_equal_onnxs_text(tmp_path_factory, make, seed):
+@given(st.sampled_from(MADE), st.sampled_from(["s8", "f32"]), st.integers(0, 2**32 - 1))
+def test_integer_layers_equal_onnxs_text(tmp_path_factory, make, rows, seed):
     case, right = make(np.random.default_rng(seed), tmp_path_factory.getbasetemp())
-    np.testing.assert_array_equal(case.result(), right, strict=True)
+    np.testing.assert_array_equal(case.result(rows), right, strict=True)

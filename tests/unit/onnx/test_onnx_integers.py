@@ -88,10 +88,10 @@ class Samples(quantization.CalibrationDataReader):
         return self.left.pop() if self.left else None
 
 
-@pytest.fixture(autouse=True)
-def integers(monkeypatch):
-    """Integer layers, whatever the rows of this CPU are."""
-    monkeypatch.setattr(execution, "integers_pay", lambda *_: True)
+@pytest.fixture(autouse=True, params=["s8", "f32"])
+def integers(monkeypatch, request):
+    """The rows that compute integer layers."""
+    monkeypatch.setattr(execution, "integer_rows", lambda *_: request.param)
 
 
 def results(path, x):
