@@ -54,7 +54,7 @@ class _Dynamic:
         about = Node("Conv" if node.op == "ConvInteger" else "Linear", node.name, node.inputs, last.outputs, node.attributes)
         form, shift = form_of(about, tensors[inputs[0]], weights), None
         count = len(weights.values)
-        how = form.run_on(tensors[inputs[0]], self._rows) if form is not None and scale.size in (1, count) else None
+        how = form.run_on(tensors[inputs[0]], self._rows, dynamic=True) if form is not None and scale.size in (1, count) else None
         if form is None or how is None:
             return None
         if (add := self._reader(last.output, "Add", "Affine")) is not None and (shift := self._shift(add, last, count)) is not None:
@@ -62,8 +62,7 @@ class _Dynamic:
         numbers = [np.ascontiguousarray(np.broadcast_to(one.reshape(-1), count), np.float32) for one in (scale, _none(shift))]
         exact = how["dtype"] == "f32"  # of numbers without the zero
         sums = Sums(numbers[0], numbers[1], wrapped(0 * form.sums if exact else -form.sums), None)
-        bias = None if exact else wrapped(128 * form.sums)  # the bytes are made signed: 128 less
-        what = {**how, "bias": bias, "zero": 0, "sums": sums}
+        what = {**how, "zero": 0, "sums": sums}
         op = "IntegerConv" if node.op == "ConvInteger" else "IntegerLinear"
         names = tuple(dict.fromkeys((cast.name, last.name)))
         return Node(op, node.name, (inputs[0], made.outputs[1], made.outputs[2]), last.outputs, what, names)

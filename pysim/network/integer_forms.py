@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The integer form of a convolution or product: signed bytes as weights, without a zero point.
 
-Kernels multiply signed bytes, so unsigned inputs are read as x - 128. Then
+Rows of float32 compute the same where sums are below 2^24, and are often faster by channel, or where a CPU has no integer rows of its own.
 
-    sum (x - zero) w = sum x' w - (zero - 128) sum w        x' = x - 128
-
-and padding, which stands for 0, is the input's zero point. Rows of float32 compute the same where sums are below 2^24, and are often faster
-by channel, or where a CPU has no integer rows of its own.
-
-Worked number: x = 130 with zero 128 and w = 3 is 2 * 3 = 6; x' = 2, and the offset is 0.
+Worked number: 9 weights of a filter by channel, of magnitude 127 at most, give sums below 255 * 9 * 127 = 291,465.
 """
 
 from collections.abc import Callable
@@ -40,13 +35,13 @@ class Form(NamedTuple):
         """The largest sum of unsigned bytes times weights can have this magnitude."""
         return int(255 * np.abs(self.weights.reshape(len(self.weights), -1).astype(np.int64)).sum(axis=1).max())
 
-    def run_on(self, x: Tensor, rows: Rows, at_most: int = 0) -> dict[str, Any] | None:
-        """What a node says of how the layer runs: on integer rows an image is padded before (`pads`: top, left, bottom, right). None if it
-        should run on those of float32, and sums, plus `at_most`, may exceed what that holds exactly."""
+    def run_on(self, x: Tensor, rows: Rows, dynamic: bool = False) -> dict[str, Any] | None:
+        """What a node says of how the layer runs. An image of a dynamic zero point is padded before it meets integer rows (`pads`: top,
+        left, bottom, right). None if it should run on rows of float32, and sums may exceed what that holds exactly."""
         dtype, conv, pads = rows(integer_problem(self.problem, self.weights, x)), self.problem, (0, 0, 0, 0)
-        if dtype == "f32" and self.largest + at_most >= 1 << 24:
+        if dtype == "f32" and self.largest >= 1 << 24:
             return None
-        if conv is not None and dtype == "s8":
+        if conv is not None and dtype == "s8" and dynamic:
             pads = (conv.pad_top, conv.pad_left, conv.pad_bottom, conv.pad_right)
             height, width = conv.height + pads[0] + pads[2], conv.width + pads[1] + pads[3]
             conv = replace(conv, height=height, width=width, pad_top=0, pad_left=0, pad_bottom=0, pad_right=0)

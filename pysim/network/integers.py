@@ -258,12 +258,8 @@ class _Integers:
         how = form.run_on(self._tensors[x.name], self._rows)
         if how is None:
             return False
-        zero = x.of.zero
-        if how["dtype"] == "s8":
-            zero -= 128 if x.of.dtype == np.uint8 else 0  # of signed bytes
-            bias = bias - zero * form.sums
         sums = Sums(by, np.ascontiguousarray(shift), wrapped(bias), to, **(self._bounds(to, unary) if to else {}))
-        about = {**how, "bias": None, "zero": zero, "sums": sums}
+        about = {**how, "zero": x.of.zero, "sums": sums}
         op = "IntegerConv" if made.op == "Conv" else "IntegerLinear"
         self._add(op, self._absorbed(last, made, unary), (x.name,), last.output, self._tensors[last.output], **about)
         return True
