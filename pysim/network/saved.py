@@ -190,7 +190,7 @@ def _native(
     if "weights" not in document or layer.plan is None:
         return None
     activation = layer.node.attributes.get("activation")
-    return Prepared.of(layer.plan, None, value(document["bias"]), activation, threads, value(document["weights"]))
+    return Prepared.of(layer.plan, None, value(document["bias"]), activation, threads, prepared=value(document["weights"]))
 
 
 # Values

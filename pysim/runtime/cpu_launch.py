@@ -326,8 +326,8 @@ class Prepared:
         threads: int = 1,
         executor: Executor = LOCAL,
         layout: Layout = "nchw",
-        prepared: Array | None = None,
         integers: Integers | None = None,
+        prepared: Array | None = None,
     ) -> None:
         """`prepared`: the `bytes` of another launch of this kind, in place of weights."""
         launch = self._launch = Launch(workload, schedule, threads, executor, layout, integers)
@@ -345,13 +345,12 @@ class Prepared:
         bias: Any = None,
         activation: Activation = None,
         threads: int = 1,
-        prepared: Array | None = None,
         integers: Integers | None = None,
+        prepared: Array | None = None,
     ) -> "Prepared":
         """A CPU's plan with these weights, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
-        executor = executor_for(on)
-        return cls(plan.workload, weights, schedule, bias, activation, threads, executor, plan.layout, prepared, integers)
+        return cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout, integers, prepared)
 
     @property
     def bytes(self) -> Array:
