@@ -140,3 +140,14 @@ def test_dynamically_quantised_networks(tmp_path, make, per_channel):
     right, found, ops = results(tmp_path / "bytes.onnx", RNG.standard_normal(shape).astype(np.float32))
     assert not {"Conv", "Linear", "MatMulInteger", "ConvInteger", "Cast"} & {*ops}
     np.testing.assert_allclose(found, right, rtol=0, atol=2e-6 * np.abs(right).max(), strict=True)
+
+
+def test_a_saved_integer_network_gives_the_same_bits(tmp_path):
+    logging.disable(logging.WARNING)
+    onnx.save(convolutions(), tmp_path / "float.onnx")
+    shape = [1, 3, 32, 32]
+    about = {"quant_format": quantization.QuantFormat.QOperator, "weight_type": quantization.QuantType.QInt8}
+    quantization.quantize_static(tmp_path / "float.onnx", tmp_path / "bytes.onnx", Samples(shape), **about)
+    model, x = pysim.load(tmp_path / "bytes.onnx"), RNG.standard_normal(shape).astype(np.float32)
+    model.save(tmp_path / "saved.pysim")
+    np.testing.assert_array_equal(pysim.load(tmp_path / "saved.pysim")(x), model(x), strict=True)
