@@ -234,6 +234,60 @@ typedef struct {
 } pysim_take;
 pysim_status pysim_run_take(const pysim_take *t, const void *x, const int64_t *at, const void *shares, void *y);
 
+/* Quantised elements, of 8 bits: q stands for scale (q - zero). */
+typedef struct {
+    float scale;
+    int32_t zero, is_signed;
+} pysim_quantity;
+/* y = saturate(round(x / scale) + zero), halves to the even number, a NaN to the smallest, for f32 x; or back, y = scale (x - zero), where
+ * `zero_of` is NULL or where the zero of unsigned bytes is. */
+typedef struct {
+    int64_t count;
+    pysim_quantity of;
+    const uint8_t *zero_of;
+} pysim_quantized;
+pysim_status pysim_run_quantize(const pysim_quantized *q, const void *x, void *y);
+pysim_status pysim_run_dequantize(const pysim_quantized *q, const void *x, void *y);
+/* DynamicQuantizeLinear of f32 to unsigned bytes: the range of x and 0 is that of the result; also its scale (f32) and zero (a byte). */
+pysim_status pysim_run_quantize_range(int64_t count, const void *x, void *y, float *scale, uint8_t *zero);
+/* y = saturate(round(t) + zero) within low..high, or y = t in f32, of sums x[outer][channels][inner], s32 or whole numbers in f32, where
+ * t = (x + input_zero offset[c]) (input_scale scale[c]) + shift[c]. An input's scale or zero that is NULL is 1. */
+typedef struct {
+    int64_t outer, channels, inner;
+    const float *scale, *shift;
+    const int32_t *offset;
+    const float *input_scale;
+    const uint8_t *input_zero;
+    pysim_quantity to; /* its scale is not read */
+    int32_t low, high, to_float, from_float;
+} pysim_sums;
+pysim_status pysim_run_sums(const pysim_sums *s, const void *x, void *y);
+/* y[i] = table[x[i]] of bytes; the table has 256. y may be x. */
+pysim_status pysim_run_table(int64_t count, const void *table, const void *x, void *y);
+/* y = a + b or a b of quantised elements, within low..high; axes as in pysim_pair. y is dense, and apart from both. */
+typedef struct {
+    int64_t sizes[6], a_steps[6], b_steps[6];
+    int32_t axes, multiply;
+    pysim_quantity a, b, y;
+    int32_t low, high;
+} pysim_byte_pair;
+pysim_status pysim_run_byte_pair(const pysim_byte_pair *p, const void *a, const void *b, void *y);
+/* pysim_pool of quantised elements in planes. A largest element keeps its quantity: `to` is not read. */
+typedef struct {
+    pysim_pool window; /* its dtype is PYSIM_S8, its block 0 */
+    pysim_quantity from, to;
+} pysim_byte_pool;
+pysim_status pysim_run_byte_pool(const pysim_byte_pool *p, const void *x, void *y);
+/* Planes of bytes with `value` around each, or with the byte at `zero` if that is not NULL; the bits of `flip` are flipped in all of these,
+ * but not in `value`. */
+typedef struct {
+    int64_t planes, height, width;
+    int64_t top, left, bottom, right;
+    const uint8_t *zero;
+    int32_t value, flip;
+} pysim_byte_pad;
+pysim_status pysim_run_byte_pad(const pysim_byte_pad *p, const void *x, void *y);
+
 /* A batch of equal products along up to 4 axes, with strides in elements for each; stride 0 of A or B repeats the matrix. No two results
  * share an element. */
 typedef struct {
@@ -272,7 +326,15 @@ typedef enum {
     PYSIM_STEP_ROWS = 6,
     PYSIM_STEP_TAKE = 7,
     PYSIM_STEP_PRODUCTS = 8,
-    PYSIM_STEP_ATTENTION = 9
+    PYSIM_STEP_ATTENTION = 9,
+    PYSIM_STEP_QUANTIZE = 10,
+    PYSIM_STEP_DEQUANTIZE = 11,
+    PYSIM_STEP_QUANTIZE_RANGE = 12, /* of: pysim_quantized; second and third: the scale and the zero that are written */
+    PYSIM_STEP_SUMS = 13,
+    PYSIM_STEP_TABLE = 14, /* of: pysim_quantized; second: the table */
+    PYSIM_STEP_BYTE_PAIR = 15,
+    PYSIM_STEP_BYTE_POOL = 16,
+    PYSIM_STEP_BYTE_PAD = 17
 } pysim_step_kind;
 typedef struct {
     int32_t kind, threads;              /* which function; threads: 0 is the caller alone. PAIR, ROWS, TAKE and COPY ignore them */

@@ -7,7 +7,7 @@ many runs as were in use at the same time.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +24,16 @@ from pysim.network.attention import fuse_attention
 from pysim.network.conv3d import as_images
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Array, Graph, Node, Tensor
-from pysim.network.plan import Layer, NetworkPlan, layers_of, with_layouts
+from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
+from pysim.network.integers import with_integers
+from pysim.network.plan import Layer, NetworkPlan, integer_rows, layers_of, with_layouts
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.emulated import executor_for
+from pysim.runtime.integer_steps import quantize_range_step
 from pysim.runtime.operators import copy_step
 from pysim.runtime.steps import Chain, Step
 
@@ -61,7 +65,8 @@ class Network:
     blocks = True  # values may be in NCHWc
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
-        graph = as_images(fuse_attention(fuse_transpositions(fuse(graph, _supports))))
+        integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
+        graph = as_images(fuse_attention(fuse_transpositions(fuse(integers, _supports))))
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
@@ -73,7 +78,7 @@ class Network:
         read_unpacked = {
             name for layer, packed in zip(self.plan.layers, packs, strict=True) for name in layer.node.inputs[RESIDUAL_INPUT * packed :]
         }
-        self._natives = list[Prepared | None]()
+        self._natives = list[Prepared | IntegerLayer | None]()
         for at, layer in enumerate(self.plan.layers):
             self._natives.append(self._prepared(layer))
             for name in layer.node.inputs[1:RESIDUAL_INPUT] if packs[at] else ():  # free weights once all their layers packed them
@@ -104,9 +109,11 @@ class Network:
     def outputs(self) -> dict[str, Tensor]:
         return {name: self._graph.tensors[name] for name in self._graph.outputs}
 
-    def _prepared(self, layer: Layer) -> Prepared | None:
+    def _prepared(self, layer: Layer) -> Prepared | IntegerLayer | None:
         if layer.plan is None or layer.node.op == "MatMul":  # which has no constant weights
             return None
+        if layer.node.op in INTEGER_LAYERS:
+            return IntegerLayer(layer.node, self._graph.tensors[layer.node.inputs[0]], layer.plan, self.threads)
         w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:RESIDUAL_INPUT] if name)
         bias, problem = (rest[0] if rest else None), layer.plan.workload
         weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
@@ -186,7 +193,7 @@ def _dense(x: Any, name: str, tensor: Tensor) -> Array:
 class _Run:
     """An arena and the calls that compute its values. Calls on the caller's arrays look these up in `values`."""
 
-    def __init__(self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | None], threads: int) -> None:
+    def __init__(self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | IntegerLayer | None], threads: int) -> None:
         buffers = plan.buffers
         self._arena = cpu.aligned(buffers.nbytes, np.uint8)
         self.values: dict[str, Array] = dict(graph.constants)
@@ -200,18 +207,23 @@ class _Run:
         self.steps = [self._step(layer, graph, native, buffers) for layer, native in zip(plan.layers, natives, strict=True)]
         self.calls = _join_native(self.steps)
 
-    def _step(self, layer: Layer, graph: Graph, native: Prepared | None, buffers: Buffers) -> Call:
+    def _step(self, layer: Layer, graph: Graph, native: Prepared | IntegerLayer | None, buffers: Buffers) -> Call:
         node, values = layer.node, self.values
         names = [name for name in node.inputs if name]
         if native is not None:
             if (step := self._bound_step(node, native)) is not None:
                 return step
+            if isinstance(native, IntegerLayer):
+                layer_of, out = native, values[node.output]
+                return lambda: layer_of(*_shaped(layer_of, values, names, out))
             return _prepared(native, values, names[0], values[node.output], *node.inputs[RESIDUAL_INPUT:])
         if (offset := view_offset(graph, node)) is not None:
             return self._view(node, graph, buffers, offset)
         if "reference" in node.attributes:
             run, outs = operators.by_reference(node), [values.get(name) for name in node.outputs]
             return lambda: run(outs, [values[name] for name in names])
+        if node.op == "DynamicQuantizeLinear":
+            return self._quantize_range(node)
         if node.op == "Concat":
             return self._concat(node, graph, buffers)
         if node.op == "MatMul" and layer.plan is not None:
@@ -236,8 +248,23 @@ class _Run:
 
         return bound() if self._fixed.issuperset(node.inputs) else lambda: bound()()
 
-    def _bound_step(self, node: Node, native: Prepared) -> Step | Chain | None:
+    def _quantize_range(self, node: Node) -> Call:
+        """DynamicQuantizeLinear; results that nothing reads get memory of their own."""
+        (name,), kinds = node.inputs, (np.uint8, np.float32, np.uint8)
+        x = self.values[name] if name in self._fixed else None
+        shapes = [() if at or x is None else x.shape for at in range(3)]
+        outs = [self.values[one] if one else np.empty(shape, kind) for one, shape, kind in zip(node.outputs, shapes, kinds, strict=True)]
+        if x is not None:
+            return quantize_range_step(outs[0], x, outs[1], outs[2])
+        return lambda: quantize_range_step(outs[0], self.values[name], outs[1], outs[2])()
+
+    def _bound_step(self, node: Node, native: Prepared | IntegerLayer) -> Step | Chain | None:
         """The layer bound to its arrays, if these are the same in every call."""
+        if isinstance(native, IntegerLayer):
+            if native.executor is not cpu.LOCAL or not self._fixed.issuperset(node.inputs):
+                return None
+            image, y, *more = _shaped(native, self.values, node.inputs, self.values[node.output])
+            return native.step(image, y, self._workspace, *more)
         values, (x, *residual) = self.values, (node.inputs[0], *node.inputs[RESIDUAL_INPUT:])
         if native.executor is not cpu.LOCAL or not self._fixed.issuperset((x, *residual)):
             return None
@@ -297,6 +324,12 @@ def _join_native(steps: Sequence[Call]) -> list[Call]:
         together: list[Any] = list(group)
         calls += [Chain([one for step in together for one in (step.steps if isinstance(step, Chain) else [step])])] if native else together
     return calls
+
+
+def _shaped(layer: IntegerLayer, values: Mapping[str, Array], names: Sequence[str], out: Array) -> list[Array]:
+    """The arrays of an integer layer: its input and result, and the scale and zero of a dynamic input."""
+    read, written = layer.shapes
+    return [values[names[0]].reshape(read), out.reshape(written), *(values[name] for name in names[1:])]
 
 
 def _prepared(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Call:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
-from pysim.network import arrays
+from pysim.network import arrays, byte_operators
 from pysim.network.arrays import Attributes, Bind
 from pysim.network.attention import attention
 from pysim.network.graph import Array, Node
@@ -264,6 +264,7 @@ NATIVE: dict[str, Bind] = {
     "Mish": _activated(lambda of: "mish"), "Mul": _times, "Pad": arrays.pad, "ReduceMean": _means, "Relu": _activated(lambda of: "relu"),
     "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece, "Softmax": arrays.softmax,
     "Sub": arrays.pair("Sub"), "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed, **arrays.NATIVE_ONLY,
+    **byte_operators.NATIVE,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Cast": _cast, "Clip": _clip, "ConvByTaps": convolutions.convolution,
@@ -271,7 +272,7 @@ _BY_NUMPY: dict[str, Run] = {
     "Hardmax": _hardmax, "Identity": _copy, "LeakyRelu": _leaky_relu, "LogSoftmax": _log_softmax, "LpPool": _lp_pool,
     "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply), "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
-    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy, "Where": _where,
+    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy, "Where": _where, **byte_operators.BY_NUMPY,
 }  # fmt: skip
 
 
@@ -300,7 +301,7 @@ def _natively(name: str) -> Run:
 
 OPERATORS = _BY_NUMPY | {name: _natively(name) for name in NATIVE}
 # Elementwise or row operators that may overwrite their input: an element is written after its last read.
-IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "LeakyRelu", "Mul", "Relu", "Softmax", "Sub", "Tanh"})
+IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "LeakyRelu", "Mul", "Relu", "Softmax", "Sub", "Table", "Tanh"})
 ACTIVATED = frozenset({"Add", "Affine"})  # may have a fused ReLU
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pysim.errors import ProblemError, printable
-from pysim.network.graph import Array, Graph, Node, Tensor, folded, live, renamed, without_empty
+from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, folded, live, renamed, without_empty
 from pysim.network.operators import reference
 from pysim.onnx import layers, shape_inference
 from pysim.onnx.branches import captured, with_branches
@@ -98,6 +98,7 @@ def _settled(
     graph = folded(graph._replace(nodes=nodes, inputs=inputs, tensors=known), _evaluated)
     told = {value for value, seen in types.items() if seen.sizes is not None}
     told -= {value for node in model.graph.node for value in node.output}
+    graph = graph._replace(quantized={**graph.quantized, **_quantized(nodes, graph.constants, opset)})
     while True:
         graph = live(read.shapes_known(graph))
         made = (value for node in graph.nodes for value in node.outputs if value)
@@ -129,6 +130,18 @@ def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array] | None:
     found: Sequence[Array] = run(inputs)
     if sum(array.nbytes for array in map(np.asarray, found)) > _MOST_FOLDED_BYTES:
         raise ProblemError(f'{node.op} "{printable(node.name)}" makes a constant of more than {_MOST_FOLDED_BYTES:,} bytes')
+    return found
+
+
+def _quantized(nodes: Sequence[Node], constants: Mapping[str, Array], opset: int) -> dict[str, Quantized]:
+    """The integers that constants are made of."""
+    found = dict[str, Quantized]()
+    for node in nodes:
+        if node.op == "DequantizeLinear" and node.output in constants and not node.attributes.get("block_size"):
+            values, scale, *zero = (constants.get(name) for name in node.inputs if name)
+            if values is not None and scale is not None and scale.dtype == np.float32 and constants[node.output].dtype == np.float32:
+                at = zero[0] if zero and zero[0] is not None else np.zeros((), values.dtype)
+                found[node.output] = Quantized(values, scale, at, node.attributes.get("axis", 1))
     return found
 
 
@@ -194,7 +207,8 @@ class _Reader(NamedTuple):
     def lowered(self, graph: Graph) -> Graph:
         """Every node in the form that fusion and execution expect, without identities."""
         names, nodes, constants, tensors = dict[str, str](), list[Node](), dict(graph.constants), dict(graph.tensors)
-        graph = graph._replace(tensors=tensors)  # extended below
+        quantized = dict(graph.quantized)
+        graph = graph._replace(tensors=tensors, quantized=quantized)  # extended below
         for node in graph.nodes:
             (node,) = renamed([node], names)
             if node.op in _IDENTITIES and not any(node.outputs[1:]) and node.output not in graph.outputs:
