@@ -15,12 +15,12 @@ from math import prod
 import numpy as np
 
 from pysim.errors import ProblemError, printable
-from pysim.network.graph import Array, Graph, Node
+from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.numpy_ops.resize import CROP, axis_of, rule_of
 
 Constants = dict[str, Array]
 Rows = tuple[int, Array, Array | None]  # axis, indices and shares of a Take
-Parts = list[tuple[Node, tuple[int, ...]]]  # nodes with the shapes of their outputs
+Parts = list[tuple[Node, tuple[int, ...] | Tensor | None]]  # nodes with the shapes of their outputs, None where that is known
 
 
 def constant_of(constants: Constants, node: Node, what: str, array: Array) -> str:

@@ -15,13 +15,13 @@ import numpy as np
 
 from pysim.errors import ProblemError, printable
 from pysim.network.fusion import norm_constants
-from pysim.network.graph import Graph, Node
-from pysim.network.lowering import array_operators
+from pysim.network.graph import Graph, Node, Tensor
+from pysim.network.lowering import along, array_operators
 from pysim.network.lowering.array_operators import Constants, Parts, constant_of
 from pysim.network.lowering.conv_transpose import transposed_by_phases
 from pysim.network.numpy_ops.operators import backward_too
 from pysim.network.numpy_ops.recurrent import INPUTS, WEIGHTS, recurrent
-from pysim.network.numpy_ops.selecting import with_places
+from pysim.network.numpy_ops.selecting import widened, with_places
 from pysim.network.operators import UFUNCS, checked
 from pysim.onnx import layers, shape_inference
 
@@ -144,6 +144,27 @@ def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node 
 
 def _matmul(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     return _linear(node, graph, constants, opset) or _as_it_is(node, graph, constants, opset)
+
+
+def _of_halves(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """A product of half numbers in float32, rounded once."""
+    half, given = np.dtype(np.float16), [name for name in node.inputs if name]
+    if any(graph.tensors[name].dtype != half or not graph.tensors[name].nbytes for name in (*given, node.output)):
+        return None
+    wide, parts, names = dict(graph.tensors), Parts(), dict[str, str]()
+    for at, name in enumerate(given):
+        shape = graph.tensors[name].shape
+        if name in constants:
+            names[name] = constant_of(constants, node, f"wide {at}", widened(constants[name]))
+        elif name not in names:
+            names[name] = f"{node.output}:wide {at}"
+            parts.append((Node("Cast", f"{node.name}:wide {at}", (name,), (names[name],)), Tensor(shape, np.dtype(np.float32))))
+        wide[names[name]] = Tensor(shape, np.dtype(np.float32))
+    result = Tensor(graph.tensors[node.output].shape, np.dtype(np.float32))
+    plain = node._replace(inputs=tuple(names.get(name, "") for name in node.inputs), outputs=(f"{node.output}:wide",))
+    wide[plain.output] = result
+    product = LOWER[node.op](plain, graph._replace(tensors=wide), constants, 0)
+    return product and [*parts, (product, result), (Node("Cast", f"{node.name}:rounded", plain.outputs, node.outputs), result.shape)]
 
 
 def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -328,7 +349,8 @@ def _power(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 
 EXPANSIONS = {
     "ConvTranspose": _by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
-    "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS,
+    "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS, **along.EXPANSIONS,
+    **dict.fromkeys(("Gemm", "MatMul"), _of_halves),
 }  # fmt: skip
 
 
@@ -440,5 +462,5 @@ LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
     "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
     "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **dict.fromkeys(UFUNCS, _elementwise), **array_operators.LOWER,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **dict.fromkeys(UFUNCS, _elementwise), **array_operators.LOWER, **along.LOWER,
 }  # fmt: skip
