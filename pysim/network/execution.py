@@ -200,7 +200,8 @@ class _Run:
         made = {one: node for node in graph.nodes for one in node.outputs}.get(name)
         if made is None or name not in buffers.offsets or graph.users()[name] != [len(graph.nodes)] or not self.values[name].nbytes:
             return False
-        return made.op != "Concat" and view_offset(graph, made) is None and isinstance(makers[name], Step | Chain | _ByName)
+        joined = any(name == result for result, _ in buffers.joined)  # parts of it are computed in the arena
+        return not joined and view_offset(graph, made) is None and isinstance(makers[name], Step | Chain | _ByName)
 
     def _moves(self, calls: Sequence[Call], inputs: Sequence[str], makers: dict[str, Call]) -> Moves:
         native = [call for call in calls if isinstance(call, Step | Chain)]

@@ -14,7 +14,7 @@ from pysim.problem.gemm import Gemm
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import rows_kinds
 from pysim.runtime.cpu import Array, check, epilogue_struct, library, problem_struct, schedule_struct
-from pysim.runtime.operators import NATIVE_DTYPES, takes
+from pysim.runtime.operators import NATIVE_DTYPES, as_floats, takes
 from pysim.runtime.steps import Step
 
 PAIRS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3}  # pysim_pair_kind
@@ -96,6 +96,7 @@ def rows_step(
 def take_step(out: Array, x: Array, at: Array, axis: int, shares: Array | None = None) -> Step | None:
     """out = x.take(at, axis). With shares, which have the shape of `at`: the sum over the rows of `at` of the elements taken times their
     shares. Negative indices count from the end. None if these arrays are unsupported."""
+    out, x = as_floats(out, x) if shares is None else (out, x)
     fits = at.dtype == np.int64 and at.flags.c_contiguous and at.size > 0 and (shares is None or takes(out, shares))
     if not fits or not takes(out, x):
         return None

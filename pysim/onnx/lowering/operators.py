@@ -266,7 +266,7 @@ def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node
 
 
 def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """max(0, min(1, alpha x + beta)): of an image as an Affine and a Clip, which a convolution before absorbs, else as three operators."""
+    """max(0, min(1, alpha x + beta)): of an image as an Affine and a Clip, which a convolution before absorbs, else as two operators."""
     x = graph.tensors[node.inputs[0]]
     if not array_operators.is_native(graph, node.inputs[0]):
         return None
@@ -277,9 +277,9 @@ def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | Non
     if size:
         parts: Parts = [(Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (line,)), x.shape)]
     else:
-        parts = [
+        return [
             (Node("Mul", f"{node.name}:scaled", (node.inputs[0], names[0]), (scaled,)), x.shape),
-            (Node("Add", f"{node.name}:line", (scaled, names[1]), (line,)), x.shape),
+            (Node("Add", node.name, (scaled, names[1]), node.outputs, {"activation": ("clamp", 0.0, 1.0)}), x.shape),
         ]
     return [*parts, (Node("Clip", node.name, (line,), node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
 
@@ -345,13 +345,6 @@ def _power(node: Node, graph: Graph, constants: Constants) -> Parts | None:
         return [(square, y.shape)]
     square = square._replace(name=f"{node.name}:square", outputs=(f"{node.output}:square",))
     return [(square, y.shape), (Node("Mul", node.name, (square.output, x if count == 3 else square.output), node.outputs), y.shape)]
-
-
-EXPANSIONS = {
-    "ConvTranspose": _by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
-    "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS, **along.EXPANSIONS,
-    **dict.fromkeys(("Gemm", "MatMul"), _of_halves),
-}  # fmt: skip
 
 
 def _mean(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -439,6 +432,27 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
     return Node(node.op, node.name, node.inputs, node.outputs) if floating else None
 
 
+def _reciprocal(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    kind = graph.tensors[node.output]
+    if not array_operators.is_native(graph, *node.inputs):
+        return None
+    one = constant_of(constants, node, "one", np.ones((), kind.dtype))
+    return [(Node("Div", node.name, (one, node.inputs[0]), node.outputs), kind.shape)]
+
+
+def _bound(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """The larger or smaller of a value and one constant: a Clip."""
+    for x, other in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
+        number, y = constants.get(other), graph.tensors[node.output]
+        if number is None or number.size != 1 or np.isnan(number).any() or x in constants or graph.tensors[x] != y:
+            continue
+        if array_operators.is_native(graph, x):
+            bound = float(number.reshape(()))
+            about = {"min": bound, "max": np.inf} if node.op == "Max" else {"min": -np.inf, "max": bound}
+            return [(Node("Clip", node.name, (x,), node.outputs, about), y.shape)]
+    return None
+
+
 def _of_numpy(node: Node, graph: Graph) -> bool:
     """Whether all types are NumPy's own: a float8, whose kind is also "f", has rules for what is too large."""
     kinds = [graph.tensors[name].dtype for name in (*node.inputs, *node.outputs)]
@@ -456,6 +470,11 @@ def _cast(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     return Node(node.op, node.name, node.inputs, node.outputs) if _of_numpy(node, graph) else None
 
 
+EXPANSIONS = {
+    "ConvTranspose": _by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
+    "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS, **along.EXPANSIONS,
+    **dict.fromkeys(("Gemm", "MatMul"), _of_halves), **dict.fromkeys(("Max", "Min"), _bound), "Reciprocal": _reciprocal,
+}  # fmt: skip
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Cast": _cast, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
