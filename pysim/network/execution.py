@@ -2,7 +2,8 @@
 """A network ready to run on a CPU: prepared weights, an arena for all values, consecutive native operators as one native call.
 
 Each call borrows a `_Run`, an arena with the calls that work on it, so any number of threads may call one model at once. A model keeps as
-many runs as were in use at the same time.
+many runs as were in use at the same time. Native steps read the caller's arrays and write new results where they are: each call moves
+their addresses.
 """
 
 import math
@@ -18,6 +19,7 @@ from pysim.arguments import whole
 from pysim.errors import OperandError, choose, printable
 from pysim.machine.cpu import Machine
 from pysim.network import operators, saved
+from pysim.network.along import SEVERAL
 from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.attention import fuse_attention
@@ -31,11 +33,12 @@ from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu
 from pysim.runtime import cpu
+from pysim.runtime.cpu import library
 from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.emulated import executor_for
 from pysim.runtime.integer_steps import quantize_range_step
 from pysim.runtime.operators import copy_step
-from pysim.runtime.steps import Chain, Step
+from pysim.runtime.steps import Chain, Slot, Step, addresses
 
 Call = Callable[[], object]
 
@@ -137,10 +140,10 @@ class Network:
     def _results(self, inputs: dict[str, Array]) -> list[Array]:
         run = self._borrow_run()
         try:
-            run.values.update(inputs)
+            run.begin(inputs, run.moves)
             for call in run.calls:
                 call()
-            return [np.array(run.values[name]) for name in self._graph.outputs]
+            return run.results(self._graph.outputs)
         finally:
             self._idle.append(run)
 
@@ -148,7 +151,7 @@ class Network:
         """The median seconds of each layer over `calls` calls, clock overhead included, after one warm-up call."""
         calls = whole(calls, "calls", 1)
         inputs, run = self._inputs_by_name(arrays, named), self._borrow_run()
-        run.values.update(inputs)
+        run.begin(inputs, run.step_moves)
         spent = np.empty((calls + 1, len(run.steps)))
         for row in spent:
             for at, step in enumerate(run.steps):
@@ -190,8 +193,12 @@ def _dense(x: Any, name: str, tensor: Tensor) -> Array:
     return cpu.dense(array, name, tensor.shape)
 
 
+Moves = dict[str, list[tuple[Slot, int]]]  # for the values that lie elsewhere in each call, where steps have their addresses
+
+
 class _Run:
-    """An arena and the calls that compute its values. Calls on the caller's arrays look these up in `values`."""
+    """An arena and the calls that compute its values. Native steps are bound to stand-ins for the caller's arrays; Python's calls look all
+    arrays up in `values`. `fresh` names the outputs that a step writes to new memory; other outputs are copied from the arena."""
 
     def __init__(self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | IntegerLayer | None], threads: int) -> None:
         buffers = plan.buffers
@@ -200,12 +207,57 @@ class _Run:
         for name, offset in buffers.offsets.items():
             tensor = graph.tensors[name]
             self.values[name] = np.ndarray(tensor.shape, tensor.dtype, self._arena, offset)
-        self._fixed = graph.constants.keys() | buffers.offsets.keys()  # values at the same address in every call
+        self._stand_ins = {name: np.empty(*graph.tensors[name]) for name in graph.inputs}  # never touched, so they have no memory
+        self.values |= self._stand_ins
+        bound = [name for name, array in self._stand_ins.items() if array.size]
+        self._moving = set(bound)  # at another address in each call, which steps are told
+        self._fixed = {*graph.constants, *buffers.offsets, *bound}  # what native steps may be bound to
+        self._views: list[Call] = []
         self._threads = threads
         products = [_workspace_bytes(layer, graph, threads) for layer in plan.layers]
         self._workspace = cpu.aligned(max([64, *products, *(native.workspace_bytes for native in natives if native is not None)]), np.uint8)
         self.steps = [self._step(layer, graph, native, buffers) for layer, native in zip(plan.layers, natives, strict=True)]
         self.calls = _join_native(self.steps)
+        makers = {name: step for layer, step in zip(plan.layers, self.steps, strict=True) for name in layer.node.outputs}
+        self._still = {name: self.values[name] for name in graph.outputs if self._is_written_once(name, graph, makers, buffers)}
+        self.moves, self.step_moves = (self._moves(calls, bound, makers) for calls in (self.calls, self.steps))
+
+    def _is_written_once(self, name: str, graph: Graph, makers: dict[str, Call], buffers: Buffers) -> bool:
+        """Whether an output can be written to memory of the caller's: its maker writes it alone, and nothing reads it."""
+        made = {one: node for node in graph.nodes for one in node.outputs}.get(name)
+        if made is None or name not in buffers.offsets or graph.users()[name] != [len(graph.nodes)] or not self.values[name].nbytes:
+            return False
+        joined = any(name == result for result, _ in buffers.joined)  # parts of it are computed in the arena
+        return not joined and view_offset(graph, made) is None and isinstance(makers[name], Step | Chain | _ByName)
+
+    def _moves(self, calls: Sequence[Call], inputs: Sequence[str], makers: dict[str, Call]) -> Moves:
+        native = [call for call in calls if isinstance(call, Step | Chain)]
+        placed = [one for call in native for one in addresses(call.slots())]
+        moves = {name: _offsets(placed, self._stand_ins[name]) for name in inputs}
+        for name, memory in self._still.items():
+            maker = makers[name]
+            steps = maker.steps if isinstance(maker, Chain) else (maker,)
+            slots = [slot for call in native for one in steps if isinstance(one, Step) for slot in call.slots(one)]
+            moves[name] = _offsets(addresses(slots), memory)
+        return moves
+
+    def begin(self, inputs: dict[str, Array], moves: Moves) -> None:
+        """Binds the steps to the caller's arrays and to new memory for results."""
+        values, cast = self.values, library()[0].cast
+        values.update(inputs)
+        for name, memory in self._still.items():
+            values[name] = cpu.aligned(memory.shape, memory.dtype)
+        for view in self._views:
+            view()
+        for name, slots in moves.items():
+            start = values[name].ctypes.data if slots else 0
+            for (struct, field), offset in slots:
+                setattr(struct, field, cast("void *", start + offset))
+
+    def results(self, names: Sequence[str]) -> list[Array]:
+        found = [self.values[name] if name in self._still else np.array(self.values[name]) for name in names]
+        self.values.update(self._still)  # so that results are the caller's alone
+        return found
 
     def _step(self, layer: Layer, graph: Graph, native: Prepared | IntegerLayer | None, buffers: Buffers) -> Call:
         node, values = layer.node, self.values
@@ -220,22 +272,34 @@ class _Run:
         if (offset := view_offset(graph, node)) is not None:
             return self._view(node, graph, buffers, offset)
         if "reference" in node.attributes:
-            run, outs = operators.by_reference(node), [values.get(name) for name in node.outputs]
-            return lambda: run(outs, [values[name] for name in names])
+            run = operators.by_reference(node)
+            return _ByName(lambda: run([values.get(name) for name in node.outputs], [values[name] for name in names]))
+        if node.op in SEVERAL:
+            return self._several(node)
         if node.op == "DynamicQuantizeLinear":
             return self._quantize_range(node)
         if node.op == "Concat":
             return self._concat(node, graph, buffers)
         if node.op == "MatMul" and layer.plan is not None:
             return self._products(layer, layer.plan)
-        operator, out, attributes = operators.OPERATORS[node.op], values[node.output], node.attributes
+        operator, attributes = operators.OPERATORS[node.op], node.attributes
         if node.op in operators.NATIVE and self._fixed.issuperset(names):
-            step = operators.NATIVE[node.op](out, [values[name] for name in names], attributes)
+            step = operators.NATIVE[node.op](values[node.output], [values[name] for name in names], attributes)
             if step is not None:
                 for one in step.steps if isinstance(step, Chain) else (step,):
                     one.on_threads(self._threads)
                 return step
-        return lambda: operator(out, [values[name] for name in names], attributes)
+        return _ByName(lambda: operator(values[node.output], [values[name] for name in names], attributes))
+
+    def _several(self, node: Node) -> Call:
+        """An operator with several results."""
+
+        def bound() -> Step | Chain | None:
+            outs, inputs = ([self.values[name] if name else None for name in names] for names in (node.outputs, node.inputs))
+            return SEVERAL[node.op](outs, inputs, node.attributes)
+
+        step = bound() if self._fixed.issuperset(filter(None, node.inputs)) else None
+        return step or _ByName(lambda: (bound() or _nothing)())
 
     def _products(self, layer: Layer, plan: Plan) -> Call:
         """The products of a MatMul."""
@@ -246,7 +310,7 @@ class _Run:
             products = products_of(self.values[node.output], arrays, node.attributes)
             return products.step(schedule, self._threads, self._workspace, node.attributes.get("alpha", 1.0))
 
-        return bound() if self._fixed.issuperset(node.inputs) else lambda: bound()()
+        return bound() if self._fixed.issuperset(node.inputs) else _ByName(lambda: bound()())
 
     def _quantize_range(self, node: Node) -> Call:
         """DynamicQuantizeLinear; results that nothing reads get memory of their own."""
@@ -270,7 +334,8 @@ class _Run:
             return None
         read, written = native.shapes
         image, out, *added = values[x].reshape(read), *(values[name].reshape(written) for name in (node.output, *residual))
-        return native.step(image, out, self._workspace, *added)
+        step = native.step(image, out, self._workspace, *added)
+        return step if isinstance(step, Step | Chain) or self._moving.isdisjoint((x, *residual)) else None
 
     def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Call:
         """Copies the parts that were not computed in the result."""
@@ -303,7 +368,19 @@ class _Run:
         def view() -> None:
             values[node.output] = values[name].reshape(-1)[first : first + size].reshape(shape)
 
-        return view
+        view()
+        self._views.append(view)
+        if name in self._fixed:
+            self._fixed.add(node.output)
+        if name in self._moving:
+            self._moving.add(node.output)
+        return _nothing
+
+
+def _offsets(placed: Sequence[tuple[Slot, int]], memory: Array) -> list[tuple[Slot, int]]:
+    """The slots with addresses in an array, and their offsets there."""
+    start = memory.ctypes.data
+    return [(slot, address - start) for slot, address in placed if 0 <= address - start < memory.nbytes]
 
 
 def _workspace_bytes(layer: Layer, graph: Graph, threads: int) -> int:
@@ -311,6 +388,16 @@ def _workspace_bytes(layer: Layer, graph: Graph, threads: int) -> int:
     if layer.plan is None or layer.node.op != "MatMul":
         return 0
     return shapes_of_products(layer.node, graph).workspace_bytes(on_cpu(layer.plan)[0], threads)
+
+
+class _ByName:
+    """A call that looks up all its arrays by their names."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from pysim.errors import ProblemError, printable
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, folded, live, renamed, without_empty
+from pysim.network.lowering.array_operators import Parts
 from pysim.network.operators import reference
 from pysim.onnx import layers, shape_inference
 from pysim.onnx.branches import captured, with_branches
@@ -218,7 +219,8 @@ class _Reader(NamedTuple):
                 why = "its condition is not known before the model runs, and control flow is not run"
                 raise ProblemError(f'{self.model}: If "{printable(node.name)}" cannot be run: {why}')
             for part, shape in self._forms(node, graph, constants):
-                tensors |= {part.output: Tensor(shape, tensors[node.outputs[0]].dtype)} if shape is not None else {}
+                if shape is not None:
+                    tensors[part.output] = shape if isinstance(shape, Tensor) else Tensor(shape, tensors[node.outputs[0]].dtype)
                 (part,) = renamed([_as_view(part, tensors)], names)
                 if part.op in ("Transpose", "View") and part.inputs[0] in constants and part.output not in graph.outputs:
                     transposed = constants[part.inputs[0]].transpose(part.attributes.get("perm", range(constants[part.inputs[0]].ndim)))
@@ -230,12 +232,12 @@ class _Reader(NamedTuple):
         tensors |= {name: Tensor(array.shape, array.dtype) for name, array in constants.items()}
         return graph._replace(nodes=tuple(nodes), constants=constants, tensors=tensors)
 
-    def _forms(self, node: Node, graph: Graph, constants: dict[str, Array]) -> "list[tuple[Node, tuple[int, ...] | None]]":
+    def _forms(self, node: Node, graph: Graph, constants: dict[str, Array]) -> Parts:
         """The nodes that a node is lowered to, each with its output's shape if `graph` lacks it."""
         if node.op == "Split":
             return [(part, None) for part in split(node, graph)]
         if (expand := EXPANSIONS.get(node.op)) and (parts := expand(node, graph, constants)):
-            return list(parts)
+            return parts
         lower = LOWER.get(node.op)
         if lower is None and node.op not in EXPANSIONS:
             return [(node, None)]
