@@ -6,6 +6,7 @@ A Launch has the structs and sizes of one problem under one schedule, and no arr
 write to the caller's arrays.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -206,8 +207,15 @@ class Launch:
         dense, size = self._second(weights), self.prepared_bytes
         if size:
             return self._prepare(dense, self._pointer(aligned(size, np.uint8)))
-        copy = aligned(dense.shape, dense.dtype)  # rows that begin on cache lines are read faster
-        copy[...] = dense
+        return self.restore(dense)
+
+    def restore(self, prepared: Array) -> Any:
+        """What `prepare` returned, of a copy of its bytes. OperandError if these are too few or too many."""
+        right = self.prepared_bytes or math.prod(self._second_shape) * self.workload.element_bytes
+        if prepared.nbytes != right:
+            raise OperandError(f"prepared weights of {self.workload.text} have {prepared.nbytes:,} bytes; expected {right:,}")
+        copy = aligned(prepared.shape, prepared.dtype)  # rows that begin on cache lines are read faster
+        copy[...] = prepared
         return self._pointer(copy)
 
     def _prepare(self, dense: Array, room: Any) -> Any:
@@ -319,12 +327,15 @@ class Prepared:
         executor: Executor = LOCAL,
         layout: Layout = "nchw",
         integers: Integers | None = None,
+        prepared: Array | None = None,
     ) -> None:
+        """`prepared`: the `bytes` of another launch of this kind, in place of weights."""
         launch = self._launch = Launch(workload, schedule, threads, executor, layout, integers)
         self.workload, self.schedule, self.threads, self.executor = workload, launch.schedule, threads, executor
         self.workspace_bytes, self.shapes = launch.workspace_bytes, launch.shapes  # of the input and of the result
         self._bias, self._activation = None if bias is None else np.array(as_numpy(bias, "bias")), activation
-        self._epilogue, self._prepared = launch.epilogue(self._bias, activation), launch.prepare(weights)
+        self._epilogue = launch.epilogue(self._bias, activation)
+        self._prepared = launch.prepare(weights) if prepared is None else launch.restore(prepared)
 
     @classmethod
     def of(
@@ -335,10 +346,20 @@ class Prepared:
         activation: Activation = None,
         threads: int = 1,
         integers: Integers | None = None,
+        prepared: Array | None = None,
     ) -> "Prepared":
         """A CPU's plan with these weights, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
-        return cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout, integers)
+        return cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout, integers, prepared)
+
+    @property
+    def bytes(self) -> Array:
+        """The prepared weights: how a plan of this name reads them under this build of the library."""
+        return np.frombuffer(self._launch._ffi.buffer(self._prepared), np.uint8)
+
+    @property
+    def bias(self) -> Array | None:
+        return self._bias
 
     def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Any:
         """`residual`, of the result's shape, is added before the activation. The result is `out`, or a new array of the kind that x is."""
