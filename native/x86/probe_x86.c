@@ -129,7 +129,9 @@ DEFINE_GROUPS(bf16_avx512bf16, __attribute__((target("avx512f,avx512bf16"))), __
 DEFINE_GROUPS(s8_avxvnni, __attribute__((target("avx2,avxvnni"))), __m256i, __m256i, _mm256_setzero_si256(), 12, TWELVE)
 #undef PRODUCT
 #else
-enum { s8_avx512vnni, bf16_avx512bf16, s8_avxvnni };
+#define s8_avx512vnni NULL
+#define bf16_avx512bf16 NULL
+#define s8_avxvnni NULL
 #endif
 
 pysim_read_blocks pysim_x86_read_blocks(void) {
