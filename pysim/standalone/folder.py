@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a plan's folder: plan.h, the sources that it needs, a test and a benchmark, a Makefile, a README and the licence.
+
+The sources are the library's own, so the program computes the library's bits at its speed.
+"""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from pysim.errors import PlanError, ProblemError, printable, quoted
+from pysim.explain.text import explain
+from pysim.machine.gpu import Gpu
+from pysim.problem.dtypes import BY_NAME
+from pysim.record.description import seconds_text
+from pysim.record.plan import Plan
+from pysim.registry.cpu import cpu_epilogues
+from pysim.registry.native_files import native_file
+from pysim.standalone.expression import Code, code_of
+from pysim.standalone.header import header_of_cpu
+from pysim.standalone.sources import Sources, Unit, sources_of
+
+_ACTIVATION = "    default: return x;\n"  # of activated() in templates/activations.h
+_MAKEFILE = """\
+# Builds and tests the plan: make test, make benchmark. For another CPU: make CC=... LDFLAGS=-static RUN="qemu-... "
+CFLAGS = -std=gnu11 -O3 -Wall -Wno-unknown-pragmas -Wno-psabi -Wno-unused-function
+OBJECTS = {objects}
+
+plan: $(OBJECTS)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -pthread -lm
+
+build/%.o: %.c plan.h native/standalone/plain.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -I. -Inative $(OWN) -c -o $@ $<
+{own}
+test: plan
+	$(RUN) ./plan test
+benchmark: plan
+	$(RUN) ./plan benchmark
+clean:
+	rm -rf build plan
+.PHONY: test benchmark clean
+"""
+_README = """\
+# {problem} on {machine}
+
+    make test          # against plain loops in double
+    make benchmark     # predicted: {seconds}
+    ./plan run FIRST SECOND RESULT [BIAS]        # raw arrays; {operands}
+
+A program uses the plan as `main.c` does: prepare the weights once, open the plan once, and run it as often as needed. {needs}
+
+| | |
+|---|---|
+| `plan.h` | problem, schedule{epilogue}, prediction |
+| `{kernel}` | the kernel `{name}` |
+| `{loops}` | the loops of `{algorithm}` around it |
+| `native/abi/run.c` | the entry points, which `native/pysim.h` declares |
+| `main.c` | test, benchmark, runs on files |
+
+Written by `pysim export` from the sources of pysim's own library, under its licence (LICENSE). The plan:
+
+```
+{explanation}
+```
+"""
+
+
+def check_directory(directory: Path) -> None:
+    """ProblemError unless the folder can be made, or is empty."""
+    name = printable(str(directory))
+    try:
+        if directory.is_dir():
+            if any(directory.iterdir()):
+                raise ProblemError(f"{name} is not empty; expected a new or an empty folder")
+        elif os.path.lexists(directory):
+            raise ProblemError(f"{name} is a file; expected a new or an empty folder")
+        elif not directory.parent.is_dir():
+            raise ProblemError(f"{name} cannot be made: there is no folder {printable(str(directory.parent))}")
+        if not os.access(directory if directory.is_dir() else directory.parent, os.W_OK):
+            raise ProblemError(f"{name} cannot be written: permission denied")
+    except (OSError, ValueError) as error:
+        raise ProblemError(f"{name} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def write(plan: Plan, directory: Path, epilogue: str | None = None) -> list[str]:
+    """Writes the plan's folder, and returns its files. `epilogue`: what becomes of a result x (pysim/standalone/expression.py).
+
+    The folder is new or empty; if something fails, it stays as it was. Raises PlanError for an epilogue that is not understood, and
+    ProblemError for a folder that cannot be written.
+    """
+    code = None if epilogue is None else _code(plan, epilogue)
+    check_directory(directory)
+    files = _files_of_cpu(plan, epilogue, code)
+    try:
+        with tempfile.TemporaryDirectory(dir=directory.resolve().parent) as scratch:
+            made = Path(scratch) / "plan"
+            for path, text in files.items():
+                (made / path).parent.mkdir(parents=True, exist_ok=True)
+                (made / path).write_text(text, encoding="utf-8")
+            made.replace(directory.resolve())
+    except OSError as error:
+        raise ProblemError(f"{printable(str(directory))} cannot be written: {error.strerror}") from None
+    return sorted(files)
+
+
+def _code(plan: Plan, epilogue: str) -> Code:
+    code = code_of(epilogue)
+    dtype = plan.workload.dtype
+    result = BY_NAME[dtype].gpu_results[0] if isinstance(plan.on, Gpu) else BY_NAME[dtype].cpu_result
+    if result == "s32":
+        raise PlanError(f"epilogue {quoted(epilogue)} is for floating-point results; those of {dtype} are whole numbers")
+    return code
+
+
+def _files_of_cpu(plan: Plan, epilogue: str | None, code: Code | None) -> dict[str, str]:
+    sources = sources_of(plan, code is not None)
+    files = {f"native/{path}": text for path, text in sources.files.items()}
+    number = len(cpu_epilogues())
+    if code:
+        files["native/epilogues.inc"] += f"PYSIM_EPILOGUE({number}, plan, 1, plan_epilogue(x))\n"
+    files["native/standalone/plain.h"] = native_file("standalone/plain.h").read_text()
+    files["main.c"] = native_file("standalone/main.c").read_text()
+    files["plan.h"] = header_of_cpu(plan, sources.row, (" ".join(str(epilogue).split()), code, number) if code else None)
+    files["Makefile"] = _makefile(sources.units)
+    return files | _texts(plan, sources, epilogue)
+
+
+def _makefile(units: list[Unit]) -> str:
+    objects = ["build/main.o", *(f"build/native/{unit.path[:-2]}.o" for unit in units)]
+    own = []
+    for unit in units:
+        vectors = f"-DVECTORS='\"{unit.vectors}\"'" if unit.vectors else ""
+        if words := " ".join(one for one in (unit.flags, vectors) if one):
+            own.append(f"build/native/{unit.path[:-2]}.o: OWN = {words}\n")
+    return _MAKEFILE.format(objects=" \\\n  ".join(objects), own="".join(own))
+
+
+def _texts(plan: Plan, sources: Sources, epilogue: str | None) -> dict[str, str]:
+    readme = _README.format(
+        problem=plan.problem,
+        machine=plan.machine,
+        seconds=seconds_text(plan.seconds or 0.0),
+        operands="A, B and C" if plan.problem.startswith("gemm") else f"input and output {plan.layout.upper()}, filters MCRS",
+        needs="It needs a C compiler and make.",
+        epilogue=f", epilogue `{' '.join(epilogue.split())}`" if epilogue else "",
+        kernel=f"native/{sources.kernel}",
+        name=plan.kernel,
+        loops=next(f"native/{unit.path}" for unit in sources.units if unit.path.startswith("algorithms/") and _defines(unit.path, plan)),
+        algorithm=plan.algorithm,
+        explanation=explain(plan),
+    )
+    return {"README.md": readme, "LICENSE": native_file("../LICENSE").read_text()}
+
+
+def _defines(path: str, plan: Plan) -> bool:
+    from pysim.standalone.sources import algorithm_of
+
+    return re.search(rf"pysim_algorithm_{algorithm_of(plan)} = ", native_file(path).read_text()) is not None
