@@ -12,19 +12,22 @@ from pathlib import Path
 from pysim.errors import PlanError, ProblemError, printable, quoted
 from pysim.explain.text import explain
 from pysim.machine.gpu import Gpu
+from pysim.problem.conv import Conv
 from pysim.problem.dtypes import BY_NAME
 from pysim.record.description import seconds_text
 from pysim.record.plan import Plan
 from pysim.registry.cpu import cpu_epilogues
+from pysim.registry.cuda import epilogues
 from pysim.registry.native_files import native_file
+from pysim.standalone.cuda_sources import cuda_sources_of
 from pysim.standalone.expression import Code, code_of
-from pysim.standalone.header import header_of_cpu
-from pysim.standalone.sources import Sources, Unit, sources_of
+from pysim.standalone.header import header_of_cpu, header_of_cuda
+from pysim.standalone.sources import Unit, algorithm_of, sources_of
 
 _ACTIVATION = "    default: return x;\n"  # of activated() in templates/activations.h
 _MAKEFILE = """\
 # Builds and tests the plan: make test, make benchmark. For another CPU: make CC=... LDFLAGS=-static RUN="qemu-... "
-CFLAGS = -std=gnu11 -O3 -Wall -Wno-unknown-pragmas -Wno-psabi -Wno-unused-function
+CFLAGS = -std=gnu11 -O3 -Wall -Wno-unknown-pragmas -Wno-psabi -Wno-unused-function -Wno-maybe-uninitialized
 OBJECTS = {objects}
 
 plan: $(OBJECTS)
@@ -42,6 +45,29 @@ clean:
 	rm -rf build plan
 .PHONY: test benchmark clean
 """
+_CUDA_MAKEFILE = """\
+# Builds and tests the plan: make test, make benchmark. For another GPU: make ARCH=80
+NVCC = nvcc
+ARCH = {arch}
+CODE = -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -DPYSIM_GPU_ARCHS='"$(ARCH)"'
+CFLAGS = -std=c++17 -O3 -diag-suppress=177{hopper}
+OBJECTS = {objects}
+
+plan: $(OBJECTS)
+	$(NVCC) -cudart static -o $@ $^
+
+build/%.o: %.cu plan.h native/standalone/plain.h
+	@mkdir -p $(@D)
+	$(NVCC) $(CFLAGS) $(CODE) -Inative/cuda -Inative -I. $(OWN) -c -o $@ $<
+{own}
+test: plan
+	./plan test
+benchmark: plan
+	./plan benchmark
+clean:
+	rm -rf build plan
+.PHONY: test benchmark clean
+"""
 _README = """\
 # {problem} on {machine}
 
@@ -49,15 +75,15 @@ _README = """\
     make benchmark     # predicted: {seconds}
     ./plan run FIRST SECOND RESULT [BIAS]        # raw arrays; {operands}
 
-A program uses the plan as `main.c` does: prepare the weights once, open the plan once, and run it as often as needed. {needs}
+A program uses the plan as `{main}` does: {use}. Building needs make and {needs}.
 
 | | |
 |---|---|
 | `plan.h` | problem, schedule{epilogue}, prediction |
 | `{kernel}` | the kernel `{name}` |
-| `{loops}` | the loops of `{algorithm}` around it |
-| `native/abi/run.c` | the entry points, which `native/pysim.h` declares |
-| `main.c` | test, benchmark, runs on files |
+| `{loops}` | {around} |
+| `{entries}` | the entry points, which `{header}` declares |
+| `{main}` | test, benchmark, runs on files |
 
 Written by `pysim export` from the sources of pysim's own library, under its licence (LICENSE). The plan:
 
@@ -92,7 +118,8 @@ def write(plan: Plan, directory: Path, epilogue: str | None = None) -> list[str]
     """
     code = None if epilogue is None else _code(plan, epilogue)
     check_directory(directory)
-    files = _files_of_cpu(plan, epilogue, code)
+    own = (" ".join(str(epilogue).split()), code) if code else None
+    files = _files_of_cuda(plan, own) if isinstance(plan.on, Gpu) else _files_of_cpu(plan, own)
     try:
         with tempfile.TemporaryDirectory(dir=directory.resolve().parent) as scratch:
             made = Path(scratch) / "plan"
@@ -114,17 +141,34 @@ def _code(plan: Plan, epilogue: str) -> Code:
     return code
 
 
-def _files_of_cpu(plan: Plan, epilogue: str | None, code: Code | None) -> dict[str, str]:
-    sources = sources_of(plan, code is not None)
+def _files_of_cpu(plan: Plan, epilogue: tuple[str, Code] | None) -> dict[str, str]:
+    sources, number = sources_of(plan, epilogue is not None), len(cpu_epilogues())
     files = {f"native/{path}": text for path, text in sources.files.items()}
-    number = len(cpu_epilogues())
-    if code:
+    if epilogue:
         files["native/epilogues.inc"] += f"PYSIM_EPILOGUE({number}, plan, 1, plan_epilogue(x))\n"
-    files["native/standalone/plain.h"] = native_file("standalone/plain.h").read_text()
     files["main.c"] = native_file("standalone/main.c").read_text()
-    files["plan.h"] = header_of_cpu(plan, sources.row, (" ".join(str(epilogue).split()), code, number) if code else None)
+    files["plan.h"] = header_of_cpu(plan, sources.row, (*epilogue, number) if epilogue else None)
     files["Makefile"] = _makefile(sources.units)
-    return files | _texts(plan, sources, epilogue)
+    loops = next(unit.path for unit in sources.units if unit.path.startswith("algorithms/") and _defines(unit.path, plan))
+    return files | _texts(plan, sources.kernel, loops, epilogue)
+
+
+def _files_of_cuda(plan: Plan, epilogue: tuple[str, Code] | None) -> dict[str, str]:
+    sources = cuda_sources_of(plan, epilogue[1] if epilogue else None)
+    files = {f"native/{path}": text for path, text in sources.files.items()}
+    files["main.cu"] = native_file("standalone/main.cu").read_text()
+    files["plan.h"] = header_of_cuda(plan, (*epilogue, len(epilogues())) if epilogue else None)
+    objects = ["build/main.o", *(f"build/native/cuda/{unit.path[:-3]}.o" for unit in sources.units)]
+    own = [f"build/native/cuda/{unit.path[:-3]}.o: OWN = -DPYSIM_UNIT={unit.unit}\n" for unit in sources.units if unit.unit]
+    assert isinstance(plan.on, Gpu)
+    arch = f"{plan.on.capability_number}{'a' * (plan.on.capability_number == 90)}"
+    hopper = " -DPYSIM_HOPPER" * sources.hopper
+    files["Makefile"] = _CUDA_MAKEFILE.format(objects=_listed(objects), own="".join(own), arch=arch, hopper=hopper)
+    return files | _texts(plan, sources.kernel, f"cuda/abi/{'conv' if isinstance(plan.workload, Conv) else 'gemm'}.cu", epilogue)
+
+
+def _listed(objects: list[str]) -> str:
+    return " \\\n  ".join(objects)
 
 
 def _makefile(units: list[Unit]) -> str:
@@ -134,27 +178,35 @@ def _makefile(units: list[Unit]) -> str:
         vectors = f"-DVECTORS='\"{unit.vectors}\"'" if unit.vectors else ""
         if words := " ".join(one for one in (unit.flags, vectors) if one):
             own.append(f"build/native/{unit.path[:-2]}.o: OWN = {words}\n")
-    return _MAKEFILE.format(objects=" \\\n  ".join(objects), own="".join(own))
+    return _MAKEFILE.format(objects=_listed(objects), own="".join(own))
 
 
-def _texts(plan: Plan, sources: Sources, epilogue: str | None) -> dict[str, str]:
+def _texts(plan: Plan, kernel: str, loops: str, epilogue: tuple[str, Code] | None) -> dict[str, str]:
+    """README, licence, and the test's plain loops."""
+    on_gpu = isinstance(plan.on, Gpu)
+    layout = f"input and output {plan.layout.upper()}, filters {'MRSC' if plan.layout == 'nhwc' else 'MCRS'}"
     readme = _README.format(
         problem=plan.problem,
         machine=plan.machine,
         seconds=seconds_text(plan.seconds or 0.0),
-        operands="A, B and C" if plan.problem.startswith("gemm") else f"input and output {plan.layout.upper()}, filters MCRS",
-        needs="It needs a C compiler and make.",
-        epilogue=f", epilogue `{' '.join(epilogue.split())}`" if epilogue else "",
-        kernel=f"native/{sources.kernel}",
+        operands=layout if isinstance(plan.workload, Conv) else "A, B and C",
+        use="call `pysim_cuda_run` on device memory"
+        if on_gpu
+        else "prepare the weights once, open the plan once, and run it as often as needed",
+        main="main.cu" if on_gpu else "main.c",
+        needs="nvcc" if on_gpu else "a C compiler",
+        epilogue=f", epilogue `{epilogue[0]}`" if epilogue else "",
+        kernel=f"native/{kernel}",
         name=plan.kernel,
-        loops=next(f"native/{unit.path}" for unit in sources.units if unit.path.startswith("algorithms/") and _defines(unit.path, plan)),
-        algorithm=plan.algorithm,
+        loops=f"native/{loops}",
+        around="checks, workspace and launch" if on_gpu else f"the loops of `{plan.algorithm}` around it",
+        entries="native/cuda/abi/run.cu" if on_gpu else "native/abi/run.c",
+        header="native/pysim_cuda.h" if on_gpu else "native/pysim.h",
         explanation=explain(plan),
     )
-    return {"README.md": readme, "LICENSE": native_file("../LICENSE").read_text()}
+    plain = native_file("standalone/plain.h").read_text()
+    return {"README.md": readme, "LICENSE": native_file("../LICENSE").read_text(), "native/standalone/plain.h": plain}
 
 
 def _defines(path: str, plan: Plan) -> bool:
-    from pysim.standalone.sources import algorithm_of
-
     return re.search(rf"pysim_algorithm_{algorithm_of(plan)} = ", native_file(path).read_text()) is not None
