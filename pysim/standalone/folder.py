@@ -19,6 +19,7 @@ from pysim.record.plan import Plan
 from pysim.registry.cpu import cpu_epilogues
 from pysim.registry.cuda import epilogues
 from pysim.registry.native_files import native_file
+from pysim.runtime.foreign import POWER10
 from pysim.standalone.cuda_sources import cuda_sources_of
 from pysim.standalone.expression import Code, code_of
 from pysim.standalone.header import header_of_cpu, header_of_cuda
@@ -26,7 +27,7 @@ from pysim.standalone.sources import Unit, algorithm_of, sources_of
 
 _ACTIVATION = "    default: return x;\n"  # of activated() in templates/activations.h
 _MAKEFILE = """\
-# Builds and tests the plan: make test, make benchmark. For another CPU: make CC=... LDFLAGS=-static RUN="qemu-... "
+# Builds and tests the plan: make test, make benchmark. RUN: what runs programs of another CPU here.
 CFLAGS = -std=gnu11 -O3 -Wall -Wno-unknown-pragmas -Wno-psabi -Wno-unused-function -Wno-maybe-uninitialized
 OBJECTS = {objects}
 
@@ -39,12 +40,17 @@ build/%.o: %.c plan.h native/standalone/plain.h
 {own}
 test: plan
 	$(RUN) ./plan test
-benchmark: plan
+benchmark: test
 	$(RUN) ./plan benchmark
 clean:
 	rm -rf build plan
 .PHONY: test benchmark clean
 """
+# Of the kernels of POWER10, on another computer
+_TARGET = "__mma"
+_CROSS = f"""; on a computer without POWER10
+
+    make CC={POWER10.gcc} LDFLAGS=-static RUN="{POWER10.emulators[0]} {" ".join(POWER10.emulator_arguments)}" test"""
 _CUDA_MAKEFILE = """\
 # Builds and tests the plan: make test, make benchmark. For another GPU: make ARCH=80
 NVCC = nvcc
@@ -62,7 +68,7 @@ build/%.o: %.cu plan.h native/standalone/plain.h
 {own}
 test: plan
 	./plan test
-benchmark: plan
+benchmark: test
 	./plan benchmark
 clean:
 	rm -rf build plan
@@ -72,10 +78,10 @@ _README = """\
 # {problem} on {machine}
 
     make test          # against plain loops in double
-    make benchmark     # predicted: {seconds}
+    make benchmark     # after the test; predicted: {seconds}
     ./plan run FIRST SECOND RESULT [BIAS]        # raw arrays; {operands}
 
-A program uses the plan as `{main}` does: {use}. Building needs make and {needs}.
+A program uses the plan as `{main}` does: {use}. Building needs make and {needs}
 
 | | |
 |---|---|
@@ -194,7 +200,7 @@ def _texts(plan: Plan, kernel: str, loops: str, epilogue: tuple[str, Code] | Non
         if on_gpu
         else "prepare the weights once, open the plan once, and run it as often as needed",
         main="main.cu" if on_gpu else "main.c",
-        needs="nvcc" if on_gpu else "a C compiler",
+        needs="nvcc." if on_gpu else f"a C compiler{_CROSS if _TARGET in plan.kernel else '.'}",
         epilogue=f", epilogue `{epilogue[0]}`" if epilogue else "",
         kernel=f"native/{kernel}",
         name=plan.kernel,

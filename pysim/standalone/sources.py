@@ -22,10 +22,18 @@ FLAGS = {
     "mma": "-mcpu=power10",
     "portable": "",
 }
+# Instances of native/x86/groups/kernels.c, as there: (target, dtype) -> flags
+GROUPS = {
+    ("avx512vnni", "s8"): f"{FLAGS['avx512']} -mavx512vnni -DWIDTH=512 -DPRODUCTS",
+    ("avx512bf16", "bf16"): f"{FLAGS['avx512']} -mavx512bf16 -DWIDTH=512 -DPRODUCTS -DHALVES",
+    ("avxvnni", "s8"): f"{FLAGS['avx2']} -mavxvnni -DWIDTH=256 -DPRODUCTS",
+    ("avx2", "s8"): f"{FLAGS['avx2']} -DWIDTH=256",
+    ("avx2", "bf16"): f"{FLAGS['avx2']} -DWIDTH=256 -DHALVES",
+}
 _FOLDERS = {"avx2": "x86", "avx512": "x86", "mma": "power10", "portable": "portable"}
 _ROOMS = ("abi", "algorithms", "threads", "portable")  # where functions of other files are looked for
 _APART = {"abi/probe.c", "abi/worker.c"}
-NEST_FORMS = ("win", "fil", "outer")  # of rows of kernels.inc
+NEST_FORMS = ("win", "fil", "outer", "groups")  # of rows of kernels.inc
 _DEFINED = re.compile(r"^(?!static|extern|typedef|return|else)[a-z][\w *]*?\b(\w+)(?:\(| = )", re.MULTILINE)
 _BY_MACRO = re.compile(r"^DEFINE_\w+\((?:\w+, )?(\w+__\w+)", re.MULTILINE)
 _PASTED = re.compile(r"#define \w+\(([^)]*)\)((?:.*\\\n)*.*)")
@@ -57,7 +65,7 @@ def sources_of(plan: Plan, with_epilogue: bool) -> Sources:
     """The sources of a CPU's plan. `with_epilogue`: also those that apply PLAN_VECTOR_EPILOGUE (native/standalone/epilogue.c)."""
     row, algorithm = cpu_kernel(plan.kernel), algorithm_of(plan)
     assert row
-    own = _isa_file(row.name, row.target)
+    own, target = _isa_file(row, row.name), _vectors_of(row.target)
     plain = _closure([f"pysim_algorithm_{algorithm}", "pysim_run_job"])
     templates = _templates(row, own, plain)
     plain = sorted(path for path in _closure([*plain, *templates]) if path not in templates)
@@ -66,13 +74,13 @@ def sources_of(plan: Plan, with_epilogue: bool) -> Sources:
     for one in rows:
         packs = one.form in (*NEST_FORMS, "phases")
         names = [one.name, *[f"pack_{one.dtype}__{one.target}{end}" for end in ("", "_segment")] * packs]
-        paths = (_isa_file(name, one.target) for name in names)
-        units |= dict.fromkeys(Unit(path, FLAGS[one.target]) for path in paths if path and path not in plain)
-    vectors = f"x86/vectors/vec_{row.target}_{row.dtype}.h" if _FOLDERS[row.target] == "x86" else f"portable/vec_{_result(row.dtype)}.h"
+        paths = (_isa_file(one, name) for name in names)
+        units |= dict.fromkeys(Unit(path, _flags(one)) for path in paths if path and path not in plain)
+    vectors = f"x86/vectors/vec_{target}_{_result(row.dtype)}.h" if _FOLDERS[target] == "x86" else f"portable/vec_{_result(row.dtype)}.h"
     templates += ["standalone/epilogue.c"] * with_epilogue
-    units |= dict.fromkeys(Unit(path, FLAGS[row.target], vectors) for path in templates)
+    units |= dict.fromkeys(Unit(path, FLAGS[target], vectors) for path in templates)
     texts = _with_includes([*(unit.path for unit in units), *[vectors] * bool(templates)])
-    loops = (row.target if vectors.startswith("x86") else "portable", _result(row.dtype))
+    loops = (target if vectors.startswith("x86") else "portable", _result(row.dtype))
     cut = _Cut(rows, algorithm, loops, str(plan.tile.get("outputs")))
     return Sources({path: cut(path, text) for path, text in texts.items()}, list(units), own or templates[0], rows.index(row))
 
@@ -144,9 +152,22 @@ def _closure(start: Iterable[str]) -> list[str]:
     return found
 
 
-def _isa_file(name: str, target: str) -> str | None:
-    """The ISA's C file that defines a kernel or a packing routine, by its name or by a macro that pastes it."""
-    for path in _c_files(_FOLDERS[target]):
+def _flags(row: Kernel) -> str:
+    """The flags of the file that defines a row's kernel."""
+    groups = GROUPS.get((row.target, row.dtype))
+    return f"{groups} -DTARGET={row.target}" if groups else FLAGS[row.target]
+
+
+def _vectors_of(target: str) -> str:
+    """The target of the vectors that go with a target."""
+    return "avx512" if target.startswith("avx512") else "avx2" if target.startswith("avx") else target
+
+
+def _isa_file(row: Kernel, name: str) -> str | None:
+    """The ISA's C file that defines a row's kernel or packing routine, by its name or by a macro that pastes it."""
+    if (row.target, row.dtype) in GROUPS:
+        return "x86/groups/kernels.c"
+    for path in _c_files(_FOLDERS[row.target]):
         text = _read(path)
         if name in _BY_MACRO.findall(text) or any(re.fullmatch(pattern, name) for pattern in _pasted(text)):
             return path
@@ -219,6 +240,6 @@ class _Cut(NamedTuple):
             text = re.sub(r"^DEFINE_\w+\((\w+).*\n", lambda line: line[0] * (line[1] not in others), text, flags=re.MULTILINE)
             if wide := next((one for one in self.rows if f"DEFINE_WIN({one.name}," in text), None):  # tiles of up to vectors x broadcasts
                 text = re.sub(r"(#define SIZES\(M\)).*", rf"\1 V{wide.windows // wide.lane_windows}(M, TO{wide.filters})", text)
-            else:
+            elif "DEFINE_WIN_SIZES" in text:
                 text = re.sub(r"^(?:#define SIZES|DEFINE_WIN_SIZES).*\n", "", text, flags=re.MULTILINE)
         return text

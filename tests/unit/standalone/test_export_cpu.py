@@ -16,7 +16,7 @@ from pysim.problem.conv import Conv
 from pysim.registry.cpu import algorithms, cpu_kernel
 from pysim.runtime.cpu import NUMPY_DTYPES, available_kernels
 from pysim.runtime.cpu_launch import Launch
-from pysim.standalone.sources import FLAGS, sources_of
+from pysim.standalone.sources import FLAGS, GROUPS, sources_of
 
 # algorithm -> an odd problem, a kernel that compiles quickly, and other terms of the request
 PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -75,6 +75,9 @@ def test_the_flags_of_an_instruction_set_are_those_of_the_library() -> None:
     for target in ("avx2", "avx512"):
         listed = re.search(rf"^  {target} = \[(.*)\]", text, re.MULTILINE)
         assert listed and re.findall(r"'([^']+)'", listed[1]) == FLAGS[target].split()
+    groups = re.findall(r"^ +'(\w+)_(\w+)': \[(avx\w+)(?: \+ \['(-\S+)'\])?, \[(.*)\]\],", text, re.MULTILINE)
+    listed_groups = {(target, dtype): f"{FLAGS[base]} {own} {defines}" for target, dtype, base, own, defines in groups}
+    assert {key: re.sub("[', ]+", " ", flags).strip() for key, flags in listed_groups.items()} == GROUPS
 
 
 @pytest.mark.parametrize("machine", ["zen4", "power10-e1050"])
@@ -82,7 +85,7 @@ def test_every_kernel_that_a_machine_runs_can_be_exported(machine: str) -> None:
     """Its definition is in one of the sources, and the tables keep that row alone."""
     problems = ["conv:ic16ih13oc16kh3ph1", "conv:g16ic16ih13oc16kh3ph1", "conv:ic16ih13oc16kh3sh2ph1", "gemm:2x48x48", "gemm:2x48x48:nt"]
     seen = set()
-    for problem in [one + dtype for one in problems for dtype in ("", ":f64")]:
+    for problem in [one + dtype for one in problems for dtype in ("", ":f64", ":s8", ":bf16")]:
         for considered in pysim.plans(problem, machine, 400):
             if considered.kernel in seen:
                 continue
