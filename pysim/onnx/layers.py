@@ -371,7 +371,7 @@ def _sizes(tensor: ValueType) -> list[int]:
     return [size for size in tensor.sizes or () if isinstance(size, int)]
 
 
-def _conv(x: ValueType, w: ValueType, attributes: Mapping[str, Any], dtype: str) -> Conv:
+def conv_of(x: ValueType, w: ValueType, attributes: Mapping[str, Any], dtype: str) -> Conv:
     image, weights = _sizes(x), _sizes(w)
     if len(image) != 4:
         kind = f", a {len(image) - 2}-D convolution" if len(image) > 2 else ""
@@ -461,4 +461,4 @@ def _matmul(a: ValueType, b: ValueType, attributes: Mapping[str, Any], dtype: st
 
 
 _READERS: dict[str, Callable[[ValueType, ValueType, Mapping[str, Any], str], Workload]]
-_READERS = {"Conv": _conv, "Gemm": _gemm, "MatMul": _matmul}
+_READERS = {"Conv": conv_of, "Gemm": _gemm, "MatMul": _matmul}
