@@ -10,14 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["PysimError", "compare", "conv2d", "gemm", "load", "plan", "plans", "prepare"]
+__all__ = ["PysimError", "compare", "conv2d", "export", "gemm", "load", "plan", "plans", "prepare"]
 
 if TYPE_CHECKING:
     from pysim.api import compare, conv2d, gemm, plan, plans, prepare
     from pysim.errors import PysimError
     from pysim.onnx.load import load
+    from pysim.standalone import export
 
-_ELSEWHERE = {"PysimError": "pysim.errors", "load": "pysim.onnx.load"}
+_ELSEWHERE = {"PysimError": "pysim.errors", "export": "pysim.standalone", "load": "pysim.onnx.load"}
 
 
 def __getattr__(name: str) -> Any:

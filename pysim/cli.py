@@ -32,6 +32,7 @@ COMMANDS = {
     "run": "Plan, check the result, and time it on this computer.",
     "compare": "Predicted and measured times beside other libraries, layer by layer.",
     "report": "Plans and measurements as one page to show.",
+    "export": "A plan as C or CUDA that needs neither pysim nor Python, with its test and benchmark.",
     "history": "Measurements of other days beside one another, or beside a baseline.",
     "search": "Find the best plan by measurement within a time budget; rate the model's choice.",
     "sweep": "Many problems, machines and options from a file; resumable, on many workers.",

@@ -12,7 +12,7 @@ import pysim.torch
 from pysim import cachemodel
 
 PUBLIC: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "pysim": (pysim, ("conv2d", "gemm", "prepare", "plan", "plans", "compare", "load")),
+    "pysim": (pysim, ("conv2d", "gemm", "prepare", "plan", "plans", "compare", "load", "export")),
     "pysim.torch": (pysim.torch, ("optimize", "backend", "report", "refresh")),
     "pysim.cachemodel": (cachemodel, ("Cache", "Hierarchy", "SharedMemory")),
 }

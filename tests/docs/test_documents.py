@@ -77,6 +77,10 @@ def test_the_documents_of_a_trace_and_of_a_model_follow_the_schema(tmp_path):
     check(found)
 
 
+def test_the_document_of_an_export_follows_the_schema(tmp_path):
+    check(document("export", SMALL, "-m", "zen4", "-o", str(tmp_path / "plan")))
+
+
 def test_the_document_of_a_sweep_follows_the_schema(tmp_path):
     spec = tmp_path / "sweep.toml"
     spec.write_text(f'problems = ["{SMALL}"]\nmachines = ["zen4"]\n')
@@ -91,7 +95,7 @@ def test_the_document_of_changes_follows_the_schema():
 
 
 def test_every_command_has_a_document_here():
-    assert {words[0] for words in FORECASTS + NATIVE} | {"sweep", "completion"} == {*COMMANDS}
+    assert {words[0] for words in FORECASTS + NATIVE} | {"export", "sweep", "completion"} == {*COMMANDS}
 
 
 def test_the_check_finds_what_is_missing_unknown_or_of_another_type():
