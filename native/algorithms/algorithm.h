@@ -40,6 +40,7 @@ struct pysim_algorithm {
     int finishes; /* run applies call->finish; if 0, a second pass over all results does */
     int adds;     /* run applies call->residual; if 0, `finish` does */
     int blocks;   /* open accepts operands in channel blocks (NCHWc) */
+    int volumes;  /* open accepts volumes, and gets images as volumes of depth 1 */
 };
 
 /* A run on one thread whose kernels are replaced by stubs, so that any CPU can trace any row. The checks of a run apply, but nothing is

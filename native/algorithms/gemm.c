@@ -149,6 +149,6 @@ static void run_gemm(const pysim_job *job, const pysim_call *call) {
     pysim_nest_run(&n, 1, gemm_image, NULL, call->threads, call->workspace, call->profile);
 }
 
-const pysim_algorithm pysim_algorithm_gemm = {open_gemm, NULL, run_gemm, 1, 0, 0};
-const pysim_algorithm pysim_algorithm_unpacked = {open_unpacked, NULL, run_gemm, 1, 0, 0};
-const pysim_algorithm pysim_algorithm_panels = {open_panels, prepare_panels, run_gemm, 1, 0, 0};
+const pysim_algorithm pysim_algorithm_gemm = {open_gemm, NULL, run_gemm, 1, 0, 0, 0};
+const pysim_algorithm pysim_algorithm_unpacked = {open_unpacked, NULL, run_gemm, 1, 0, 0, 0};
+const pysim_algorithm pysim_algorithm_panels = {open_panels, prepare_panels, run_gemm, 1, 0, 0, 0};

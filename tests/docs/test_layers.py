@@ -14,7 +14,7 @@ from checkout import PACKAGE, ROOT
 ORDER = (
     *("errors", "file_io", "caches", "arguments", "problem", "registry", "machine", "record", "cachemodel", "algorithms", "planner"),
     *("runtime", "check", "measure", "peers", "explain", "comparison", "calibration", "tuning", "network", "onnx", "torch"),
-    *("api", "__init__", "sweep", "report", "commands", "cli", "__main__"),
+    *("api", "convolutions", "__init__", "sweep", "report", "commands", "cli", "__main__"),
 )
 LATER = {  # importer -> imported, where a higher part is needed at run time only
     "pysim.cachemodel.simulator.hierarchy": {"pysim.runtime.cpu"},  # simulates natively
