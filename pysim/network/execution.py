@@ -20,10 +20,10 @@ from pysim.network import operators
 from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.attention import fuse_attention
-from pysim.network.conv3d import as_images
+from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Array, Graph, Node, Tensor
-from pysim.network.plan import Layer, NetworkPlan, layers_of, with_layouts
+from pysim.network.plan import Layer, NetworkPlan, layers_of, seconds_of, with_layouts
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu
@@ -56,7 +56,8 @@ class Network:
     blocks = True  # values may be in NCHWc
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
-        graph = as_images(fuse_attention(fuse_transpositions(fuse(graph, _supports))))
+        graph = fuse_attention(fuse_transpositions(fuse(graph, _supports)))
+        graph = with_volumes(graph, lambda problem: seconds_of(problem, on, accuracy)) if self.blocks else as_images(graph)
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
@@ -89,7 +90,7 @@ class Network:
             return None
         w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:RESIDUAL_INPUT] if name)
         bias, problem = (rest[0] if rest else None), layer.plan.workload
-        weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
+        weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) else problem.filter_shape)
         activation = layer.node.attributes.get("activation")
         try:
             prepared: Prepared = self.prepared_type.of(layer.plan, weights, bias, activation, self.threads)

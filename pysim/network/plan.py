@@ -7,6 +7,7 @@ planned as one whose matrix is packed once, of one row as the 1x1 convolution th
 What else a network does is `pysim.network.operator_seconds`.
 """
 
+import math
 from typing import Any, NamedTuple
 
 from pysim.errors import PlanError, printable
@@ -133,6 +134,14 @@ def _block_of(graph: Graph, on: Machine) -> int:
     dtypes = {node.attributes["problem"].dtype for node in graph.nodes if node.op == "Conv"}
     rows = [row.lane_filters for row in nchwc_kernels() if {row.dtype} == dtypes and on.unit(row.target)]
     return max(rows, default=1)
+
+
+def seconds_of(problem: Workload, on: Machine, accuracy: Accuracy) -> float:
+    """Predicted seconds of a convolution within a network, on one thread; infinity without a plan."""
+    try:
+        return float(planned(Request(problem, on, state="chained", accuracy=accuracy, prepared=True)).seconds or 0.0)
+    except PlanError:
+        return math.inf
 
 
 def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> LayoutChoice:
