@@ -30,11 +30,11 @@ def with_volumes(graph: Graph, seconds: Seconds) -> Graph:
     """The graph with a `problem` for each convolution of volumes, which has none so far."""
     volumes = _Volumes(graph)
     found = [node for node in graph.nodes if _is_of_volumes(node)]
-    direct = sum(seconds(volumes.problem(node)) for node in found)
+    direct = sum(seconds(volumes.problem(node).folded) for node in found)
     taps = sum(graph.tensors[node.inputs[1]].shape[2] * seconds(volumes.problem_of_tap(node)) for node in found)
     if not found or taps < direct:
         return as_images(graph)
-    nodes = (node.having(problem=volumes.problem(node)) if _is_of_volumes(node) else node for node in graph.nodes)
+    nodes = (node.having(problem=volumes.problem(node).folded) if _is_of_volumes(node) else node for node in graph.nodes)
     return graph._replace(nodes=tuple(nodes))
 
 

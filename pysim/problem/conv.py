@@ -131,6 +131,19 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         return (self.depth, self.kernel_d, self.pad_front, self.pad_back) != (1, 1, 0, 0)
 
     @property
+    def folded(self) -> "Conv":
+        """The same convolution, on the same elements in memory, as one of images where no window joins rows or columns: its rows are slices,
+        its columns all elements of a slice."""
+        plain = (self.kernel_h, self.kernel_w, self.stride_h, self.stride_w) == (1, 1, 1, 1)
+        if not self.is_volume or not plain or any((self.pad_top, self.pad_left, self.pad_bottom, self.pad_right)):
+            return self
+        return Conv(
+            batch=self.batch, channels=self.channels, filters=self.filters, groups=self.groups, dtype=self.dtype, height=self.depth,
+            width=self.height * self.width, kernel_h=self.kernel_d, kernel_w=1, stride_h=self.stride_d, dilation_h=self.dilation_d,
+            pad_top=self.pad_front, pad_bottom=self.pad_back,
+        )  # fmt: skip
+
+    @property
     def slices(self) -> Axis:
         return Axis(self.depth, self.kernel_d, self.stride_d, self.dilation_d, self.pad_front, self.pad_back)
 

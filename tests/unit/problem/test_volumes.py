@@ -60,6 +60,14 @@ def test_an_image_is_a_volume_of_depth_one_and_old_documents_of_images_are_read(
     assert (volume.windows, volume.taps, volume.flops) == (512, 27, 2 * 6 * 512 * 4 * 27)
 
 
+def test_a_kernel_along_the_depth_alone_is_one_of_images_of_whole_slices():
+    assert parse("conv:g2ic4id8ih5iw6oc6kd3kh1kw1sd2sh1sw1pd1ph0pw0dd1dh0dw0").folded == parse(
+        "conv:g2ic4ih8iw30oc6kh3kw1sh2sw1ph1pw0dh1dw0"
+    )
+    for text in ("conv:ic4id8oc6kd3pd1", "conv:ic4id8ih5oc6kd1kh3", "conv:ic4id8ih5oc6kd1kh1sd1sh2", "conv:ic4ih8oc6kh1"):
+        assert parse(text).folded is parse(text)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
