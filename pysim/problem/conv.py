@@ -132,7 +132,7 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
 
     @property
     def folded(self) -> "Conv":
-        """The same convolution, on the same elements in memory, as one of images where no window joins rows or columns: its rows are slices,
+        """The same convolution, on the same elements, as one of images where no window joins rows or columns: its rows are slices,
         its columns all elements of a slice."""
         plain = (self.kernel_h, self.kernel_w, self.stride_h, self.stride_w) == (1, 1, 1, 1)
         if not self.is_volume or not plain or any((self.pad_top, self.pad_left, self.pad_bottom, self.pad_right)):
