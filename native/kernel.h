@@ -14,6 +14,14 @@ static inline pysim_bounds pysim_unbounded(int32_t dtype) {
     return dtype == PYSIM_S8 ? (pysim_bounds){INT32_MIN, INT32_MAX} : (pysim_bounds){-__builtin_inf(), __builtin_inf()};
 }
 
+/* y[f][w] = sums[f][w] scale, of filter f or window w, within the bounds; of s8 and u8 rounded half to even, then + zero. */
+typedef struct {
+    const float *scales;              /* NULL: sums are the result */
+    int64_t filter_step, window_step; /* 0 or 1: where the next filter's and the next window's scale is */
+    int32_t result, zero;             /* dtype: s8, u8 or f32 */
+    float low, high;                  /* before the zero point is added */
+} pysim_rescale;
+
 /* Epilogue of a tile: alpha*acc + bias_filters[f] + bias_windows[w] + beta*old, clamped to the bounds. */
 typedef struct {
     double alpha, beta;
@@ -21,6 +29,8 @@ typedef struct {
     const void *bias_filters; /* one value per filter of this tile, or NULL */
     const void *bias_windows; /* one value per window of this tile, or NULL */
     pysim_bounds bounds;
+    int swapped;           /* form groups, s8: filters are the unsigned operand, not windows */
+    pysim_rescale rescale; /* form groups, s8: of the results; scales are those of this tile */
 } pysim_store;
 
 /* Micro-kernel: O[f][w] for f < nf, w < nw, from two panels.
@@ -31,7 +41,10 @@ typedef struct {
  *
  * filters: k rows of exactly F = the registry row's filters, padded by zeros where nf < F; the whole row may be read.
  * windows: k rows, window_pitch elements apart; only the first nw of each row may be read.
- * out: nf rows, out_pitch apart; only nw of each row may be read or written. k may be 0. */
+ * out: nf rows, out_pitch apart; only nw of each row may be read or written. k may be 0.
+ *
+ * Form groups: both panels hold groups of neighbouring k, 4 bytes of them, k/group rows of [width][group]; k is a multiple of the group,
+ * padded by zeros in one panel, and rows of windows may be read as whole vectors. Of s8, one operand is unsigned and `swapped` says which. */
 typedef void (*pysim_micro_kernel)(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,
                                    int64_t nw, int64_t nf, const pysim_store *store);
 
@@ -44,13 +57,17 @@ typedef void (*pysim_strided_kernel)(int64_t k, const void *filters, int64_t fil
  *
  *   dst[c*dst_channel + s*pitch + j] = row[c*row_channel + first + j*stride + s*dilation]   j < count, s < taps, c < channels
  *
- * and zero where the column index leaves [0, width). row == NULL packs zeros. Nothing outside row[c][0..width) is read. */
+ * and zero where the column index leaves [0, width). row == NULL packs zeros. Nothing outside row[c][0..width) is read.
+ *
+ * Packers of form groups write k = c*taps + s as dst[(k/group)*group*pitch + j*group + k%group], with zeros up to the end of the last
+ * group, and obey `fill` and `flip`; to others these are applied by pysim_fill_segment. */
 typedef struct {
     const void *row;
     int64_t row_channel, width;
     int64_t first, stride, dilation, taps;
     int64_t channels, count;
     int64_t dst_channel, pitch;
+    int32_t fill, flip; /* s8: what stands for the padding, and what is then added to every element modulo 256 (0 or 128) */
 } pysim_segment;
 typedef void (*pysim_pack_segment)(const pysim_segment *s, void *dst);
 
@@ -137,6 +154,7 @@ typedef struct {
     pysim_micro_kernel run;       /* rows of kernels.inc: this and `pack`, */
     pysim_strided_kernel strided; /* and for form win also this */
     pysim_packer pack;
+    int32_t group;              /* elements of k beside each other in panels; 1 but for form groups */
     pysim_direct_kernel direct; /* rows of depthwise.inc */
     pysim_skinny_kernel skinny; /* rows of skinny.inc */
     pysim_phases_kernel phases; /* rows of polyphase.inc: this and `pack` */

@@ -40,6 +40,7 @@ typedef enum {
     PYSIM_S32 = 5,    /* a result only */
     PYSIM_TF32 = 6,   /* on a GPU: f32 in memory, multiplied as 10-bit mantissas */
     PYSIM_F8 = 7,     /* on a GPU: e4m3 */
+    PYSIM_U8 = 9,     /* a result, and the first operand of an s8 problem (pysim_epilogue); no problem's dtype */
     PYSIM_TF32X3 = 8, /* on a GPU: f32 in memory, multiplied as three products of tf32 halves */
 } pysim_dtype;
 typedef enum { PYSIM_INPUT_STATIONARY = 0, PYSIM_WEIGHT_STATIONARY = 1 } pysim_stationary;
@@ -105,6 +106,16 @@ typedef struct {
     int32_t activation;   /* pysim_activation; s8 has those two */
     const void *residual; /* convolution, not s8: NULL, or added before the activation; in the output's layout, not overlapping it */
     double low, high;     /* of the activation clamp: low <= high */
+    /* Quantised operands of an s8 problem; all zero: sums of s8 are the result. Run by the algorithms sconv, gemm and panels.
+     *   sum = (first - first_zero) (second), summed, + bias; relu is max(sum, 0); padding of the input is first_zero
+     *   y = sum * scales[i] as f32, or saturate(round(sum * scales[i]) + result_zero), ties to even; clamp bounds y
+     * With scales, the schedule has one channel set, alpha is 1 and beta 0. */
+    const float *scales;    /* NULL, or positive: one, or one per filter (convolution) or column (product) */
+    int32_t scale_count;    /* 1, or filters or n */
+    int32_t first_unsigned; /* 1: elements of the first operand are u8 */
+    int32_t first_zero;
+    int32_t result; /* dtype with scales: f32, s8 or u8 */
+    int32_t result_zero;
 } pysim_epilogue;
 
 typedef struct {

@@ -27,7 +27,7 @@ CPUS = {  # files of lab/benchmarks/models.py
     "Granite Rapids, one core": "granite-rapids/models.jsonl",
 }
 TORCH_CPUS = {"Zen 4, one core": "zen4/torch-cpu.jsonl"}  # files of lab/benchmarks/torch_cpu.py
-_CPU_PEERS = "PyTorch's best of eager, channels last, Inductor, and Inductor with freezing; max-autotune was not measured"
+_CPU_PEERS = "PyTorch's best of eager, channels last, and Inductor: plain, with freezing, and with max-autotune"
 BATCHES = (4, 32)  # that are drawn: a GPU is busy with them
 BAR = 0.26  # height, of 1 for a network
 
@@ -96,13 +96,10 @@ def torch_cpu_speeds(file: str) -> dict[str, dict[str, float]]:
 
 
 def torch_cpu_losses(file: str) -> str:
-    """The networks that PyTorch's compiler runs faster, as an item of a list."""
+    """The networks that PyTorch's compiler runs faster, as an item of a list, if there are any."""
     _, speeds = torch_cpu_speeds(file).values()
     slower = ", ".join(f"{name} {speed:.2f}x" for name, speed in sorted(speeds.items(), key=lambda pair: pair[1]) if speed < 1)
-    return (
-        f"- On one core of a Zen 4, PyTorch models of many small operators are slower than under Inductor, which fuses what lies\n"
-        f"  between layers: {slower}. As ONNX files (`pysim.load`) they are faster ([table](docs/networks.md#pytorch)).\n"
-    )
+    return f"- On one core of a Zen 4, PyTorch models that are slower than under Inductor: {slower}.\n" if slower else ""
 
 
 def _rows(measured: dict[str, list[tuple[str, float]]], over: str) -> list[str]:

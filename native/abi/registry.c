@@ -2,6 +2,9 @@
  * The kernel table, expanded from kernels.inc and the other tables beside it, and the test which rows this CPU and this build can run. */
 #include "operators/loops.h"
 #include "status.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #if defined(__powerpc64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -13,9 +16,19 @@ static int cpu_runs_avx512(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq");
 }
+static int cpu_runs_avx512vnni(void) { return cpu_runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
+static int cpu_runs_avx512bf16(void) { return cpu_runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
+/* Compilers know this name since GCC 13 only: bit 4 of EAX of leaf 7.1 (Intel, Software Developer's Manual, CPUID). */
+static int cpu_runs_avxvnni(void) {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return cpu_runs_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
+}
 #else
 static int cpu_runs_avx2(void) { return 0; }
 static int cpu_runs_avx512(void) { return 0; }
+static int cpu_runs_avx512vnni(void) { return 0; }
+static int cpu_runs_avx512bf16(void) { return 0; }
+static int cpu_runs_avxvnni(void) { return 0; }
 #endif
 #if defined(__powerpc64__) && defined(__LITTLE_ENDIAN__) && defined(__linux__)
 /* Power ISA 3.1 and its matrix unit, as the kernel grants them (a hypervisor may withhold either). Bits: linux, asm/cputable.h. */
@@ -77,12 +90,18 @@ typedef struct {
     {{.info = {TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
       __VA_ARGS__},                                                                                                            \
      cpu_runs_##target},
+#define GROUP_win(dtype) 1
+#define GROUP_fil(dtype) 1
+#define GROUP_outer(dtype) 1
+#define GROUP_groups(dtype) GROUP_##dtype
+#define GROUP_s8 4
+#define GROUP_bf16 2
 #define PACK(target, dtype) {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}
 
 static const entry table[] = {
 #define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                          \
     ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NEST, .run = NAME(target, dtype, form, windows, filters), \
-          .strided = STRIDED(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
+          .strided = STRIDED(target, dtype, form, windows, filters), .pack = PACK(target, dtype), .group = GROUP_##form(dtype))
 #include "kernels.inc"
 #undef PYSIM_ROW
 #define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                    \
@@ -135,6 +154,7 @@ pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule tiles are %lld windows x %lld filters, but kernel %s computes %d x %d",
                           (long long)s->windows, (long long)s->filters, info.name, info.windows, info.filters);
     *row = table[s->kernel].row;
+    if (!row->group) row->group = 1;
     return PYSIM_OK;
 }
 

@@ -21,7 +21,7 @@ enum { ALGORITHMS = sizeof algorithms / sizeof *algorithms };
 
 static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
     job->algorithm = NULL;
-    job->prepared_bytes = job->thread_bytes = job->shared_bytes = 0;
+    job->prepared_bytes = job->thread_bytes = job->shared_bytes = job->sums_at = 0;
     pysim_status status = pysim_check_problem(p, &job->operands);
     if (status != PYSIM_OK) return status;
     job->problem = *p;
@@ -99,7 +99,7 @@ static void divide_epilogue(const pysim_job *job, pysim_call *call) {
     call->residual = adds ? e->residual : NULL;
     call->bounds = pysim_unbounded(job->operands.first.dtype);
     if (added && e->activation == PYSIM_RELU) call->bounds.low = 0;
-    if (added && e->activation == PYSIM_EPILOGUE_clamp) call->bounds = (pysim_bounds){e->low, e->high};
+    if (added && e->activation == PYSIM_EPILOGUE_clamp && !e->scales) call->bounds = (pysim_bounds){e->low, e->high};
     if (added && (e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU || e->activation == PYSIM_EPILOGUE_clamp)) return;
     call->finish = (pysim_finish){
         pysim_loops_for(job->operands.result.dtype), call->result, added ? NULL : e->residual, e->activation, e->low, e->high};
@@ -118,10 +118,30 @@ static void run_checked(const pysim_job *job, const pysim_call *given) {
     else pysim_finish_rows(&left, call.result, 0, 1, job->operands.result.bytes / pysim_dtype_bytes(result));
 }
 
+static pysim_status check_quantised(const pysim_job *job, const pysim_epilogue *e) {
+    const pysim_schedule *s = &job->nest.schedule;
+    if (!job->algorithm->quantised)
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "the epilogue has scales, zero points or an unsigned operand, which this algorithm has not: use "
+                          "sconv, gemm or panels");
+    if (e->first_unsigned && job->nest.row.group == 1 && job->problem.kind == PYSIM_CONV && s->pack == PYSIM_PACK_NONE)
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "kernel %s reads signed windows in place, and the first operand is unsigned: use pack 1 (tiles)",
+                          job->nest.row.info.name);
+    if (e->scales && s->channels < job->nest.channels)
+        return pysim_fail(PYSIM_UNSUPPORTED, "schedule.channels is %lld; sums that are scaled have one set of all %lld channels",
+                          (long long)s->channels, (long long)job->nest.channels);
+    if (e->scales && s->windows * s->filters > PYSIM_TILE_RESULTS)
+        return pysim_fail(PYSIM_UNSUPPORTED, "tiles of %lld x %lld are larger than those whose sums are scaled", (long long)s->windows,
+                          (long long)s->filters);
+    return PYSIM_OK;
+}
+
 static pysim_status check_run(const pysim_job *job, const pysim_call *call, int64_t workspace_bytes) {
     int64_t needed;
     pysim_status status = pysim_check_call(&job->problem, &job->operands, call->epilogue, call->first, call->second, call->result,
                                            call->workspace, workspace_bytes);
+    if (status == PYSIM_OK && pysim_is_quantised(call->epilogue)) status = check_quantised(job, call->epilogue);
     if (status == PYSIM_OK) status = job_workspace(job, call->threads, &needed);
     if (status != PYSIM_OK) return status;
     if (!call->workspace || workspace_bytes < needed)
@@ -205,6 +225,8 @@ pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysi
         return pysim_fail(PYSIM_UNSUPPORTED,
                           "algorithm %s is not a loop nest of micro-kernel calls alone, so its accesses cannot be traced",
                           algorithms[s->algorithm].name);
+    if (job.nest.row.group > 1)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s packs groups of k, whose accesses cannot be traced", job.nest.row.info.name);
     job.nest.finish = NULL; /* a trace has no results to read */
     install_stubs(&job.nest);
     const pysim_call call = {.epilogue = &e, .threads = 1, .first = first, .second = second, .result = result, .workspace = workspace};

@@ -33,10 +33,11 @@ static const struct {
 } dtypes[] = {
     [PYSIM_F32] = {"f32", 4, PYSIM_F32},   [PYSIM_F64] = {"f64", 8, PYSIM_F64}, [PYSIM_F16] = {"f16", 2, PYSIM_F32},
     [PYSIM_BF16] = {"bf16", 2, PYSIM_F32}, [PYSIM_S8] = {"s8", 1, PYSIM_S32},   [PYSIM_S32] = {"s32", 4, PYSIM_S32},
+    [PYSIM_U8] = {"u8", 1, PYSIM_S32},
 };
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 
-static int known(int32_t dtype) { return dtype >= 0 && dtype < DTYPES; }
+static int known(int32_t dtype) { return dtype >= 0 && dtype < DTYPES && dtypes[dtype].name; }
 
 int64_t pysim_dtype_bytes(int32_t dtype) { return known(dtype) ? dtypes[dtype].bytes : 0; }
 
@@ -46,9 +47,11 @@ int32_t pysim_result_dtype(int32_t dtype) { return known(dtype) ? dtypes[dtype].
 
 pysim_status pysim_check_dtype(int32_t dtype) {
     if (!known(dtype)) return pysim_fail(PYSIM_BAD_ARGUMENT, "dtype is %d; 0 (f32), 1 (f64), 3 (bf16) and 4 (s8) exist", dtype);
-    if (dtype == PYSIM_F16 || dtype == PYSIM_S32)
+    if (dtype == PYSIM_F16 || dtype == PYSIM_S32 || dtype == PYSIM_U8)
         return pysim_fail(PYSIM_UNSUPPORTED, "dtype is %d (%s), %s; a CPU computes in f32, f64, bf16 and s8", dtype, dtypes[dtype].name,
-                          dtype == PYSIM_F16 ? "which is for GPUs" : "which is a result only");
+                          dtype == PYSIM_F16  ? "which is for GPUs"
+                          : dtype == PYSIM_U8 ? "which is s8's first operand and a result only"
+                                              : "which is a result only");
     return PYSIM_OK;
 }
 
@@ -267,11 +270,39 @@ pysim_status pysim_check_activation(const pysim_epilogue *e) {
     return PYSIM_OK;
 }
 
-static pysim_status check_epilogue(const pysim_epilogue *e, int32_t kind, int32_t dtype) {
+/* Scales, zero points and signs of quantised operands; `count`: filters or columns. */
+static pysim_status check_quantised(const pysim_epilogue *e, int32_t dtype, int64_t count) {
+    if (dtype != PYSIM_S8)
+        return pysim_fail(PYSIM_UNSUPPORTED, "the epilogue has scales, zero points or an unsigned operand; the problem is %s, not s8",
+                          pysim_dtype_name(dtype));
+    if (e->first_unsigned & ~1) return pysim_fail(PYSIM_BAD_ARGUMENT, "first_unsigned is %d; expected 0 or 1", (int)e->first_unsigned);
+    const int32_t least = e->first_unsigned ? 0 : INT8_MIN, most = e->first_unsigned ? UINT8_MAX : INT8_MAX;
+    if (e->first_zero < least || e->first_zero > most)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "first_zero is %d; expected %d..%d", (int)e->first_zero, (int)least, (int)most);
+    if (!e->scales) return PYSIM_OK;
+    if (e->scale_count != 1 && e->scale_count != count)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "scale_count is %d; expected 1 or %lld", (int)e->scale_count, (long long)count);
+    if (e->result != PYSIM_F32 && e->result != PYSIM_S8 && e->result != PYSIM_U8)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "result is %d; scaled sums are 0 (f32), 4 (s8) or 9 (u8)", (int)e->result);
+    const int32_t low = e->result == PYSIM_S8 ? INT8_MIN : 0, high = e->result == PYSIM_S8   ? INT8_MAX
+                                                                     : e->result == PYSIM_U8 ? UINT8_MAX
+                                                                                             : 0;
+    if (e->result_zero < low || e->result_zero > high)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "result_zero is %d; expected %d..%d", (int)e->result_zero, (int)low, (int)high);
+    if (!(e->alpha >= 1 && e->alpha <= 1) || !(e->beta >= 0 && e->beta <= 0))
+        return pysim_fail(PYSIM_UNSUPPORTED, "alpha is %g and beta is %g; scaled sums have alpha 1 and beta 0", e->alpha, e->beta);
+    return pysim_check_operand("scales", e->scales, PYSIM_F32);
+}
+
+static pysim_status check_epilogue(const pysim_epilogue *e, int32_t kind, int32_t dtype, int64_t count) {
     if (!e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
     pysim_status status = pysim_check_activation(e);
     if (status != PYSIM_OK) return status;
-    if (dtype == PYSIM_S8 && (e->residual || (e->activation != PYSIM_IDENTITY && e->activation != PYSIM_RELU)))
+    if (pysim_is_quantised(e)) status = check_quantised(e, dtype, count);
+    if (status != PYSIM_OK) return status;
+    const int bounds =
+        e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU || (e->scales && e->activation == PYSIM_EPILOGUE_clamp);
+    if (dtype == PYSIM_S8 && (e->residual || !bounds))
         return pysim_fail(PYSIM_UNSUPPORTED, "%s; sums of s8 have activations 0 (identity) and 1 (relu), and no residual",
                           e->residual ? "there is a residual" : "the activation is of real numbers");
     if (kind == PYSIM_GEMM && e->residual) return pysim_fail(PYSIM_BAD_ARGUMENT, "there is a residual; a matrix product adds C, by beta");
@@ -304,14 +335,24 @@ pysim_status pysim_check_apart(const pysim_span *spans, int32_t count) {
 
 pysim_status pysim_check_call(const pysim_problem *p, const pysim_operands *operands, const pysim_epilogue *e, const void *first,
                               const void *second, const void *result, const void *workspace, int64_t workspace_bytes) {
-    const pysim_operand *of[] = {&operands->first, &operands->second, &operands->result};
+    pysim_operand scaled = operands->result;
+    const pysim_operand *of[] = {&operands->first, &operands->second, &scaled};
     const void *at[] = {first, second, result};
-    pysim_status status = check_epilogue(e, p->kind, of[0]->dtype);
+    pysim_status status = check_epilogue(e, p->kind, of[0]->dtype, p->kind == PYSIM_CONV ? p->conv.filters : p->gemm.n);
+    if (status == PYSIM_OK && e->scales) {
+        scaled.dtype = e->result;
+        scaled.bytes = scaled.bytes / (int64_t)sizeof(int32_t) * pysim_dtype_bytes(e->result);
+    }
     for (int i = 0; i < 3 && status == PYSIM_OK; i++) status = pysim_check_operand(of[i]->name, at[i], of[i]->dtype);
     if (status != PYSIM_OK) return status;
     const pysim_span spans[] = {
-        {of[2]->name, result, of[2]->bytes, 1}, {"workspace", workspace, workspace_bytes, 1}, {of[0]->name, first, of[0]->bytes, 0},
-        {of[1]->name, second, of[1]->bytes, 0}, {"bias", e->bias, operands->bias_bytes, 0},   {"residual", e->residual, of[2]->bytes, 0},
+        {of[2]->name, result, of[2]->bytes, 1},
+        {"workspace", workspace, workspace_bytes, 1},
+        {of[0]->name, first, of[0]->bytes, 0},
+        {of[1]->name, second, of[1]->bytes, 0},
+        {"bias", e->bias, operands->bias_bytes, 0},
+        {"residual", e->residual, of[2]->bytes, 0},
+        {"scales", e->scales, e->scale_count * (int64_t)sizeof(float), 0},
     };
-    return pysim_check_apart(spans, 6);
+    return pysim_check_apart(spans, 7);
 }

@@ -46,6 +46,11 @@ int64_t pysim_out_slices(const pysim_conv *c);
 pysim_status pysim_check_call(const pysim_problem *p, const pysim_operands *operands, const pysim_epilogue *e, const void *first,
                               const void *second, const void *result, const void *workspace, int64_t workspace_bytes);
 
+/* Whether the epilogue describes quantised operands. */
+static inline int pysim_is_quantised(const pysim_epilogue *e) {
+    return e->scales || e->first_unsigned || e->first_zero || e->result || e->result_zero;
+}
+
 /* Checks the activation and its bounds. */
 pysim_status pysim_check_activation(const pysim_epilogue *e);
 

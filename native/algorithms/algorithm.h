@@ -17,6 +17,7 @@ typedef struct {
     int64_t prepared_bytes;  /* 0: weights are not prepared */
     pysim_conv own;          /* the convolution that the nest computes, if an algorithm reduces the problem to another one */
     int64_t thread_bytes;    /* workspace bytes per thread of an algorithm without a nest; 0: the panels of the nest */
+    int64_t sums_at;         /* s8: where prepared weights have the sums of each filter's or column's elements, INT32; 0: nowhere */
     int64_t shared_bytes;    /* workspace bytes shared by all threads, in front of the threads' own */
 } pysim_job;
 
@@ -37,10 +38,11 @@ struct pysim_algorithm {
     pysim_status (*open)(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
     void (*prepare)(const pysim_job *job, const char *weights, char *prepared); /* NULL: weights are not prepared */
     void (*run)(const pysim_job *job, const pysim_call *call);
-    int finishes; /* run applies call->finish; if 0, a second pass over all results does */
-    int adds;     /* run applies call->residual; if 0, `finish` does */
-    int blocks;   /* open accepts operands in channel blocks (NCHWc) */
-    int volumes;  /* open accepts volumes, and gets images as volumes of depth 1 */
+    int finishes;  /* run applies call->finish; if 0, a second pass over all results does */
+    int adds;      /* run applies call->residual; if 0, `finish` does */
+    int blocks;    /* open accepts operands in channel blocks (NCHWc) */
+    int quantised; /* run obeys the epilogue's fields of quantised operands */
+    int volumes;   /* open accepts volumes, and gets images as volumes of depth 1 */
 };
 
 /* A run on one thread whose kernels are replaced by stubs, so that any CPU can trace any row. The checks of a run apply, but nothing is
@@ -52,6 +54,16 @@ pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysi
 /* conv.c: parts of sconv, for algorithms that reduce their problem to another convolution or have loops of their own. */
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
 void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed);
+/* The epilogue of a run whose bias takes off what zero points of the first operand add: `sums` of the second operand's elements for each
+ * filter or column, and room for as many results. */
+enum { PYSIM_SUMS_ALIGN = 64 };
+static inline int64_t pysim_room_bytes(int64_t count) {
+    return (pysim_ceil_div(count * (int64_t)sizeof(int32_t), PYSIM_SUMS_ALIGN) + 1) * PYSIM_SUMS_ALIGN;
+}
+static inline int32_t *pysim_room(char *workspace) {
+    return (int32_t *)(void *)(workspace + (PYSIM_SUMS_ALIGN - (uintptr_t)workspace % PYSIM_SUMS_ALIGN) % PYSIM_SUMS_ALIGN);
+}
+pysim_epilogue pysim_without_zero(const pysim_epilogue *e, int32_t zero, const int32_t *sums, int64_t count, int32_t *room);
 void pysim_conv_run(const pysim_job *job, const pysim_call *call);
 pysim_nest pysim_conv_nest(const pysim_conv *c);                       /* row and schedule are not filled in */
 pysim_status pysim_conv_panels(pysim_job *job);                        /* describes the packed filters of the job's nest */

@@ -54,7 +54,7 @@ static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
     const int64_t pitch = n->schedule.windows;
     const char *image = n->input + c0 * n->input_pitch * n->bytes;
     for (int64_t r = r0; r < r1; r++) {
-        char *out = (char *)dst + (r - r0) * nc * c->kernel_w * pitch * n->bytes;
+        char *out = (char *)dst + (r - r0) * pysim_nest_depth(n, nc * c->kernel_w) * pitch * n->bytes;
         for (int64_t j = 0; j < nw;) {
             const int64_t row = (t0 + j) / q, column = (t0 + j) % q, count = pysim_min(nw - j, q - column);
             const int64_t z = row / slice * c->stride_d - c->pad_front + r / c->kernel_h * c->dilation_d;
@@ -72,8 +72,11 @@ static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
                 .count = count,
                 .dst_channel = c->kernel_w * pitch,
                 .pitch = pitch,
+                .fill = n->fill,
+                .flip = n->flip,
             };
-            n->row.pack.segment(&segment, out + j * n->bytes);
+            n->row.pack.segment(&segment, out + j * n->row.group * n->bytes);
+            if (n->row.group == 1 && (n->fill || n->flip)) pysim_fill_segment(&segment, out + j * n->bytes);
             j += count;
         }
     }
@@ -82,11 +85,16 @@ static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
 /* Elements of one group's packed filters. */
 static int64_t group_panel(const pysim_nest *n) { return pysim_nest_filter_offset(n, n->channels, 0, 0); }
 
-static pysim_status panels_bytes(const pysim_nest *n, int64_t groups, int64_t *bytes, int64_t *with_mark) {
+/* Panels, the sums of s8 filters, and the mark. */
+static pysim_status panels_bytes(const pysim_nest *n, int64_t groups, int64_t *bytes, int64_t *sums_at, int64_t *with_mark) {
     const int64_t width = n->schedule.filters, whole = pysim_ceil_div(n->filters, width) * width;
+    const int64_t sums = n->row.info.dtype == PYSIM_S8 ? n->filters * groups * n->sum_bytes : 0;
     int64_t elements;
-    if (__builtin_mul_overflow(whole, n->channels * n->rows * n->taps, &elements) ||
-        __builtin_mul_overflow(elements, groups * n->bytes, bytes) || __builtin_add_overflow(*bytes, PYSIM_PACKED_MARK_BYTES, with_mark))
+    if (__builtin_mul_overflow(whole, pysim_nest_channels_depth(n, n->channels) * n->rows, &elements) ||
+        __builtin_mul_overflow(elements, groups * n->bytes, bytes) || *bytes > INT64_MAX - sums - 2 * PYSIM_SUMS_ALIGN)
+        return pysim_fail(PYSIM_OVERFLOW, "the packed filters exceed int64 bytes");
+    if (sums) *sums_at = pysim_ceil_div(*bytes, PYSIM_SUMS_ALIGN) * PYSIM_SUMS_ALIGN, *bytes = *sums_at + sums;
+    if (__builtin_add_overflow(*bytes, PYSIM_PACKED_MARK_BYTES, with_mark))
         return pysim_fail(PYSIM_OVERFLOW, "the packed filters exceed int64 bytes");
     return PYSIM_OK;
 }
@@ -101,6 +109,7 @@ pysim_nest pysim_conv_nest(const pysim_conv *c) {
         .taps = c->kernel_w,
         .bytes = pysim_dtype_bytes(c->dtype),
         .out_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
+        .sum_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
         .pack_windows = conv_pack_windows,
         .live_rows = conv_live_rows,
         .finish = pysim_conv_padded(c) ? pysim_recompute_padded : NULL,
@@ -115,7 +124,7 @@ pysim_status pysim_conv_panels(pysim_job *job) {
     const pysim_nest *n = &job->nest;
     const pysim_conv *c = n->problem;
     job->operands.second.name = "packed filters";
-    return panels_bytes(n, c->groups, &job->operands.second.bytes, &job->prepared_bytes);
+    return panels_bytes(n, c->groups, &job->operands.second.bytes, &job->sums_at, &job->prepared_bytes);
 }
 
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
@@ -129,7 +138,33 @@ pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim
 }
 
 static pysim_status open_conv(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
-    return pysim_conv_open(&p->conv, s, row, job);
+    const pysim_conv *c = &p->conv;
+    if (c->dtype == PYSIM_S8) job->shared_bytes = pysim_room_bytes(c->filters);
+    return pysim_conv_open(c, s, row, job);
+}
+
+/* Panels of filters with several kernel rows: k-iterations of a row are not contiguous in the weights, and groups of form groups may
+ * begin in one channel and end in the next. */
+static void gather_filters(const pysim_nest *n, const char *from, int64_t ld, int64_t nf, int64_t nc, char *to, int *not_finite) {
+    const int64_t row_k = nc * n->taps, width = n->schedule.filters;
+    for (int64_t r = 0; r < n->rows; r++)
+        for (int64_t k = 0; k < row_k; k += n->row.group, to += n->row.group * width * n->bytes) {
+            char few[8 * PYSIM_TILE_RESULTS]; /* a group of each filter */
+            const int64_t depth = pysim_min(n->row.group, row_k - k);
+            for (int64_t f = 0; f < nf; f++)
+                for (int64_t g = 0; g < depth; g++)
+                    memcpy(few + (f * depth + g) * n->bytes,
+                           from + (f * ld + ((k + g) / n->taps * n->rows + r) * n->taps + (k + g) % n->taps) * n->bytes, (size_t)n->bytes);
+            n->row.pack.transposed(few, depth, nf, depth, width, to, not_finite);
+        }
+}
+
+static void sum_filters(const int8_t *filters, int64_t count, int64_t size, int32_t *sums) {
+    for (int64_t f = 0; f < count; f++, filters += size) {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < size; i++) sum += filters[i];
+        sums[f] = sum;
+    }
 }
 
 void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed) {
@@ -144,6 +179,10 @@ void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed)
                 const int64_t f0 = tile * width, nf = pysim_min(width, n->filters - f0);
                 char *to = packed + (g * group_panel(n) + pysim_nest_filter_offset(n, c0, nc, tile)) * n->bytes;
                 const char *from = filters + ((g * n->filters + f0) * ld + c0 * n->rows * n->taps) * n->bytes;
+                if (n->row.group > 1 && n->rows > 1) {
+                    gather_filters(n, from, ld, nf, nc, to, pysim_conv_padded(c) ? &not_finite : NULL);
+                    continue;
+                }
                 /* from[f][c][r][s] to [r][c][s][f]; one call covers all elements that are contiguous on both sides */
                 const int64_t run = n->rows == 1 ? nc : 1;
                 for (int64_t r = 0; r < n->rows; r++)
@@ -152,6 +191,7 @@ void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed)
                                                to + (r * nc + ch) * n->taps * width * n->bytes, pysim_conv_padded(c) ? &not_finite : NULL);
             }
         }
+    if (job->sums_at) sum_filters((const int8_t *)filters, c->filters, ld, (int32_t *)(void *)(packed + job->sums_at));
     const int64_t mark = not_finite;
     memcpy(packed + job->prepared_bytes - PYSIM_PACKED_MARK_BYTES, &mark, PYSIM_PACKED_MARK_BYTES);
 }
@@ -164,7 +204,8 @@ void pysim_conv_image(pysim_nest *n, int64_t image, const void *context) {
     n->input = x->first + image * n->channels * n->input_pitch * n->bytes;
     n->filter_data = x->second + g * group_panel(n) * n->bytes;
     n->output = x->result + image * n->filters * n->output_pitch * n->out_bytes;
-    n->bias_filters = bias ? bias + g * n->filters * n->out_bytes : NULL;
+    n->bias_filters = bias ? bias + g * n->filters * n->sum_bytes : NULL;
+    n->rescale.scales = x->epilogue->scales + g * n->filters * n->rescale.filter_step;
     n->residual = x->residual ? x->residual + (n->output - x->result) : NULL;
 }
 
@@ -177,11 +218,23 @@ int pysim_conv_marked(const pysim_job *job, const char *packed) {
 void pysim_conv_run(const pysim_job *job, const pysim_call *call) {
     pysim_nest n = job->nest;
     const pysim_conv *c = n.problem;
+    pysim_call own = *call;
+    pysim_epilogue e;
+    int32_t zero = 0;
+    if (c->dtype == PYSIM_S8) n.flip = pysim_byte_flip(&n, call->epilogue, &zero), n.fill = call->epilogue->first_zero;
+    if (zero) {
+        e = pysim_without_zero(call->epilogue, zero, (const int32_t *)(const void *)(call->second + job->sums_at), c->filters,
+                               pysim_room(call->workspace));
+        own.epilogue = &e, own.workspace += job->shared_bytes;
+        n.live_rows = NULL; /* their elements are not zero */
+    }
+    pysim_nest_rescale(&n, call->epilogue, 0);
     n.beta = call->residual != NULL;
     n.bounds = call->bounds;
     n.finish_rows = call->finish;
     if (n.finish && !pysim_conv_marked(job, call->second)) n.finish = NULL;
-    pysim_nest_run(&n, c->batch * c->groups, pysim_conv_image, call, call->threads, call->workspace, call->profile);
+    pysim_nest_run(&n, c->batch * c->groups, pysim_conv_image, &own, call->threads, own.workspace, call->profile);
 }
 
-const pysim_algorithm pysim_algorithm_sconv = {open_conv, pysim_conv_prepare, pysim_conv_run, 1, 1, 0, 1};
+const pysim_algorithm pysim_algorithm_sconv = {
+    .open = open_conv, .prepare = pysim_conv_prepare, .run = pysim_conv_run, .finishes = 1, .adds = 1, .quantised = 1, .volumes = 1};

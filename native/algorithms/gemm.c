@@ -3,7 +3,7 @@
  *
  *   gemm      packs A in the run; packs B in the run or reads it in place
  *   unpacked  reads A in place; B as in gemm
- *   panels    reads A in place; B was packed beforehand */
+ *   panels    reads A in place, or packs it if its elements are narrow; B was packed beforehand */
 #include <string.h>
 
 #include "algorithm.h"
@@ -23,7 +23,7 @@ static void skip_product(pysim_nest *n) {
 
 /* Copies columns [first, first+count) of rows [k0, k0+nk) of a row-major matrix; columns from `width` on become zeros. */
 static void copy_rows(const pysim_nest *n, const char *matrix, int64_t ld, int64_t k0, int64_t nk, int64_t first, int64_t count,
-                      int64_t width, int64_t pitch, void *dst) {
+                      int64_t width, int64_t pitch, int32_t flip, void *dst) {
     const pysim_segment segment = {
         .row = matrix + k0 * ld * n->bytes,
         .row_channel = ld,
@@ -36,15 +36,17 @@ static void copy_rows(const pysim_nest *n, const char *matrix, int64_t ld, int64
         .count = count,
         .dst_channel = pitch,
         .pitch = pitch,
+        .flip = flip,
     };
     n->row.pack.segment(&segment, dst);
+    if (n->row.group == 1 && flip) pysim_fill_segment(&segment, dst);
 }
 
 static void gemm_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst) {
     const pysim_gemm *g = n->problem;
     (void)r0, (void)r1;
     if (g->trans_b) n->row.pack.transposed(n->input + (t0 * g->ldb + c0) * n->bytes, g->ldb, nw, nc, n->schedule.windows, dst, NULL);
-    else copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, dst);
+    else copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, 0, dst);
 }
 
 /* Rows of a transposed A that are packed into all panels before the next rows. A line of such a row belongs to several panels; this way
@@ -54,8 +56,13 @@ enum { ROWS_AT_ONCE = 16 };
 
 static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
     const pysim_gemm *g = n->problem;
-    if (g->trans_a) copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, dst);
+    if (g->trans_a) copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, n->flip, dst);
     else n->row.pack.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
+    if (!n->flip || g->trans_a) return;
+    char *panel = dst;
+    const int64_t size = pysim_nest_depth(n, nc) * n->schedule.filters;
+    const char flip = (char)n->flip;
+    for (int64_t i = 0; i < size; i++) panel[i] ^= flip;
 }
 
 static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int in_place_legal,
@@ -70,6 +77,8 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
         .taps = 1,
         .bytes = pysim_dtype_bytes(g->dtype),
         .out_bytes = pysim_dtype_bytes(pysim_result_dtype(g->dtype)),
+        .sum_bytes = pysim_dtype_bytes(pysim_result_dtype(g->dtype)),
+        .swapped = g->dtype == PYSIM_S8,
         .pack_windows = gemm_pack_windows,
         .pack_filters = gemm_pack_filters,
         .filter_channels = g->trans_a ? ROWS_AT_ONCE : 0,
@@ -82,6 +91,7 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
 }
 
 static pysim_status open_gemm(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    if (p->gemm.dtype == PYSIM_S8) job->shared_bytes = 2 * pysim_room_bytes(p->gemm.n); /* bias and sums of columns */
     return open_product(p, s, row, !p->gemm.trans_b, job);
 }
 
@@ -106,23 +116,45 @@ static pysim_status open_unpacked(const pysim_problem *p, const pysim_schedule *
 }
 
 static pysim_status open_panels(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
-    pysim_status status = open_in_place(p, s, row, 1, job);
+    const int narrow = pysim_dtype_bytes(p->gemm.dtype) < (int64_t)sizeof(float); /* A is packed: groups of it are no elements */
+    pysim_schedule tiles = *s;
+    tiles.pack = PYSIM_PACK_TILES; /* the layout of the prepared panels */
+    pysim_status status = narrow ? open_product(p, &tiles, row, 1, job) : open_in_place(p, &tiles, row, 1, job);
     pysim_nest *n = &job->nest;
     if (status != PYSIM_OK) return status;
     if (s->pack != PYSIM_PACK_NONE)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.pack is %d; panels that are packed already have 0 (none)", (int)s->pack);
-    n->schedule.pack = PYSIM_PACK_TILES; /* the layout of the prepared panels */
-    const int64_t size[] = {n->window_end, s->windows, n->channels, n->bytes};
+    const int64_t size[] = {n->window_end, s->windows, pysim_nest_channels_depth(n, n->channels), n->bytes};
     status = pysim_product("the panels' bytes, tiles x windows x k x element", 4, size, &job->prepared_bytes);
+    if (status == PYSIM_OK && p->gemm.dtype == PYSIM_S8) {
+        const int64_t room = pysim_room_bytes(p->gemm.n);
+        if (job->prepared_bytes > INT64_MAX - 2 * room) return pysim_fail(PYSIM_OVERFLOW, "the panels exceed int64 bytes");
+        job->shared_bytes = room;
+        job->sums_at = pysim_ceil_div(job->prepared_bytes, PYSIM_SUMS_ALIGN) * PYSIM_SUMS_ALIGN;
+        job->prepared_bytes = job->sums_at + p->gemm.n * n->sum_bytes;
+    }
     job->operands.second = (pysim_operand){"panels of b", p->gemm.dtype, job->prepared_bytes};
     n->windows_packed = 1;
     return status;
+}
+
+/* Sums of the columns of op(B). */
+static void sum_columns(const pysim_gemm *g, const int8_t *b, int32_t *sums) {
+    if (!g->trans_b) memset(sums, 0, (size_t)g->n * sizeof *sums);
+    for (int64_t p = 0; !g->trans_b && p < g->k; p++)
+        for (int64_t j = 0; j < g->n; j++) sums[j] += b[p * g->ldb + j];
+    for (int64_t j = 0; g->trans_b && j < g->n; j++) {
+        int32_t sum = 0;
+        for (int64_t p = 0; p < g->k; p++) sum += b[j * g->ldb + p];
+        sums[j] = sum;
+    }
 }
 
 static void prepare_panels(const pysim_job *job, const char *b, char *panels) {
     pysim_nest n = job->nest;
     const pysim_schedule *s = &n.schedule;
     n.input = b;
+    if (job->sums_at) sum_columns(n.problem, (const int8_t *)b, (int32_t *)(void *)(panels + job->sums_at));
     for (int64_t c0 = 0; c0 < n.channels; c0 += s->channels) {
         const int64_t nc = pysim_min(s->channels, n.channels - c0);
         for (int64_t tile = 0; tile < n.window_end; tile++) {
@@ -136,7 +168,19 @@ static void gemm_image(pysim_nest *n, int64_t image, const void *context) { (voi
 
 static void run_gemm(const pysim_job *job, const pysim_call *call) {
     const pysim_epilogue *e = call->epilogue;
+    const pysim_gemm *g = job->nest.problem;
     pysim_nest n = job->nest;
+    pysim_epilogue without;
+    int32_t zero = 0;
+    if (g->dtype == PYSIM_S8) n.flip = pysim_byte_flip(&n, e, &zero);
+    if (zero) {
+        int32_t *room = pysim_room(call->workspace), *own = room + pysim_room_bytes(g->n) / (int64_t)sizeof *room;
+        const int32_t *sums = job->sums_at ? (const int32_t *)(const void *)(call->second + job->sums_at) : own;
+        if (!job->sums_at) sum_columns(g, (const int8_t *)call->second, own);
+        without = pysim_without_zero(e, zero, sums, g->n, room);
+        e = &without;
+    }
+    pysim_nest_rescale(&n, e, 1);
     n.input = call->second;
     n.filter_data = call->first;
     n.output = call->result;
@@ -146,9 +190,10 @@ static void run_gemm(const pysim_job *job, const pysim_call *call) {
     n.bounds = call->bounds;
     n.finish_rows = call->finish;
     if (e->alpha == 0) skip_product(&n);
-    pysim_nest_run(&n, 1, gemm_image, NULL, call->threads, call->workspace, call->profile);
+    pysim_nest_run(&n, 1, gemm_image, NULL, call->threads, call->workspace + job->shared_bytes, call->profile);
 }
 
-const pysim_algorithm pysim_algorithm_gemm = {open_gemm, NULL, run_gemm, 1, 0, 0, 0};
-const pysim_algorithm pysim_algorithm_unpacked = {open_unpacked, NULL, run_gemm, 1, 0, 0, 0};
-const pysim_algorithm pysim_algorithm_panels = {open_panels, prepare_panels, run_gemm, 1, 0, 0, 0};
+const pysim_algorithm pysim_algorithm_gemm = {.open = open_gemm, .run = run_gemm, .finishes = 1, .quantised = 1};
+const pysim_algorithm pysim_algorithm_unpacked = {.open = open_unpacked, .run = run_gemm, .finishes = 1};
+const pysim_algorithm pysim_algorithm_panels = {
+    .open = open_panels, .prepare = prepare_panels, .run = run_gemm, .finishes = 1, .quantised = 1};

@@ -69,6 +69,8 @@ static pysim_status open_im2col(const pysim_problem *of, const pysim_schedule *s
     job->shared_bytes = (pysim_ceil_div(bytes, ALIGN) + 1) * ALIGN; /* the workspace may not be aligned to a line */
     status = pysim_conv_open(&job->own, s, row, job);
     job->nest.reads_columns = 1;
+    if (status == PYSIM_OK && job->nest.row.group > 1)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s reads groups of k, and im2col's columns are rows of k", job->nest.row.info.name);
     return status;
 }
 

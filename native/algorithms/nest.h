@@ -9,7 +9,8 @@
 typedef struct pysim_nest pysim_nest;
 struct pysim_nest {
     int64_t windows, filters, channels, rows, taps;
-    int64_t bytes, out_bytes; /* per element: of operands and panels; of output and bias */
+    int64_t bytes, out_bytes; /* per element: of operands and panels; of the output */
+    int64_t sum_bytes;        /* of sums and bias */
     pysim_row row;
     pysim_schedule schedule;
 
@@ -37,6 +38,9 @@ struct pysim_nest {
     const char *residual; /* in the output's layout, or NULL; if given, beta is 1 */
     const char *bias_filters, *bias_windows;
     pysim_bounds bounds;
+    int32_t fill, flip;       /* s8: padding of the input before, and what packing adds to its elements (pysim_segment) */
+    int swapped;              /* form groups, s8: filters are unsigned */
+    pysim_rescale rescale;    /* of complete sums */
     pysim_finish finish_rows; /* applied to tiles whose sums are complete */
     int prefetch_input;       /* prefetch the next tile of an input that is read in place */
     int prefetch_output;      /* prefetch a tile's output lines before its kernel runs even if they are only written */
@@ -77,6 +81,23 @@ void pysim_add_profile(pysim_profile *profile, const pysim_profile *own);
 typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *context);
 void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads, char *workspace,
                     pysim_profile *profile);
+
+/* k-iterations that panels hold for `k` neighbouring ones, and for channels [0, c0) of a kernel row: whole groups in each set. */
+static inline int64_t pysim_nest_depth(const pysim_nest *n, int64_t k) { return pysim_ceil_div(k, n->row.group) * n->row.group; }
+static inline int64_t pysim_nest_channels_depth(const pysim_nest *n, int64_t c0) {
+    const int64_t set = n->schedule.channels;
+    return c0 / set * pysim_nest_depth(n, set * n->taps) + pysim_nest_depth(n, c0 % set * n->taps);
+}
+
+/* `fill` and `flip` of a segment for packers that know neither: [c][s][pitch] or, with taps 1 and pitch the row's, any panel. */
+void pysim_fill_segment(const pysim_segment *s, void *dst);
+
+/* What s8 sums of this row need so that they are those of (x - zero) of the first operand. Its elements get `flip` while they are packed;
+ * *zero becomes the number that they stand for zero by. */
+int32_t pysim_byte_flip(const pysim_nest *n, const pysim_epilogue *e, int32_t *zero);
+
+/* Fills in `rescale` and the result's bytes; `along_windows`: scales are of windows, not of filters. */
+void pysim_nest_rescale(pysim_nest *n, const pysim_epilogue *e, int along_windows);
 
 /* Offset in elements of channel c0 and filter tile `tile` in the packed filters of a group: [channel set][filter
  * tile][r][c][s][schedule.filters]. */

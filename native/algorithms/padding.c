@@ -30,15 +30,17 @@ static double window_sum(const pysim_nest *n, int64_t f, corner at) {
     double sum = 0;
     for (int64_t ch = 0; ch < n->channels; ch++) {
         const int64_t c0 = ch / n->schedule.channels * n->schedule.channels, nc = pysim_min(n->schedule.channels, n->channels - c0);
-        const int64_t panel = pysim_nest_filter_offset(n, c0, nc, f / width) + f % width;
+        const int64_t panel = pysim_nest_filter_offset(n, c0, nc, f / width), group = n->row.group,
+                      row_k = pysim_nest_depth(n, nc * n->taps);
         for (int64_t r = 0; r < n->rows; r++) {
             const int64_t z = at.z + r / c->kernel_h * c->dilation_d, y = at.y + r % c->kernel_h * c->dilation_h;
             if (!inside(z, c->depth) || !inside(y, c->height)) continue;
             for (int64_t s = 0; s < n->taps; s++) {
                 const int64_t x = at.x + s * c->dilation_w;
                 if (!inside(x, c->width)) continue;
+                const int64_t k = (ch - c0) * n->taps + s, weight = (r * row_k + k / group * group) * width + f % width * group + k % group;
                 sum += value_at(c->dtype, n->input, ch * n->input_pitch + (z * c->height + y) * c->width + x) *
-                       value_at(c->dtype, n->filter_data, panel + ((r * nc + ch - c0) * n->taps + s) * width);
+                       value_at(c->dtype, n->filter_data, panel + weight);
             }
         }
     }

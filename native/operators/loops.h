@@ -17,6 +17,9 @@ enum {
 
 typedef struct pysim_loops pysim_loops;
 
+/* Results of the largest tile whose sums are rescaled. */
+enum { PYSIM_TILE_RESULTS = 1024 };
+
 /* act(y + residual) for any part of `result`. */
 typedef struct {
     const pysim_loops *loops;      /* NULL: nothing to do */
@@ -26,6 +29,9 @@ typedef struct {
 } pysim_finish;
 
 struct pysim_loops {
+    /* Of a tile that begins at filter f0 and window w0; `sums` rows are sums_pitch apart, those of `out` pitch. */
+    void (*rescale)(const pysim_rescale *r, const int32_t *sums, int64_t sums_pitch, int64_t f0, int64_t w0, void *out, int64_t pitch,
+                    int64_t filters, int64_t windows);
     /* Applies the epilogue to rows of `columns` results, pitch elements apart. */
     void (*finish)(const pysim_finish *f, void *out, int64_t pitch, int64_t rows, int64_t columns);
     /* y[k][i] = act(scale[k % period] x[k][i] + shift[k % period] + residual[k][i]); scale and shift may be NULL. y may be x. */

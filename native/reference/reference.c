@@ -154,6 +154,7 @@ pysim_status pysim_reference(const pysim_problem *p, const pysim_epilogue *e, co
     pysim_status status = pysim_check_problem(p, &operands);
     if (status == PYSIM_OK) status = pysim_check_call(p, &operands, e, first, second, result, NULL, 0);
     if (status != PYSIM_OK) return status;
+    if (pysim_is_quantised(e)) return pysim_fail(PYSIM_UNSUPPORTED, "the reference sums s8 as it is: no scales, zero points or u8");
     if (p->kind == PYSIM_CONV) reference_conv(&p->conv, e, first, second, result);
     else reference_gemm(&p->gemm, e, first, second, result);
     return PYSIM_OK;

@@ -42,6 +42,37 @@ static void finish_rows(const pysim_finish *f, void *to, int64_t pitch, int64_t 
     }
 }
 
+/* ---- sums of integers ---- */
+
+/* `step`: 1 if scales are of windows. Adding and subtracting 1.5 * 2^23 rounds numbers within 2^22 to whole ones, half to even. */
+INLINE void rescale_row(const pysim_rescale *r, const int32_t *sums, const float *scales, const int64_t step, const int32_t result,
+                        void *out, int64_t windows) {
+    const float whole = 12582912.0F;
+    const float low = r->low, high = r->high;
+    float *floats = out;
+    uint8_t *bytes = out;
+    for (int64_t i = 0; i < windows; i++) {
+        const float x = (float)sums[i] * scales[step * i], y = x < low ? low : x > high ? high : x;
+        if (result == PYSIM_F32) floats[i] = y;
+        else bytes[i] = (uint8_t)((int32_t)((y + whole) - whole) + r->zero);
+    }
+}
+
+static void rescale(const pysim_rescale *r, const int32_t *sums, int64_t sums_pitch, int64_t f0, int64_t w0, void *to, int64_t pitch,
+                    int64_t filters, int64_t windows) {
+    char *out = to;
+    const int64_t bytes = r->result == PYSIM_F32 ? (int64_t)sizeof(float) : 1;
+    const float *scales = r->scales + f0 * r->filter_step + w0 * r->window_step;
+    for (int64_t f = 0; f < filters; f++, sums += sums_pitch, out += pitch * bytes, scales += r->filter_step) {
+        if (r->result == PYSIM_F32 && r->window_step) rescale_row(r, sums, scales, 1, PYSIM_F32, out, windows);
+        else if (r->result == PYSIM_F32) rescale_row(r, sums, scales, 0, PYSIM_F32, out, windows);
+        else if (r->result == PYSIM_U8 && r->window_step) rescale_row(r, sums, scales, 1, PYSIM_U8, out, windows);
+        else if (r->result == PYSIM_U8) rescale_row(r, sums, scales, 0, PYSIM_U8, out, windows);
+        else if (r->window_step) rescale_row(r, sums, scales, 1, PYSIM_S8, out, windows);
+        else rescale_row(r, sums, scales, 0, PYSIM_S8, out, windows);
+    }
+}
+
 /* ---- maps ---- */
 
 static void map_piece(const T *x, T scale, T shift, int64_t count, T *y) {
@@ -320,8 +351,8 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 #include "loops_arrays.h"
 #include "loops_attention.h"
 
-#define DEFINED(target, dtype)                                                                                 \
-    const pysim_loops pysim_loops_##dtype##__##target = {finish_rows, map_planes, pool_planes,    pair_arrays, \
-                                                         rows_of,     take_rows,  transpose_rows, attention_rows};
+#define DEFINED(target, dtype)                                                                                             \
+    const pysim_loops pysim_loops_##dtype##__##target = {rescale, finish_rows, map_planes,     pool_planes,   pair_arrays, \
+                                                         rows_of, take_rows,   transpose_rows, attention_rows};
 #define PYSIM_LOOPS(target, dtype) MINE(target, dtype, DEFINED)(target, dtype)
 #include "loops.inc"

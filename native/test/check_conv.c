@@ -46,7 +46,7 @@ typedef struct {
     char id[32];
     pysim_conv c;
     pysim_schedule s;
-    int bias, epilogue;
+    int bias, epilogue, groups_of_k;
     int32_t index, threads, result, form; /* result: dtype of the output and the bias; form: of Winograd */
     check_random random;
     int64_t p, q, input, filters, output; /* elements */
@@ -109,6 +109,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     k->index = index;
     k->random = check_case_random(kernel, family, index);
     k->bias = level[BIAS];
+    k->groups_of_k = check_is_groups(row);
     k->epilogue = row->dtype == PYSIM_S8 ? level[EPILOGUE] % WHOLE : level[EPILOGUE];
     k->threads = 2 + (index % 5 == 0);
 
@@ -134,7 +135,8 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     axis(padding, k->p, c->kernel_h, c->stride_h, c->dilation_h, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
     axis(padding, k->q, c->kernel_w, c->stride_w, c->dilation_w, &k->random, &c->pad_left, &c->pad_right, &c->width);
 
-    const check_plan plan = {level[STATIONARY], any ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2], level[K3]};
+    const int32_t pack = any || check_is_groups(row) ? PYSIM_PACK_TILES : level[PACK];
+    const check_plan plan = {level[STATIONARY], pack, level[SET], level[K2], level[K3]};
     k->s = check_schedule(kernel, row, &plan, channels, &k->random);
     if (check_is_direct(row))
         k->s = (pysim_schedule){
@@ -429,7 +431,7 @@ static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
         const int own_rows =
             i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc || i == CHECK_blocked;
-        if (check_computes[i] != PYSIM_CONV || own_rows) continue;
+        if (check_computes[i] != PYSIM_CONV || own_rows || (k->groups_of_k && i == CHECK_im2col)) continue;
         k->s.algorithm = i;
         if (pack(k, side)) as_expected(k, e, side);
         k->s.algorithm = CHECK_sconv;

@@ -11,7 +11,8 @@
 
 /* Axes of the covering array, see cover_settings. */
 enum { N, M, STATIONARY, K2, K3, K, SET, TRANSPOSED, SLACK, ALPHA, BETA, BIAS, RELU, PACK, ALGORITHM, AXES };
-static const int32_t algorithms[] = {CHECK_gemm, CHECK_unpacked, CHECK_panels}; /* of a row of form win; others have the first */
+static const int32_t algorithms[] = {CHECK_gemm, CHECK_unpacked,
+                                     CHECK_panels}; /* of a row of form win; groups have the first and last, others the first */
 static const int64_t k_levels[] = {1, 2, 3, 5, 17, 40};
 enum { TO_PAGE = -1, PAGE = 4096 }; /* rows of whole pages: all of them begin in one set of L1 */
 static const int64_t slacks[][3] = {{0, 0, 0}, {3, 0, 1}, {0, 5, 0}, {1, 2, 19}, {TO_PAGE, TO_PAGE, 0}};
@@ -73,12 +74,14 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
     g->k = k_levels[level[K]];
     g->trans_a = level[TRANSPOSED] & 1;
     g->trans_b = level[TRANSPOSED] >> 1;
-    const check_plan plan = {level[STATIONARY], g->trans_b ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2], level[K3]};
+    const check_plan plan = {level[STATIONARY], g->trans_b || check_is_groups(row) ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2],
+                             level[K3]};
     if (check_is_skinny(row)) {
         make_skinny(k, &plan, kernel, row);
     } else {
         k->s = check_schedule(kernel, row, &plan, g->k, &k->random);
-        k->s.algorithm = strcmp(row->form, "win") == 0 ? algorithms[level[ALGORITHM]] : CHECK_gemm;
+        k->s.algorithm = strcmp(row->form, "win") == 0 || check_is_groups(row) ? algorithms[level[ALGORITHM]] : CHECK_gemm;
+        if (check_is_groups(row) && k->s.algorithm == CHECK_unpacked) k->s.algorithm = CHECK_gemm;
         if (k->s.algorithm == CHECK_panels) k->s.pack = PYSIM_PACK_NONE;
     }
     const int64_t bytes = (int64_t)check_size(g->dtype), *slack = slacks[level[SLACK]];

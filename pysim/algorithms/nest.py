@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from pysim.algorithms.contract import Nests, Prepared
 from pysim.cachemodel.cpu import nest_schedules, nest_text
 from pysim.cachemodel.cpu.loops import Array
-from pysim.cachemodel.cpu.nest import Nest, nest_of, packed_filter_bytes, workspace_bytes
+from pysim.cachemodel.cpu.nest import Nest, nest_of, packed_filter_bytes, room_bytes, workspace_bytes
+from pysim.cachemodel.cpu.tilings import Forms
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -25,12 +26,13 @@ BROADCASTS = "win"  # form of the kernels that broadcast elements of A, at any d
 
 class OnNest(NamedTuple):
     """An algorithm of the nest. `nest` makes the loops of a problem; `form` restricts the kernels; `algorithm` is its name, None for the
-    first algorithm of a kind of problem in native/algorithms.inc."""
+    first algorithm of a kind of problem in native/algorithms.inc. `rooms`: INT32 vectors of one number per filter or column of s8."""
 
     nest: Callable[[Any], Nest]
     summary: str
-    form: str | None = None
+    form: Forms = None
     algorithm: str | None = None
+    rooms: int = 0
 
     def least_cycles(self, request: Request, best: float) -> float:
         return nest_schedules.least_cycles(self.nest(request.problem), request, best, self.form) if request.threads == 1 else 0.0
@@ -39,7 +41,7 @@ class OnNest(NamedTuple):
         return nest_schedules.candidates(self.nest(request.problem), request, limit, self.form, self.algorithm)
 
     def workspace_bytes(self, problem: Any, schedule: Schedule, layout: Layout) -> int:
-        return workspace_bytes(self.nest(problem), schedule)
+        return workspace_bytes(self.nest(problem), schedule) + self.rooms * room_bytes(problem.dtype, _count(problem))
 
     def nests(self, plan: Plan) -> Nests:
         schedule, on = on_cpu(plan)
@@ -48,6 +50,11 @@ class OnNest(NamedTuple):
 
     def describe(self, plan: Plan) -> Description:
         return nest_text.describe_nest(self.nest(plan.workload), plan, self.summary)
+
+
+def _count(problem: Any) -> int:
+    """Filters, or columns."""
+    return int(problem.filters if isinstance(problem, Conv) else problem.n)
 
 
 def packed_filters(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

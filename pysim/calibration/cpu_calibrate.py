@@ -41,6 +41,7 @@ from pysim.machine.quantity import Number, Source, facts
 from pysim.machine.write import to_toml
 from pysim.measure.speed import PLAIN, SHARED_CORE
 from pysim.measure.store import environment
+from pysim.registry.cpu import kernels, probed_dtype
 
 SOURCE, FIT = "calibration", "calibration_fit"
 CLOCK, TEAM = "core.frequency_hz", "regions of threads: "
@@ -192,8 +193,9 @@ def _probes(on: Machine, lab: Lab) -> list[_Probe]:
     found = []
     for unit in on.core.units:
         path = f"core.units.{unit.target}"
-        found.append(_Probe(f"{path}.fma_per_cycle", partial(lab.fma, unit.target, "f32")))
-        found.append(_Probe(f"{path}.types.f64.fma_per_cycle", partial(lab.fma, unit.target, "f64")))
+        found.append(_Probe(f"{path}.fma_per_cycle", partial(lab.fma, unit.target, probed_dtype(unit.target))))
+        if any((row.target, row.dtype) == (unit.target, "f64") for row in kernels()):
+            found.append(_Probe(f"{path}.types.f64.fma_per_cycle", partial(lab.fma, unit.target, "f64")))
     for path, nbytes, shared in _places(on):
         found.append(_Probe(f"{path}.latency_cycles", partial(lab.latency, nbytes), shared))
         found.append(_Probe(f"{path}.read_bytes_per_cycle", partial(lab.read, nbytes), shared))

@@ -47,7 +47,7 @@ from pysim.machine.quantity import Number, Source, facts
 from pysim.measure.cpu_load import Watch
 from pysim.measure.parallel_probe import all_at_once, one_by_one
 from pysim.measure.speed import LINE_SECONDS, PLAIN
-from pysim.registry.cpu import results_of_multiply_add
+from pysim.registry.cpu import probed_dtype, results_of_multiply_add
 
 PROBE_SECONDS = 0.02
 TEAM_SECONDS = 0.08  # of all cores at once, which start up to 20 ms apart, since each makes its buffer first
@@ -104,7 +104,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
     if not targets:
         raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
     alone = Watch()
-    widest = max(targets, key=lambda one: (1.0 if brief else probes.probe_fma(one, "f32")) * results_of_multiply_add(one))
+    widest = max(targets, key=lambda one: (1.0 if brief else probes.probe_fma(one, probed_dtype(one))) * results_of_multiply_add(one))
     rates = _Rates(probes, shipped, widest, brief)
     units = [_unit(target, rates, shipped) for target in targets]
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
@@ -176,7 +176,7 @@ class _Rates:
     def fma(self, target: str, known: Number) -> Number:
         if self._known:
             return known
-        return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known, TRIALS)
+        return self._take(lambda: self._probes.probe_fma(target, probed_dtype(target)), f"{target} multiply-add", known, TRIALS)
 
     def together(self, cpus: int, plain: str) -> tuple[tuple[Together, ...], float]:
         """The share of their rates alone that 2, 4, ... all CPUs keep at once, in plain C, which any other thread on the core slows down:

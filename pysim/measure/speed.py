@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from pysim.errors import NativeError
 from pysim.measure.parallel_probe import all_at_once
+from pysim.registry.cpu import probed_dtype
 from pysim.runtime import cpu
 
 PLAIN = "portable"  # the instruction set of plain C
@@ -60,7 +61,7 @@ def read(target: str, threads: int = 1) -> Speed:
     vectors, as in kernels."""
 
     def rate(of: str) -> float:
-        probe = partial(cpu.probe_fma, of, "f32")
+        probe = partial(cpu.probe_fma, of, probed_dtype(of))
         return probe() if threads == 1 else min(all_at_once(probe, threads))
 
     if threads > 1:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from pysim.arguments import whole
 from pysim.errors import OperandError, choose, printable
 from pysim.machine.cpu import Machine
-from pysim.network import operators
+from pysim.network import operators, saved
 from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.attention import fuse_attention
@@ -42,6 +43,10 @@ def _supports(node: Node, epilogue: Any) -> bool:
     return node.op in ("Conv", "Linear") or (epilogue == "relu" and node.op in operators.ACTIVATED)
 
 
+def _buffers_of(graph: Graph) -> Buffers:
+    return plan_buffers(graph, lambda node: node.op in operators.IN_PLACE)
+
+
 class Timed(NamedTuple):
     """A layer and its median seconds."""
 
@@ -61,8 +66,8 @@ class Network:
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
-        self.threads = threads
-        buffers = plan_buffers(graph, lambda node: node.op in operators.IN_PLACE)
+        self.threads, self._idle = threads, list[_Run]()
+        buffers = _buffers_of(graph)
         self.plan = NetworkPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
         packs = [layer.plan is not None and layer.node.op != "MatMul" for layer in self.plan.layers]
         last_use = {name: at for at, layer in enumerate(self.plan.layers) if packs[at] for name in layer.node.inputs[1:RESIDUAL_INPUT]}
@@ -75,7 +80,18 @@ class Network:
             for name in layer.node.inputs[1:RESIDUAL_INPUT] if packs[at] else ():  # free weights once all their layers packed them
                 if last_use[name] == at and name not in read_unpacked and name not in graph.outputs:
                     constants.pop(name, None)
-        self._idle: list[_Run] = []
+
+    @classmethod
+    def of_file(cls, path: Path, on: Machine, threads: int) -> "Network":
+        """The network that `save` wrote."""
+        made, (graph, layers, natives) = cls.__new__(cls), saved.load(path, on, threads)
+        made._graph, made._natives, made.threads, made._idle = graph, natives, threads, []
+        made.plan = NetworkPlan(layers, _buffers_of(graph), on.name)
+        return made
+
+    def save(self, path: str | Path) -> None:
+        """Writes the network with its plans and prepared weights, for `pysim.load(path)` of another process (`pysim.network.saved`)."""
+        saved.save(Path(path), saved.Parts(self._graph, self.plan.layers, self._natives), self.plan.machine, self.threads)
 
     @property
     def inputs(self) -> dict[str, Tensor]:

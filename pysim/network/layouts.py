@@ -22,8 +22,6 @@ layers in a row save 40 us for 30.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import networkx as nx
-
 from pysim.network.arena import view_offset
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Graph, Node
@@ -58,6 +56,8 @@ class _Cut:
     """The flow network: an edge is cut if its source is in planes and its target in blocks."""
 
     def __init__(self, graph: Graph, block: int, seconds: Seconds, conversion: Conversion) -> None:
+        import networkx as nx  # here, because a saved network does not need it: half of its start
+
         self._graph, self._block, self._flow = graph, block, nx.DiGraph()
         self._makers, self._users = graph.makers(), graph.users()
         self._flow.add_nodes_from(("planes", "blocks"))
@@ -148,6 +148,8 @@ class _Cut:
 
     def labels(self) -> dict[tuple[int, str], bool]:
         """(node, "in" or "out") -> whether in blocks, of least cost."""
+        import networkx as nx
+
         _, (_, blocks) = nx.minimum_cut(self._flow, "planes", "blocks")
         return {(at, side): (at, side) in blocks for at in range(len(self._graph.nodes)) for side in ("in", "out")}
 

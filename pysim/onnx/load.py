@@ -11,6 +11,7 @@ from pysim.calibration import host
 from pysim.errors import OperandError, PlanError, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
+from pysim.network import saved
 from pysim.network.execution import Network
 from pysim.onnx import reading
 from pysim.problem.text import model_file
@@ -71,7 +72,8 @@ def load(
     "model.onnx:mb4", or `batch`, is the model of that batch, whether its file has a symbolic one (else 1) or a fixed one; `batch="any"` a
     model that is planned for each batch it is called with. With a `seed`, weights that the file lacks are random. Convolutions and
     products run natively, other operators by NumPy. `accuracy` of the plans is as in `pysim.plan`. ProblemError names a node that nothing
-    here can run, or that is of another batch; PlanError a machine whose plans are for a GPU.
+    here can run, or that is of another batch; PlanError a machine whose plans are for a GPU. A file that `save` of a network wrote is
+    loaded without planning and packing.
     """
     if not isinstance(path, str | Path):
         raise OperandError(f"path is {quoted(path)}; expected the path of a .onnx file")
@@ -83,6 +85,11 @@ def load(
     word(accuracy, "accuracy", ACCURACIES, PlanError)
     if isinstance(on, Gpu):
         raise PlanError(f"models run on CPUs, and {on.name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")
+
+    if saved.is_saved(Path(path)):
+        if (batch, seed) != (None, None) or asked is not None or accuracy != "standard":
+            raise OperandError("a saved network has its batch, weights and accuracy; give these when it is loaded from the model's file")
+        return Network.of_file(Path(path), on, threads)
 
     def made(batch: int | None) -> Network:
         return Network(reading.read_graph(path, batch, seed), on, threads, accuracy)

@@ -12,6 +12,7 @@ import msgspec
 
 from pysim.errors import PysimError, choose, quoted
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
 from pysim.problem.text import Workload
 from pysim.registry.native_files import epilogue_numbers, native_file
 
@@ -20,6 +21,7 @@ _TABLES = {
     "kernels.inc": {
         "win": "vector lanes hold windows; each filter value is broadcast",
         "fil": "vector lanes hold filters; each window value is broadcast",
+        "groups": "vector lanes hold windows, each a group of neighbouring k of 4 bytes; each filter's group is broadcast",
         "outer": "one register holds a 4x4 outer product (SConv)",
     },
     "depthwise.inc": {
@@ -62,6 +64,11 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @cached_property
     def name(self) -> str:
         return f"{self.dtype}_{self.form}_{self.windows}x{self.filters}__{self.target}"
+
+    @property
+    def group(self) -> int:
+        """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in form groups, else 1."""
+        return 4 // SIZES[self.dtype] if self.form == "groups" else 1
 
     @property
     def along_filters(self) -> bool:
@@ -150,6 +157,13 @@ class NativeAlgorithm(msgspec.Struct, frozen=True):
 def results_of_multiply_add(target: str) -> int:
     """FP32 results of one multiply-add of a target, as the rows count them: a vector, a tile of a matrix unit, or one in plain C."""
     return max((row.lane_windows * row.lane_filters for row in kernels() if (row.target, row.dtype) == (target, "f32")), default=1)
+
+
+@cache
+def probed_dtype(target: str) -> str:
+    """The type whose multiply-adds tell a target's rate: f32, or the first that it has kernels of."""
+    dtypes = [row.dtype for row in kernels() if row.target == target]
+    return "f32" if "f32" in dtypes or not dtypes else dtypes[0]
 
 
 @cache

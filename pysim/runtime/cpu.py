@@ -22,9 +22,10 @@ from pysim.arguments import Activation
 from pysim.arguments import activation as activation_of
 from pysim.caches import once
 from pysim.errors import MissingError, NativeError, OperandError, PlanError, quoted
-from pysim.problem.conv import DEPTH_FIELDS, Conv
+from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
+from pysim.record.integers import Integers
 from pysim.record.plan import Layout, blocks_of
 from pysim.record.schedule import PACK, STATIONARY, Schedule
 from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernel, cpu_kernels, kind_of
@@ -32,9 +33,17 @@ from pysim.registry.native_files import declarations
 
 Array = NDArray[Any]
 # NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
-NUMPY_DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "bf16": np.dtype(np.uint16), "s8": np.dtype(np.int8)}
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "bf16": np.dtype(np.uint16), "s8": np.dtype(np.int8)
+}  # fmt: skip
 RESULT_DTYPES = NUMPY_DTYPES | {"bf16": np.dtype(np.float32), "s8": np.dtype(np.int32)}  # of the result and the bias
 _ALIGNMENT = 64
+
+
+def stored_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy type of an operand or a result; u8 and s32 are no problem's dtype."""
+    others: dict[str, np.dtype[Any]] = {"s32": np.dtype(np.int32), "u8": np.dtype(np.uint8)}
+    return others.get(name) or NUMPY_DTYPES[name]
 
 
 def library_path() -> Path:
@@ -154,9 +163,7 @@ def conv_struct(w: Conv) -> Any:
 
 
 def _conv_fields(w: Conv) -> dict[str, int]:
-    depth = () if w.is_volume else DEPTH_FIELDS  # 0 for images
-    sizes = {name: getattr(w, name) for name in w.__struct_fields__ if name != "dtype" and name not in depth}
-    return sizes | {"dtype": _dtype_code(w.dtype)}
+    return w.sizes | {"dtype": _dtype_code(w.dtype)}
 
 
 def _gemm_fields(w: Gemm) -> dict[str, int]:
@@ -204,8 +211,8 @@ def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     x = as_numpy(x, name)
     if dtype == "bf16" and x.dtype.name == "bfloat16":
         x = x.view(np.uint16)
-    if x.dtype != NUMPY_DTYPES[dtype]:
-        right = "bf16: pass bfloat16 arrays (ml_dtypes), or their bits as uint16" if dtype == "bf16" else f"{NUMPY_DTYPES[dtype]}"
+    if x.dtype != stored_dtype(dtype):
+        right = "bf16: pass bfloat16 arrays (ml_dtypes), or their bits as uint16" if dtype == "bf16" else f"{stored_dtype(dtype)}"
         raise OperandError(f"{name} is {x.dtype}, but the problem computes in {right}")
     return dense(x, name, shape)
 
@@ -297,9 +304,8 @@ def like(x: Any, result: Array) -> Any:
     return wrap(result) if wrap and hasattr(x, "__dlpack__") else result
 
 
-def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
+def output(out: Any, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
     """`out` as a writable view, or a new array, with the result's dtype; OperandError if `out` does not fit."""
-    kind = RESULT_DTYPES[dtype]
     if out is None:
         return aligned(shape, kind)
     array = as_numpy(out, "out")
@@ -321,11 +327,19 @@ def check_apart(out: Array, **operands: Any) -> None:
 
 
 _addends: WeakKeyDictionary[Any, tuple[Array | None, Array | None]] = WeakKeyDictionary()
+_scales: WeakKeyDictionary[Any, Array] = WeakKeyDictionary()
 
 
-def epilogue_struct(alpha: float, beta: float, bias: Array | None, activation: Activation, residual: Array | None = None) -> Any:
-    """A `pysim_epilogue`. It keeps bias and residual alive; `addends_of` returns them."""
-    if bias is None and residual is None and isinstance(activation, Hashable):
+def epilogue_struct(
+    alpha: float,
+    beta: float,
+    bias: Array | None,
+    activation: Activation,
+    residual: Array | None = None,
+    integers: Integers | None = None,
+) -> Any:
+    """A `pysim_epilogue`. It keeps bias, residual and scales alive; `addends_of` returns the first two."""
+    if bias is None and residual is None and integers is None and isinstance(activation, Hashable):
         return _plain(alpha, beta, activation)
     epilogue = _epilogue(alpha, beta, activation)
     pointer = library()[0].from_buffer
@@ -333,14 +347,27 @@ def epilogue_struct(alpha: float, beta: float, bias: Array | None, activation: A
         epilogue.bias = pointer(bias)
     if residual is not None:
         epilogue.residual = pointer(residual)
+    if integers is not None:
+        _set_integers(epilogue, integers)
     _addends[epilogue] = bias, residual
     return epilogue
+
+
+def _set_integers(epilogue: Any, integers: Integers) -> None:
+    ffi, lib = library()
+    epilogue.first_unsigned, epilogue.first_zero = integers.unsigned, integers.first_zero
+    if integers.scales is None:
+        return
+    epilogue.scales, epilogue.scale_count = ffi.from_buffer("float *", integers.scales), integers.scales.size
+    epilogue.result, epilogue.result_zero = getattr(lib, f"PYSIM_{integers.result.upper()}"), integers.result_zero
+    _scales[epilogue] = integers.scales
 
 
 def _epilogue(alpha: float, beta: float, activation: Activation) -> Any:
     ffi, _ = library()
     number, low, high = activation_of(activation, cpu_epilogues())
-    return ffi.new("pysim_epilogue *", [alpha, beta, ffi.NULL, number, ffi.NULL, low, high])
+    fields = {"alpha": alpha, "beta": beta, "activation": number, "low": low, "high": high}
+    return ffi.new("pysim_epilogue *", fields)
 
 
 _plain = lru_cache(maxsize=64)(_epilogue)  # structs without a bias, never modified

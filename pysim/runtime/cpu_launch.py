@@ -6,16 +6,19 @@ A Launch has the structs and sizes of one problem under one schedule, and no arr
 write to the caller's arrays.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from pysim.arguments import Activation
 from pysim.errors import OperandError
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
+from pysim.record.integers import Integers
 from pysim.record.plan import Layout, Plan, blocked_shape, blocks_of, on_cpu
 from pysim.record.schedule import Schedule
 from pysim.runtime.cpu import (
@@ -38,6 +41,7 @@ from pysim.runtime.cpu import (
     output,
     problem_struct,
     schedule_struct,
+    stored_dtype,
 )
 from pysim.runtime.emulated import executor_for
 from pysim.runtime.steps import Step
@@ -86,9 +90,15 @@ class Launch:
     """
 
     def __init__(
-        self, workload: Workload, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL, layout: Layout = "nchw"
+        self,
+        workload: Workload,
+        schedule: Schedule,
+        threads: int = 1,
+        executor: Executor = LOCAL,
+        layout: Layout = "nchw",
+        integers: Integers | None = None,
     ) -> None:
-        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
+        self.workload, self.threads, self.executor = workload, threads, executor
         w, self._product = workload, not isinstance(workload, Conv)
         if isinstance(w, Conv):
             blocks = blocks_of(layout)
@@ -100,7 +110,12 @@ class Launch:
             self._names, self._count = ("a", "b"), w.n
             self._first_shape, self._second_shape = (w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n)
             self._out_shape = w.m, w.n
-        self._dtype, self._out_dtype = NUMPY_DTYPES[workload.dtype], RESULT_DTYPES[workload.dtype]
+        self._dtype = self._weights_dtype = NUMPY_DTYPES[w.dtype]
+        self._out_dtype = RESULT_DTYPES[w.dtype]
+        self._first_type, self._integers = w.dtype, integers
+        if integers is not None:
+            schedule = self._quantised(integers, schedule)
+        self.schedule = schedule
         self._ffi, self._lib = executor.library()
         self._problem, self._schedule = problem_struct(workload, layout), schedule_struct(schedule, workload)
         self._native, self._native_prepare = executor.runner(self._problem, self._schedule), self._lib.pysim_prepare
@@ -109,10 +124,23 @@ class Launch:
         self.prepared_bytes = self._size(self._lib.pysim_prepared_bytes)
 
     @classmethod
-    def of(cls, plan: Plan, threads: int = 1) -> "Launch":
+    def of(cls, plan: Plan, threads: int = 1, integers: Integers | None = None) -> "Launch":
         """The launch of a CPU's plan, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
-        return cls(plan.workload, schedule, threads, executor_for(on), plan.layout)
+        return cls(plan.workload, schedule, threads, executor_for(on), plan.layout, integers)
+
+    def _quantised(self, integers: Integers, schedule: Schedule) -> Schedule:
+        """Takes over quantised operands. Scaled sums need one set of channels."""
+        w = self.workload
+        if w.dtype != "s8":
+            raise OperandError(f"the problem computes in {w.dtype}; integers describe the bytes of an s8 problem")
+        if self.executor.kind == "emulated":
+            raise OperandError(f"quantised operands run in this process only, not in {self.executor.about}")
+        self._integers = integers.checked(self._count)
+        self._first_type, self._dtype, self._out_dtype = integers.first, stored_dtype(integers.first), stored_dtype(integers.result)
+        if integers.scales is None:
+            return schedule
+        return msgspec.structs.replace(schedule, channels=w.channels // w.groups if isinstance(w, Conv) else w.k)
 
     def _size(self, function: Any, *arguments: int) -> int:
         size = self._ffi.new("int64_t *")
@@ -179,8 +207,15 @@ class Launch:
         dense, size = self._second(weights), self.prepared_bytes
         if size:
             return self._prepare(dense, self._pointer(aligned(size, np.uint8)))
-        copy = aligned(dense.shape, dense.dtype)  # rows that begin on cache lines are read faster
-        copy[...] = dense
+        return self.restore(dense)
+
+    def restore(self, prepared: Array) -> Any:
+        """What `prepare` returned, of a copy of its bytes. OperandError if these are too few or too many."""
+        right = self.prepared_bytes or math.prod(self._second_shape) * self.workload.element_bytes
+        if prepared.nbytes != right:
+            raise OperandError(f"prepared weights of {self.workload.text} have {prepared.nbytes:,} bytes; expected {right:,}")
+        copy = aligned(prepared.shape, prepared.dtype)  # rows that begin on cache lines are read faster
+        copy[...] = prepared
         return self._pointer(copy)
 
     def _prepare(self, dense: Array, room: Any) -> Any:
@@ -212,7 +247,7 @@ class Launch:
             residual = addend(residual, "residual", self._out_shape, self.workload.dtype)
         if bias is not None:
             bias = addend(bias, "bias", (self._count,), self.workload.dtype)
-        return epilogue_struct(alpha, beta, bias, activation, residual)
+        return epilogue_struct(alpha, beta, bias, activation, residual, self._integers)
 
     def _run_at_once(self, first: Any, second: Any, epilogue: Any, y: Any) -> bool:
         """The fast path for arrays that need no conversion; small problems take little longer than its checks. `second`: a cffi pointer or
@@ -257,17 +292,17 @@ class Launch:
         """`out` as an array that the library can write, or a new one."""
         if type(out) is np.ndarray and out.dtype is self._out_dtype and out.shape == self._out_shape and out.flags.carray:
             return out
-        return output(out, self._out_shape, self.workload.dtype)
+        return output(out, self._out_shape, self._out_dtype)
 
     def _first(self, x: Any) -> Array:
         """The first operand as an array that the library can read."""
         if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._first_shape and is_dense(x):
             return x
-        return operand(x, self._names[0], self._first_shape, self.workload.dtype)
+        return operand(x, self._names[0], self._first_shape, self._first_type)
 
     def _second(self, w: Any) -> Array:
         """The second operand, the weights, as a dense array."""
-        if type(w) is np.ndarray and w.dtype is self._dtype and w.shape == self._second_shape and is_dense(w):
+        if type(w) is np.ndarray and w.dtype is self._weights_dtype and w.shape == self._second_shape and is_dense(w):
             return w
         return operand(w, self._names[1], self._second_shape, self.workload.dtype)
 
@@ -291,18 +326,40 @@ class Prepared:
         threads: int = 1,
         executor: Executor = LOCAL,
         layout: Layout = "nchw",
+        integers: Integers | None = None,
+        prepared: Array | None = None,
     ) -> None:
-        launch = self._launch = Launch(workload, schedule, threads, executor, layout)
-        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
+        """`prepared`: the `bytes` of another launch of this kind, in place of weights."""
+        launch = self._launch = Launch(workload, schedule, threads, executor, layout, integers)
+        self.workload, self.schedule, self.threads, self.executor = workload, launch.schedule, threads, executor
         self.workspace_bytes, self.shapes = launch.workspace_bytes, launch.shapes  # of the input and of the result
         self._bias, self._activation = None if bias is None else np.array(as_numpy(bias, "bias")), activation
-        self._epilogue, self._prepared = launch.epilogue(self._bias, activation), launch.prepare(weights)
+        self._epilogue = launch.epilogue(self._bias, activation)
+        self._prepared = launch.prepare(weights) if prepared is None else launch.restore(prepared)
 
     @classmethod
-    def of(cls, plan: Plan, weights: Any, bias: Any = None, activation: Activation = None, threads: int = 1) -> "Prepared":
+    def of(
+        cls,
+        plan: Plan,
+        weights: Any,
+        bias: Any = None,
+        activation: Activation = None,
+        threads: int = 1,
+        integers: Integers | None = None,
+        prepared: Array | None = None,
+    ) -> "Prepared":
         """A CPU's plan with these weights, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
-        return cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout)
+        return cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout, integers, prepared)
+
+    @property
+    def bytes(self) -> Array:
+        """The prepared weights: how a plan of this name reads them under this build of the library."""
+        return np.frombuffer(self._launch._ffi.buffer(self._prepared), np.uint8)
+
+    @property
+    def bias(self) -> Array | None:
+        return self._bias
 
     def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Any:
         """`residual`, of the result's shape, is added before the activation. The result is `out`, or a new array of the kind that x is."""

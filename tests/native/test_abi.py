@@ -25,7 +25,7 @@ except MissingError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 # ABI version -> sha256 of its declarations; a change of them is a new version once one is released
-PINNED = {5: "ca8f2b8165e47770284a65b1b92d343ff650af8de4ddecf07e6fdf3e5f22f3f1"}
+PINNED = {5: "24e94a536a35a33ba1749ecd1e549e482d4d48da84ba7b84d9af0800385a4a6b"}
 
 
 def declarations() -> str:
@@ -93,8 +93,11 @@ def test_python_and_the_library_list_the_same_kernels():
 def test_names_are_built_from_columns_and_are_unique():
     names = [row.name for row in cpu_kernels()]
     assert len(set(names)) == len(names)
-    forms = "win|fil|outer|rows|planes|blocks|axpy|dot|phases|nchwc"
-    assert all(re.fullmatch(rf"(f32|f64|bf16|s8)_({forms})_\d+x\d+__(avx512|avx2|mma|portable)", name) for name in names)
+    forms = "win|fil|groups|outer|rows|planes|blocks|axpy|dot|phases|nchwc"
+    assert all(
+        re.fullmatch(rf"(f32|f64|bf16|s8)_({forms})_\d+x\d+__(avx512|avx512vnni|avx512bf16|avxvnni|avx2|mma|portable)", name)
+        for name in names
+    )
 
 
 def test_a_refused_call_leaves_its_sentence_and_the_next_one_works():

@@ -15,7 +15,7 @@ NAME = "gemm"
 COMPUTES = Gemm
 tolerance, prepare, largest_part = direct_sum, nothing_prepared, nest_part
 
-_NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters")
+_NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters", rooms=2)
 least_cycles, candidates, workspace_bytes = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes
 describe, nests = _NEST.describe, _NEST.nests
 

@@ -49,6 +49,7 @@ from pysim.record.state import State
 from pysim.registry.cpu import Kernel
 
 NAME = "im2col"
+ROWS_OF_K = ("win", "fil", "outer")  # forms of kernels that read columns: groups of k they are not
 COMPUTES = Conv
 CHAIN = 8  # of native/x86/pack.h: most vectors of a row whose taps are separated together
 # Chosen, with the MASK_CYCLES of incore.py, on 267 plans of random layers (Zen 4, zen4/regret.jsonl): median error 6.2 -> 5.4 %, 90th
@@ -148,12 +149,12 @@ def _packer(kernels: Sequence[Kernel], on: Machine) -> Unit:
 
 def least_cycles(request: Request, best: float) -> float:
     problem, on = request.conv, request.cpu
-    kernels = tilings.rows(on, problem.dtype, request.micro_kernel).kernels
+    kernels = tilings.rows(on, problem.dtype, request.micro_kernel, ROWS_OF_K).kernels
     if not kernels:
         return 0.0
     packer = _packer(kernels, on)
     copy = copy_cycles(problem, on, packer)
-    product = nest_schedules.least_cycles(_nest(problem), request, best - copy)
+    product = nest_schedules.least_cycles(_nest(problem), request, best - copy, ROWS_OF_K)
     if copy + product > best:
         return copy + product
     return float(columns_pass(problem, on, request.state, packer).cycles[0]) + product
@@ -161,13 +162,13 @@ def least_cycles(request: Request, best: float) -> float:
 
 def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | NoneLegal:
     problem, on = request.conv, request.cpu
-    kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel)
+    kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel, ROWS_OF_K)
     if not kernels:
         return NoneLegal(rejected)
     columns = columns_pass(problem, on, request.state, _packer(kernels, on))
     cycles = float(columns.cycles[0])
     own = request if request.most is None else request._replace(most=request.most - cycles)
-    product = nest_schedules.candidates(_nest(problem), own, limit - cycles, algorithm=NAME)
+    product = nest_schedules.candidates(_nest(problem), own, limit - cycles, ROWS_OF_K, NAME)
     assert isinstance(product, NestCandidates)
     return Candidates(columns, product, float(product.limit.min()) + cycles, product.rejected)  # one kind, for both stationary operands
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products with a prepacked B, whatever its layout: panels in the order in which kernels read them. A is read in place.
+"""Matrix products with a prepacked B, whatever its layout: panels in the order in which kernels read them. A is read in place,
+unless its elements have less than 4 bytes: kernels read these in groups of neighbouring k, so they are packed.
 
     panels = [set of channels][tile of windows][channel][windows of a tile], whole tiles
 
@@ -25,14 +26,16 @@ from pysim.record.schedule import Schedule
 
 NAME = "panels"
 COMPUTES = Gemm
+PACKED_BELOW = 4  # bytes of an element of A
 tolerance, largest_part = direct_sum, nest_part
 
 
 def nest_of(problem: Gemm) -> loops.Nest:
-    return msgspec.structs.replace(unpacked(problem), in_place=True, windows_packed=True, windows_transposed=False)
+    of = loops.nest_of(problem) if problem.element_bytes < PACKED_BELOW else unpacked(problem)
+    return msgspec.structs.replace(of, in_place=True, windows_packed=True, windows_transposed=False)
 
 
-_NEST = OnNest(nest_of, "matrix product, B packed in advance, A read in place", BROADCASTS, NAME)
+_NEST = OnNest(nest_of, "matrix product, B packed in advance", (BROADCASTS, "groups"), NAME, rooms=1)
 refuses, workspace_bytes, describe, nests = broadcasts, _NEST.workspace_bytes, _NEST.describe, _NEST.nests
 
 
@@ -47,5 +50,6 @@ def candidates(request: Request, limit: Array | float = 0.0) -> nest_schedules.F
 
 
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> Prepared:
-    tiles = loops.ceil_div(problem.n, schedule.windows)
-    return Prepared("panels of B", tiles * schedule.windows * problem.k * problem.element_bytes)
+    tiles, depth = loops.ceil_div(problem.n, schedule.windows), loops.channels_depth(nest_of(problem), schedule)
+    size = tiles * schedule.windows * depth * problem.element_bytes
+    return Prepared("panels of B", loops.with_sums(problem.dtype, size, problem.n))

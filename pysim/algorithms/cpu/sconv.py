@@ -19,7 +19,7 @@ COMPUTES = Conv
 VOLUMES = True
 tolerance, prepare, largest_part = direct_sum, packed_filters, nest_part
 
-_NEST = OnNest(nest_of, "direct convolution by slicing, tiles of windows packed on demand")
+_NEST = OnNest(nest_of, "direct convolution by slicing, tiles of windows packed on demand", rooms=1)
 least_cycles, candidates, workspace_bytes = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes
 describe, nests = _NEST.describe, _NEST.nests
 

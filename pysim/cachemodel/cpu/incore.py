@@ -30,6 +30,8 @@ RUN_SETUP_CYCLES = 22
 MASK_CYCLES = 15
 # Of native/x86/pack.h: strides up to PHASES have their taps separated together; shuffles that shift a pair of vectors by one tap
 PHASES, SHIFTS = 4, 2
+# Of form groups: a row of 16 elements that is loaded under a mask and interleaved, and a group of 4 bytes that is copied
+GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -134,8 +136,15 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     gather = stride_cycles(nest, unit, nest.windows / runs, vectors / runs)
     transpose = log2(lanes)  # shuffles of a vector
     pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + transpose * nest.windows_transposed)
+    if kernel.group > 1:
+        lanes, steps_of_k = unit.lanes(RESULT_BYTES[kernel.dtype]), nest.group_channels * nest.kernel_w / kernel.group
+        runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
+        gather = kernel.group * (GROUP_ROW_CYCLES + stride_cycles(nest, unit, nest.windows / runs, vectors / runs))
+        pack = nest.repeats * steps_of_k * live_mean * vectors * (per_vector + gather)
     filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
     pack_filters = nest.repeats * filter_vectors * (per_vector + transpose * nest.filters_transposed)
+    if kernel.group > 1 and not nest.filters_packed:
+        pack_filters = nest.repeats * nest.group_channels / kernel.group * filter_tiles * kernel.filters * GROUP_WORD_CYCLES
     tile = min(kernel.windows, nest.windows)
     last = nest.windows - (window_tiles - 1) * tile
     stored = nest.taps * size * (nest.filters / filter_tiles if nest.filters_in_place else kernel.filters)

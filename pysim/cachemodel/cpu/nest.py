@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 from pysim.errors import PlanError
 from pysim.problem.conv import DEPTH_FIELDS, Axis, Conv
+from pysim.problem.dtypes import RESULT_BYTES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
+from pysim.registry.cpu import cpu_kernel
 
 MAX_PROGRESSIONS = 1024  # of kernel rows (`live_rows_of`)
 PACKED_MARK_BYTES = 8  # after the panels: marks weights that are not finite (PYSIM_PACKED_MARK_BYTES)
@@ -254,7 +256,7 @@ def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
 
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of packed panels of one thread, each rounded up to 64, as `pysim_workspace_bytes` answers."""
-    depth = schedule.channels * nest.taps * nest.element_bytes
+    depth = nest.kernel_rows * _whole_groups(nest, schedule, schedule.channels * nest.kernel_w) * nest.element_bytes
     window_tiles, filter_tiles = ceil_div(nest.windows, schedule.windows), ceil_div(nest.group_filters, schedule.filters)
     if schedule.stationary == "input_stationary":
         filter_panels, window_panels = min(schedule.k2, filter_tiles), min(schedule.k3, window_tiles)
@@ -270,12 +272,35 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
 def panel_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of filters in panels, whole tiles."""
     tiles = ceil_div(nest.group_filters, schedule.filters)
-    return nest.groups * tiles * schedule.filters * nest.group_channels * nest.taps * nest.element_bytes
+    return nest.groups * tiles * schedule.filters * nest.kernel_rows * channels_depth(nest, schedule) * nest.element_bytes
+
+
+def channels_depth(nest: Nest, schedule: Schedule) -> int:
+    """k-iterations of one kernel row in panels: of each set of channels whole groups."""
+    sets, rest = divmod(nest.group_channels, schedule.channels)
+    of_set, of_rest = (_whole_groups(nest, schedule, channels * nest.kernel_w) for channels in (schedule.channels, rest))
+    return sets * of_set + of_rest
+
+
+def _whole_groups(nest: Nest, schedule: Schedule, k: int) -> int:
+    kernel = cpu_kernel(schedule.kernel)
+    group = kernel.group if kernel else 1
+    return ceil_div(k, group) * group
 
 
 def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:
-    """The same with the mark, as `pysim_prepared_bytes` answers for the nest."""
-    return panel_bytes(nest, schedule) + PACKED_MARK_BYTES
+    """The same with the sums of s8 filters and the mark, as `pysim_prepared_bytes` answers for the nest."""
+    return with_sums(nest.dtype, panel_bytes(nest, schedule), nest.filters) + PACKED_MARK_BYTES
+
+
+def with_sums(dtype: str, size: int, count: int) -> int:
+    """Bytes of panels and, of s8, of an INT32 sum of each of `count` filters or columns, which zero points need."""
+    return _aligned(size) + count * RESULT_BYTES[dtype] if dtype == "s8" else size
+
+
+def room_bytes(dtype: str, count: int) -> int:
+    """Workspace for a bias less what zero points add, of s8."""
+    return _aligned(count * RESULT_BYTES[dtype]) + PANEL_ALIGN if dtype == "s8" else 0
 
 
 def _aligned(size: int) -> int:

@@ -61,7 +61,7 @@ class CsaCandidates(NamedTuple):
 Found = NestCandidates | CsaCandidates
 
 
-def least_cycles(nest: Nest, request: Request, best: float, form: str | None = None) -> float:
+def least_cycles(nest: Nest, request: Request, best: float, form: tilings.Forms = None) -> float:
     """A lower bound on all schedules of a nest by kernels of a form: multiplications at the highest rate of any kernel; if that is below
     `best`, all in-core work of the kernels for which it is."""
     on = request.cpu
@@ -93,10 +93,10 @@ def candidates(
     nest: Nest,
     request: Request,
     limit: Array | float = 0.0,
-    form: str | None = None,
+    form: tilings.Forms = None,
     algorithm: str | None = None,
 ) -> Found | NoneLegal:
-    """The schedules of a nest that a request asks for, within limits as in the contract. `form`: only kernels of this form;
+    """The schedules of a nest that a request asks for, within limits as in the contract. `form`: only kernels of this form, or of these;
     `algorithm`: the name of an algorithm that is not its problem's first."""
     on, dtype = request.cpu, request.problem.dtype
     if request.model == "csa":

@@ -30,6 +30,9 @@ _UNLIMITED = np.full(2, np.inf)
 _MIN_ITERATIONS = 64  # of k; shorter inner loops cost more in calls than caches save
 
 
+Forms = str | tuple[str, ...] | None  # of kernels; None: any
+
+
 class Rows(NamedTuple):
     """Registry rows that can run a problem on a machine, and the others with the reason."""
 
@@ -46,13 +49,16 @@ def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: MicroKernel) -> 
     return None
 
 
-def _form_refuses(kernel: Kernel, form: str | None) -> Reason | None:
-    return Reason("shape", f"it is of form {kernel.form}, and {form} is needed") if form not in (None, kernel.form) else None
+def _form_refuses(kernel: Kernel, form: Forms) -> Reason | None:
+    forms = (form,) if isinstance(form, str) else form
+    if forms is None or kernel.form in forms:
+        return None
+    return Reason("shape", f"it is of form {kernel.form}, and {' or '.join(forms)} is needed")
 
 
 @lru_cache(maxsize=256)
-def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: str | None = None) -> Rows:
-    """The micro-kernels of `dtype` for the units of `machine`, restricted to `micro_kernel` and to a `form` if given.
+def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: Forms = None) -> Rows:
+    """The micro-kernels of `dtype` for the units of `machine`, restricted to `micro_kernel` and to a `form` or some if given.
 
     Raises PlanError, which says what is missing, if the machine runs none of that type.
     """
@@ -94,13 +100,20 @@ def table(rates: Rates, limit: Array = _UNLIMITED) -> tuple[Table, Array]:
     kind are left out; second, the least of those cycles, per kind."""
     places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
     kernels = range(len(rates.kernels))
-    keeps, packed, kernel = (np.array(column) for column in zip(*itertools.product((True, False), places, kernels), strict=True))
-    row, channels, k2, k3, beyond = _columns(rates.of(kernel), packed, keeps, limit)
+    legal = [
+        (keeps, place, at)
+        for keeps, place, at in itertools.product((True, False), places, kernels)
+        if place or rates.nest.windows_packed or rates.kernels[at].group == 1  # groups of k are packed
+    ]
+    keeps, packed, kernel = (np.array(column) for column in zip(*legal, strict=True))
+    # Sums of bytes are rescaled in the store, so a tile has all channels
+    rescales = np.array([rates.kernels[at].group > 1 and rates.nest.dtype == "s8" for at in kernel])
+    row, channels, k2, k3, beyond = _columns(rates.of(kernel), packed, keeps, rescales, limit)
     return Table(rates.of(kernel[row]), keeps[row], kernel[row], packed[row], channels, k2, k3), beyond
 
 
 def _columns(
-    rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limit: Array
+    rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], rescales: NDArray[np.bool_], limit: Array
 ) -> tuple[NDArray[np.int64], Array, Array, Array, Array]:
     """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3; last, the least cycles that were
     left out, per kind."""
@@ -111,6 +124,7 @@ def _columns(
 
     common = np.array(_channel_parts(rates.nest.group_channels, rates.nest.taps))
     channels, new = _with_own(common, balanced(rates.nest.group_channels, (l1 - out) / (window + filters)))  # channels that fit L1
+    new &= (channels == rates.nest.group_channels) | ~rescales[:, None]
     least = least_cycles(rates, np.ceil(rates.nest.group_channels / channels.T), packed)
     fits = (least <= np.where(keeps_windows, *limit)).T
     if not (fits & new).any():

@@ -221,11 +221,31 @@ def _leaky_relu(low: Lowering, node: fx.Node, given: Arguments) -> str:
     return low.unary("LeakyRelu", low[given["self"]], alpha=float(given["negative_slope"]))
 
 
-def _square(low: Lowering, node: fx.Node, given: Arguments) -> str:
-    if given["exponent"] != 2:
-        raise UnknownError("powers other than squares have no native operator")
+def _addcmul(low: Lowering, node: fx.Node, given: Arguments) -> str:
+    """self + value a b, which PyTorch rounds as (value a) b."""
+    shape = _form(node).shape
+    a, b, of = (given[name] for name in ("tensor1", "tensor2", "self"))
+    if given["value"] != 1:
+        raise UnknownError("it is scaled")
+    parts = np.broadcast_shapes(low.shape(low[a]), low.shape(low[b]))
+    return low.pair("Add", low.pair("Mul", low[a], low[b], parts), low[of], shape)
+
+
+def _power(low: Lowering, node: fx.Node, given: Arguments) -> str:
+    """The powers that PyTorch computes by products and roots, not by its function of any exponent."""
+    x, by = low[given["self"]], given["exponent"]
+    if by == 0.5:
+        return low.unary("Sqrt", x)
+    if by not in (2, 3):
+        raise UnknownError("powers other than 0.5, 2 and 3 have no native operator")
+    square = low.pair("Mul", x, x, low.shape(x))
+    return square if by == 2 else low.pair("Mul", square, x, low.shape(x))
+
+
+def _inverse(low: Lowering, node: fx.Node, given: Arguments) -> str:
     x = low[given["self"]]
-    return low.pair("Mul", x, x, low.shape(x))
+    root = low.unary("Sqrt", x) if name_of(node) == "rsqrt" else x
+    return low.pair("Div", low.new(np.asarray(1, low.dtype(x))), root, low.shape(x))
 
 
 def _neg(low: Lowering, node: fx.Node, given: Arguments) -> str:
@@ -256,9 +276,14 @@ def _sums(low: Lowering, node: fx.Node, given: Arguments) -> str:
 def _length(low: Lowering, node: fx.Node, given: Arguments) -> str:
     x, rank = low[given["self"]], len(low.shape(low[given["self"]]))
     axes = sorted(axis % rank for axis in given["dim"] or range(rank))
-    if given["ord"] != 2 or axes != list(range(axes[0], rank)):
-        raise UnknownError("only lengths over the last axes have a native operator")
-    return low.add("ReduceL2", (x,), _form(node).shape, axis=axes[0])
+    if given["ord"] != 2:
+        raise UnknownError("only Euclidean lengths have a native operator")
+    if axes == list(range(axes[0], rank)):
+        return low.add("ReduceL2", (x,), _form(node).shape, axis=axes[0])
+    square = low.pair("Mul", x, x, low.shape(x))
+    mean = low.add("ReduceMean", (square,), _form(node).shape, axes=tuple(axes))
+    count = math.prod(low.shape(x)) // math.prod(_form(node).shape)
+    return low.unary("Sqrt", low.with_constant("Mul", mean, np.asarray(count, low.dtype(x))))
 
 
 def _pool(op: str) -> Operator:
@@ -292,6 +317,13 @@ def _cat(low: Lowering, node: fx.Node, given: Arguments) -> str:
     if any(len(low.shape(name)) != len(out) for name in names):
         raise UnknownError("a part has another rank")
     return low.add("Concat", names, out, axis=given["dim"] % len(out))
+
+
+def _stack(low: Lowering, node: fx.Node, given: Arguments) -> str:
+    out = _form(node).shape
+    axis = given["dim"] % len(out)
+    parts = [low.view(low[one], (*out[:axis], 1, *out[axis + 1 :])) for one in given["tensors"]]
+    return low.add("Concat", parts, out, axis=axis)
 
 
 def _slice(low: Lowering, node: fx.Node, given: Arguments) -> str:
@@ -425,19 +457,21 @@ def _resize(mode: bytes) -> Operator:
 OPERATORS: dict[str, Operator] = {
     "_adaptive_avg_pool2d": _adaptive_pool, "_native_batch_norm_legit": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention, "_softmax": _softmax, "_to_copy": _same, "_unsafe_view": _view,
-    "add": _arithmetic("Add"), "addmm": _addmm, "alias": _same, "as_strided": _restrided, "avg_pool2d": _pool("AveragePool"),
-    "baddbmm": _baddbmm, "bmm": _mm, "cat": _cat, "clamp": _clip, "clamp_min": _clip, "clamp_max": _clip, "clone": _same,
-    "constant_pad_nd": _pad, "convolution": _convolution, "copy": _copied, "detach": _same, "div": _arithmetic("Div"),
-    "erf": _unary("Erf"), "expand": _expand, "gelu": _gelu, "hardsigmoid": _hard_sigmoid, "hardswish": _unary("HardSwish"),
-    "hardtanh": _clip, "leaky_relu": _leaky_relu, "linalg_vector_norm": _length, "max_pool2d_with_indices": _pool("MaxPool"),
-    "mean": _means, "mish": _unary("Mish"), "mm": _mm, "mul": _arithmetic("Mul"), "native_batch_norm": _batch_norm,
-    "native_group_norm": _group_norm, "native_layer_norm": _layer_norm, "neg": _neg, "permute": _permute,
-    "pixel_shuffle": _pixel_shuffle, "pow": _square, "reflection_pad2d": _pad_by(b"reflect"), "relu": _unary("Relu"),
-    "replication_pad2d": _pad_by(b"edge"), "roll": _roll, "rsub": _rsub, "select": _select, "sigmoid": _unary("Sigmoid"), "silu": _silu,
-    "slice": _slice, "split": _pieces, "split_with_sizes": _pieces, "squeeze": _view, "sub": _arithmetic("Sub"), "sum": _sums,
+    "abs": _unary("Abs"), "add": _arithmetic("Add"), "addcmul": _addcmul, "addmm": _addmm, "alias": _same, "as_strided": _restrided,
+    "avg_pool2d": _pool("AveragePool"), "baddbmm": _baddbmm, "bmm": _mm, "cat": _cat, "clamp": _clip, "clamp_max": _clip,
+    "clamp_min": _clip, "clone": _same, "constant_pad_nd": _pad, "convolution": _convolution, "copy": _copied, "detach": _same,
+    "div": _arithmetic("Div"), "erf": _unary("Erf"), "exp": _unary("Exp"), "expand": _expand, "gelu": _gelu, "hardsigmoid": _hard_sigmoid,
+    "hardswish": _unary("HardSwish"), "hardtanh": _clip, "leaky_relu": _leaky_relu, "linalg_vector_norm": _length, "log": _unary("Log"),
+    "max_pool2d_with_indices": _pool("MaxPool"), "maximum": _arithmetic("Max"), "mean": _means, "minimum": _arithmetic("Min"),
+    "mish": _unary("Mish"), "mm": _mm, "mul": _arithmetic("Mul"), "native_batch_norm": _batch_norm, "native_group_norm": _group_norm,
+    "native_layer_norm": _layer_norm, "neg": _neg, "permute": _permute, "pixel_shuffle": _pixel_shuffle, "pow": _power,
+    "reciprocal": _inverse, "reflection_pad2d": _pad_by(b"reflect"), "relu": _unary("Relu"), "replication_pad2d": _pad_by(b"edge"),
+    "roll": _roll, "rsqrt": _inverse, "rsub": _rsub, "select": _select, "sigmoid": _unary("Sigmoid"), "silu": _silu, "slice": _slice,
+    "split": _pieces, "split_with_sizes": _pieces, "sqrt": _unary("Sqrt"), "squeeze": _view, "stack": _stack,
+    "sub": _arithmetic("Sub"), "sum": _sums,
     "t": _permute, "tanh": _unary("Tanh"), "transpose": _permute, "unbind": _pieces, "unsqueeze": _view,
-    "upsample_bicubic2d": _resize(b"cubic"), "upsample_bilinear2d": _resize(b"linear"),
-    "upsample_nearest2d": _resize(b"nearest"), "view": _view,
+    "upsample_bicubic2d": _resize(b"cubic"), "upsample_bilinear2d": _resize(b"linear"), "upsample_nearest2d": _resize(b"nearest"),
+    "view": _view,
 }  # fmt: skip
 # operators whose result lies in the memory of their input
 VIEWS = {"alias", "as_strided", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose",

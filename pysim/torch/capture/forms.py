@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of the values of a captured graph before it runs: `node.meta["form"]`.
 
-A tensor on the CPU has a `Form`, a tuple of values a tuple, a number itself. Sizes that differ between calls are expressions of the sizes
-of inputs until `known_in` replaces them by those of a call; None stands for anything else.
+A tensor on the CPU has a `Form`, a tuple of values a tuple, a number itself, and no value (a write, absent weights of attention) `ABSENT`.
+Sizes that differ between calls are expressions of the sizes of inputs until `known_in` replaces them by those of a call; None stands for
+anything else.
 """
 
+import operator
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,6 +16,8 @@ import torch
 from torch import fx
 
 from pysim.network.graph import Tensor
+
+ABSENT = "absent"
 
 
 class Form(NamedTuple):
@@ -29,6 +33,8 @@ class Form(NamedTuple):
             return tuple(map(cls.of, value))
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu":
             return cls(tuple(map(_number, value.shape)), value.dtype, tuple(map(_number, value.stride())))
+        if value is None:
+            return ABSENT
         return _number(value) if isinstance(value, torch.SymInt) else None
 
     @property
@@ -59,7 +65,8 @@ def forms_in(form: Any) -> tuple[Any, ...]:
 
 def note_forms(graph: fx.Graph) -> None:
     for node in graph.nodes:
-        node.meta["form"] = Form.of(node.meta.get("example_value"))
+        writes = node.target is operator.setitem
+        node.meta["form"] = ABSENT if writes else Form.of(node.meta["example_value"]) if "example_value" in node.meta else None
 
 
 def known_in(form: Any, sizes: Mapping[Any, int]) -> Any:
@@ -69,7 +76,7 @@ def known_in(form: Any, sizes: Mapping[Any, int]) -> Any:
         return Form(shape, form.dtype, stride)
     if isinstance(form, tuple):
         return tuple(known_in(one, sizes) for one in form)
-    if form is None or type(form) is int:
+    if form in (None, ABSENT) or type(form) is int:
         return form
     number = form.xreplace(sizes)
     return int(number) if getattr(number, "is_Integer", True) else number

@@ -239,7 +239,7 @@ def _check_types(node: fx.Node) -> None:
     """Refuses values that no kernel takes. Of several results, the first counts."""
     read = [one for of in node.all_input_nodes for one in forms_in(of.meta.get("form"))]
     forms = [*read, *forms_in(node.meta.get("form"))[:1]]
-    if any(one is None or one.dtype not in (torch.float32, torch.float64) or not math.prod(one.shape) for one in forms):
+    if any(not isinstance(one, Form) or one.dtype not in (torch.float32, torch.float64) or not math.prod(one.shape) for one in forms):
         raise UnknownError("its values are no floating-point numbers of 32 or 64 bits, or none at all")
     if len({one.dtype for one in forms}) > 1:
         raise UnknownError("its values are of different types")

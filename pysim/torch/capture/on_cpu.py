@@ -13,7 +13,7 @@ from torch import fx
 
 from pysim.torch.capture.effects import effects_of
 from pysim.torch.capture.folding import fold, foldable
-from pysim.torch.capture.forms import Form, known_in, note_forms
+from pysim.torch.capture.forms import ABSENT, Form, known_in, note_forms
 from pysim.torch.capture.regions import Networks, insert_networks
 from pysim.torch.capture.rewriting import note_writes, remove_idle
 from pysim.torch.precision import ModelAccuracy
@@ -62,7 +62,7 @@ def rewrite_on_cpu(module: fx.GraphModule, given: Sequence[Any], same: Sequence[
 
 
 def _is_settled(form: Any) -> bool:
-    return form is None or type(form) is int or (isinstance(form, Form) and form.is_known)
+    return form in (None, ABSENT) or type(form) is int or (isinstance(form, Form) and form.is_known)
 
 
 def _tensors(module: fx.GraphModule, same: dict[fx.Node, Any]) -> dict[fx.Node, Any]:

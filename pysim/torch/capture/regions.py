@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pysim.errors import OperandError
 from pysim.torch.capture.aten import is_view, lowered
 from pysim.torch.capture.effects import Effects, may_trace
-from pysim.torch.capture.forms import Form, forms_in, module_name
+from pysim.torch.capture.forms import ABSENT, Form, forms_in, module_name
 from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.layers.network_layer import NetworkLayer
 from pysim.torch.precision import ModelAccuracy
@@ -50,7 +50,7 @@ class Networks(NamedTuple):
 def insert_networks(module: fx.GraphModule, effects: Effects, parameters: Mapping[fx.Node, Any], accuracy: ModelAccuracy) -> Networks:
     """`parameters`: the tensors of the nodes that are the same in each call. Nodes tell the forms of their values."""
     layers, decisions = list[NetworkLayer](), list[Decision]()
-    for segment in list(_segments(module.graph, effects, parameters)):
+    for segment in _segments(module.graph, effects, parameters):  # which reads what those before it became
         try:
             traced = _traced(module, segment)
         except Exception as error:  # of an operator that does not know tensors without memory
@@ -93,9 +93,13 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _has_form(node: fx.Node) -> bool:
-    """Whether a node makes tensors of known forms of others, or a tuple of such."""
+    """Whether a node makes tensors of known forms of others, a tuple of such, or nothing."""
     made, read = node.meta.get("form"), [one.meta.get("form") for one in node.all_input_nodes]
-    return all(parts and all(isinstance(one, Form) and one.is_known for one in parts) for parts in map(forms_in, (made, *read)))
+    return all(parts and all(_is_known(one) for one in parts) for parts in map(forms_in, (made, *read)))
+
+
+def _is_known(form: Any) -> bool:
+    return form.is_known if isinstance(form, Form) else form == ABSENT
 
 
 def _traced(module: fx.GraphModule, segment: Segment) -> fx.GraphModule:
@@ -256,6 +260,7 @@ def _replace(module: fx.GraphModule, segment: Segment, regions: _Regions) -> Non
         made = graph.call_module(name, tuple(value(one) for one in given))
         for at, one in enumerate(outputs):
             emitted[one] = made if len(outputs) == 1 else graph.call_function(operator.getitem, (made, at))
+            emitted[one].meta["form"] = one.meta["form"]
 
     with graph.inserting_before(segment.nodes[-1].next):
         by_pytorch = [node for node in traced.graph.nodes if node in regions.levels and node not in regions.native]

@@ -128,9 +128,10 @@ def count_trainings(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.target is functional.batch_norm:
             given = dict(zip(NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs
-            if given.get("training", False) is not False:
+            statistics = tuple(one for one in (given.get("running_mean"), given.get("running_var")) if one is not None)
+            if statistics and given.get("training", False) is not False:
                 with module.graph.inserting_after(node):
-                    module.graph.call_function(count_writes, (given.get("running_mean"), given.get("running_var")))
+                    module.graph.call_function(count_writes, statistics)
     module.recompile()
 
 

@@ -317,7 +317,8 @@ def test_a_type_with_another_rate_gets_its_own(truth: Machine, plans: tuple[Meas
     machine = calibrated(ZEN4, Slower(truth, plans).calibrated(4.0))
     unit = machine.unit("portable")
     assert unit is not None and unit.rate("f64") == pytest.approx(unit.rate("f32") / 4, rel=0.02)
-    assert [one.types for one in machine.core.units if one.target != "portable"] == [(), ()]
+    others = [one for one in machine.core.units if one.target != "portable"]
+    assert others and not any(kind.name == "f64" for one in others for kind in one.types)
 
 
 def test_one_size_of_team_keeps_the_parts_of_a_region_in_their_ratio(truth: Machine, plans: tuple[Measured, ...]) -> None:

@@ -15,7 +15,7 @@ from pysim.machine.cpu import Core, Machine
 from pysim.machine.gpu import Gpu, SharedRule
 from pysim.machine.load import SHIPPED, load, load_any, loads, names
 from pysim.machine.quantity import facts
-from pysim.registry.cpu import kernels
+from pysim.registry.cpu import kernels, probed_dtype
 
 CPUS = (
     *("apple-m1-pro", "emerald-rapids", "granite-rapids", "graviton4"),
@@ -102,7 +102,8 @@ def test_a_cores_numbers_are_such_as_cores_have(name: str) -> None:
     clock, levels = machine.core.frequency_hz.value, machine.levels
     assert 1.5e9 <= clock <= 6e9 and 1 <= machine.cores <= 512
     for unit in machine.core.units:
-        lanes = {kernel.lane_windows * kernel.lane_filters for kernel in kernels() if (kernel.target, kernel.dtype) == (unit.target, "f32")}
+        probed = unit.target, probed_dtype(unit.target)
+        lanes = {kernel.lane_windows * kernel.lane_filters for kernel in kernels() if (kernel.target, kernel.dtype) == probed}
         assert 1 <= max(lanes) * unit.fma_per_cycle.value <= 64, unit.target
         assert 2 <= unit.fma_latency_cycles.value <= 8 and 1 <= unit.loads_per_cycle.value <= 4, unit.target
         assert 0.5 <= unit.stores_per_cycle.value <= unit.loads_per_cycle.value, unit.target

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pysim.errors import ProblemError
-from pysim.problem.conv import Conv
+from pysim.problem.conv import DEPTH_FIELDS, Conv
 from pysim.problem.text import parse, resolve
 
 
@@ -52,6 +52,7 @@ def test_every_problem_is_read_from_its_own_text():
 def test_an_image_is_a_volume_of_depth_one_and_old_documents_of_images_are_read():
     w = parse("conv:g2ic4ih7iw9oc6kh3kw5ph1pw2")
     assert not w.is_volume
+    assert {w.sizes[name] for name in DEPTH_FIELDS} == {0}
     assert (w.input_shape, w.filter_shape, w.output_shape) == ((1, 4, 7, 9), (6, 2, 3, 5), (1, 6, 7, 9))
     assert msgspec.json.decode(b'{"channels":4,"height":7,"width":9,"filters":6,"kernel_h":3,"kernel_w":5,"pad_top":1,"pad_left":2,'
                                b'"pad_bottom":1,"pad_right":2,"groups":2}', type=Conv) == w  # fmt: skip

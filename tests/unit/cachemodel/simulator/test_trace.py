@@ -253,8 +253,17 @@ def test_any_convolution_is_traced_as_executed(recorder, fields, stationary, cha
     assert_trace_is_executed(recorder, workload, s)
 
 
-ROWS = [row.name for row in kernels()]
+ROWS = [row.name for row in kernels() if row.group == 1]
+GROUPS = [row.name for row in kernels() if row.group > 1]
 LAYER = Conv(channels=6, height=14, width=14, filters=70, kernel_h=3, kernel_w=3, pad_top=1, pad_left=1, pad_bottom=1, pad_right=1)
+
+
+def test_rows_of_groups_of_k_are_refused():
+    for kernel in GROUPS:
+        row = next(row for row in kernels() if row.name == kernel)
+        workload, s = msgspec.structs.replace(LAYER, dtype=row.dtype), schedule(kernel, 4)
+        with pytest.raises(NativeError, match="groups of k, whose accesses cannot be traced"):
+            accesses(workload, s)
 
 
 @pytest.mark.parametrize("kernel", ROWS)

@@ -108,6 +108,17 @@ class Attention(nn.Module):
         return x + self.out(y.transpose(1, 2).reshape(n, rows, 16))
 
 
+class PyTorchsAttention(nn.Module):
+    """Its weights are not asked for: the operator's second result is None."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x):
+        return x + self.attention(x, x, x, need_weights=False)[0]
+
+
 class WritesInPlace(nn.Module):
     def __init__(self):
         super().__init__()
@@ -133,6 +144,11 @@ class Then(nn.Module):
         return self.function(self.first(x))
 
 
+def marked(mask):
+    mask[:3, 2:], mask[3:] = 1, 2
+    return mask
+
+
 OPERATORS = {
     "strided, dilated and grouped": nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(2, 1), groups=2),
     "same padding": nn.Conv2d(4, 3, (5, 3), padding="same", dilation=(1, 2)),
@@ -154,9 +170,11 @@ OPERATORS = {
     "padded means": nn.AvgPool2d(3, 2, 1, ceil_mode=True),
     "adaptive pool": nn.AdaptiveAvgPool2d((4, 5)),
     "means": lambda y: (y.mean((2, 3)), y.mean(1, keepdim=True), y.sum(-1), y.mean()),
-    "lengths": lambda y: functional.normalize(y.flatten(2), dim=-1),
+    "lengths": lambda y: (functional.normalize(y.flatten(2), dim=-1), y.norm(dim=1), y.norm(dim=(1, 3), keepdim=True), y.norm()),
+    "powers": lambda y: (y**3, (y * y + 1) ** 0.5, (y * y + 1).rsqrt(), (y * y + 1).sqrt(), y.abs(), 1 / (2 + y.exp()), (y * y + 1).log()),
+    "elements": lambda y: (torch.addcmul(y[:, :1], y, y[..., :1]), torch.maximum(y, -y), torch.minimum(y, y * 2)),
     "arithmetic": lambda y: (2 - y, y / 3, y * y + 1, -y, y**2, (y - y.mean(-1, keepdim=True)).clamp(min=0.1), y.clamp(-1, 0.5)),
-    "concatenation": lambda y: torch.cat([y, y[:, 1:3] * 2, y[:, ::2]], 1),
+    "concatenation": lambda y: (torch.cat([y, y[:, 1:3] * 2, y[:, ::2]], 1), torch.stack([y, y * 2], 2), torch.stack([y, -y], -1)),
     "parts": lambda y: [*y.chunk(2, 1), *y.split((1, 3), 1), y.unbind(0)[1] * 2, y[..., 3] + 1],
     "axes": lambda y: (
         y.permute(0, 2, 3, 1) * 2,
@@ -171,6 +189,7 @@ OPERATORS = {
     "linear": nn.Upsample((13, 7), mode="bilinear"),
     "linear, corners": nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
     "cubic": nn.Upsample(scale_factor=1.5, mode="bicubic"),
+    "written": lambda y: y + marked(torch.zeros(8, 10)),
     "products": lambda y: (y @ y.transpose(-2, -1), torch.einsum("nchw,ndhw->ncd", y, y)),
 }
 
@@ -187,7 +206,9 @@ def test_an_operator_of_a_network_computes_what_pytorchs_does(name, every_layer_
     assert not kept_by_pytorch(ours) and len(networks_of(ours)) == 1
 
 
-@pytest.mark.parametrize("model", [Attention(True), Attention(True, True), Attention(False), nn.Linear(16, 3, bias=False)])
+@pytest.mark.parametrize(
+    "model", [Attention(True), Attention(True, True), Attention(False), PyTorchsAttention(), nn.Linear(16, 3, bias=False)]
+)
 def test_attention_is_part_of_a_network(model, every_layer_is_ours):
     x = torch.randn(2, 5, 16)
     ours = pysim.torch.optimize(model.eval())
@@ -216,6 +237,27 @@ def test_what_has_no_native_operator_is_pytorchs_between_networks(every_layer_is
     assert len(networks_of(ours)) == 2
     ((name, reason),) = kept_by_pytorch(ours)
     assert name == "1" and "cumsum" in reason
+
+
+def test_networks_read_what_others_made_across_operators_that_look_at_memory(every_layer_is_ours):
+    first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x):
+            y = self.first(x)
+            seen = y.as_strided((1, 4, 6, 6), y.stride(), 1)
+            return self.second(seen) + y[..., :4, :4], seen.relu() * y[..., :6, :6]
+
+    model, x = Model().eval(), torch.randn(1, 3, 16, 16)
+    ours = pysim.torch.optimize(model)
+    with torch.no_grad():
+        for found, right in zip(ours(x), model(x), strict=True):
+            assert_close(found, right)
+    assert len(networks_of(ours)) == 2
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the exporter
@@ -274,6 +316,7 @@ def test_what_a_model_computes_from_parameters_alone_is_computed_once(every_laye
     with torch.no_grad():
         right = model(x)
         assert_close(ours(x), right)
+        assert len(networks_of(ours)) == 1
         monkeypatch.setattr(FoldedParameters, "_computed", None)
         monkeypatch.setattr(Network, "__init__", None)
         assert_close(ours(x), right)

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Micro-kernels and packing of form `groups` (native/kernels.inc): 4 bytes of neighbouring k fill a lane of windows, and a filter's 4 bytes are
+ * broadcast. Of bytes one operand is unsigned; packing makes it so by adding 128, and the caller's bias takes 128 times the other's sum off
+ * again. Compiled once per target and type; TARGET names the target. */
+#include "vectors.h"
+#include "pack.h"
+
+/* Constant array bounds: GCC keeps accumulators in memory if the bounds are variable. */
+enum { MAX_FILTERS = 14, MAX_VECTORS = 4 };
+/* As in lanes.h, in rows of the operand along the lanes, which are as long as FP32's. */
+enum { ROWS_AHEAD = 96, MIN_PREFETCHED_FILTERS = 5 };
+
+#define ARGUMENTS                                                                                                                    \
+    int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, \
+        const pysim_store *store
+
+/* `swapped`: filters are the unsigned operand. */
+INLINE void k_loop(const int nv, const int nf, const int swapped, int64_t groups, const uint32_t *f, int64_t f_pitch, const uint32_t *w,
+                   int64_t w_pitch, SUMS acc[MAX_FILTERS][MAX_VECTORS]) {
+#pragma GCC unroll 2
+    for (int64_t p = 0; p < groups; p++, f += f_pitch, w += w_pitch) {
+        OPERAND x[MAX_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; nf >= MIN_PREFETCHED_FILTERS && v < nv; v++) __builtin_prefetch(w + ROWS_AHEAD * w_pitch + v * LANES);
+        __builtin_prefetch(f + ROWS_AHEAD * f_pitch);
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) x[v] = swapped ? signed_of(w_load(w + v * LANES)) : unsigned_of(w_load(w + v * LANES));
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++) {
+            const OPERAND y = swapped ? unsigned_of(w_set1(f[j])) : signed_of(w_set1(f[j]));
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) acc[j][v] = swapped ? s_dot(acc[j][v], y, x[v]) : s_dot(acc[j][v], x[v], y);
+        }
+    }
+}
+
+#ifndef HALVES
+INLINE void store_scaled(const int nv, const int nf, SUMS acc[MAX_FILTERS][MAX_VECTORS], void *out, int64_t out_pitch, int64_t nw,
+                         MASK tail, const pysim_rescale *r) {
+    const FLOATS low = I(set1_ps)(r->low), high = I(set1_ps)(r->high);
+    const SUMS zero = s_set1(r->zero);
+    const float *scales = r->scales;
+    FLOATS scale[MAX_VECTORS], scaled[MAX_FILTERS][MAX_VECTORS];
+    if (r->window_step) {
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) scale[v] = v < nv - 1 ? I(loadu_ps)(scales + v * LANES) : f_load_mask(scales + v * LANES, tail);
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++)
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) scaled[j][v] = f_scaled(acc[j][v], scale[v], low, high);
+    } else {
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++) {
+            scale[0] = I(set1_ps)(scales[j * r->filter_step]);
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) scaled[j][v] = f_scaled(acc[j][v], scale[0], low, high);
+        }
+    }
+    if (r->result == PYSIM_F32) {
+        float *to = out;
+        __asm__("" : "+r"(to));
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++, to += out_pitch) {
+#pragma GCC unroll 4
+            for (int v = 0; v < nv - 1; v++) I(storeu_ps)(to + v * LANES, scaled[j][v]);
+            f_store_mask(to + (nv - 1) * LANES, scaled[j][nv - 1], tail);
+        }
+        return;
+    }
+    uint8_t *to = out;
+    const int64_t rest = nw - (nv - 1) * LANES;
+    const int whole = rest == LANES;
+    __asm__("" : "+r"(to));
+#pragma GCC unroll 16
+    for (int j = 0; j < nf; j++, to += out_pitch) {
+#pragma GCC unroll 4
+        for (int v = 0; v < nv - 1; v++) b_store(to + v * LANES, scaled[j][v], zero, tail, 1, LANES);
+        b_store(to + (nv - 1) * LANES, scaled[j][nv - 1], zero, tail, WIDTH == 256 && whole, rest);
+    }
+}
+#endif
+
+INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const void *filters, int64_t f_pitch, const void *windows,
+                 int64_t w_pitch, T *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {
+    const MASK tail = m_first(nw - (nv - 1) * LANES);
+    SUMS acc[MAX_FILTERS][MAX_VECTORS];
+#pragma GCC unroll 16
+    for (int j = 0; j < nf; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) acc[j][v] = s_zero();
+    k_loop(nv, nf, swapped, k / GROUP, filters, f_pitch, windows, w_pitch, acc);
+    /* One step at a time for all accumulators, as in lanes.h. */
+    if (!(s->alpha >= 1 && s->alpha <= 1)) {
+        const SUMS alpha = s_set1(FACTOR(s->alpha));
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++)
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) acc[j][v] = s_fma(acc[j][v], alpha, s_zero());
+    }
+    if (s->bias_filters) {
+        const T *bias = s->bias_filters;
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++) {
+            const SUMS b = s_set1(bias[j]);
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) acc[j][v] = s_add(acc[j][v], b);
+        }
+    }
+    if (s->bias_windows) {
+        const T *bias = s->bias_windows;
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) {
+            const SUMS b = v < nv - 1 ? s_load(bias + v * LANES) : s_load_mask(bias + v * LANES, tail);
+#pragma GCC unroll 16
+            for (int j = 0; j < nf; j++) acc[j][v] = s_add(acc[j][v], b);
+        }
+    }
+    if (s->old) {
+        const T *old = s->old;
+        const SUMS beta = s_set1(FACTOR(s->beta));
+        __asm__("" : "+r"(old));
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++, old += out_pitch)
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++)
+                acc[j][v] = s_fma(v < nv - 1 ? s_load(old + v * LANES) : s_load_mask(old + v * LANES, tail), beta, acc[j][v]);
+    }
+    if (!UNBOUNDED(s->bounds.low, s->bounds.high)) {
+        const SUMS low = s_set1((T)s->bounds.low), high = s_set1((T)s->bounds.high);
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++)
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) acc[j][v] = s_between(low, high, acc[j][v]);
+    }
+#ifndef HALVES
+    if (s->rescale.scales) {
+        store_scaled(nv, nf, acc, out, out_pitch, nw, tail, &s->rescale);
+        return;
+    }
+#endif
+    __asm__("" : "+r"(out));
+#pragma GCC unroll 16
+    for (int j = 0; j < nf; j++, out += out_pitch) {
+#pragma GCC unroll 4
+        for (int v = 0; v < nv - 1; v++) s_store(out + v * LANES, acc[j][v]);
+        s_store_mask(out + (nv - 1) * LANES, acc[j][nv - 1], tail);
+    }
+}
+
+/* Every tile size is an instance with constant bounds, shared by all rows; f_pitch: filters of the row. */
+typedef void (*instance)(int64_t k, const void *filters, int64_t f_pitch, const void *windows, int64_t w_pitch, T *out, int64_t out_pitch,
+                         int64_t nw, const pysim_store *s);
+#ifdef HALVES
+enum { SWAPS = 1 };
+#define EACH(nv, nf) DEFINE(nv, nf, 0)
+#define LIST(nv, nf) [0][nv][nf] = size_##nv##x##nf##_0,
+#else
+enum { SWAPS = 2 };
+#define EACH(nv, nf) DEFINE(nv, nf, 0) DEFINE(nv, nf, 1)
+#define LIST(nv, nf) [0][nv][nf] = size_##nv##x##nf##_0, [1][nv][nf] = size_##nv##x##nf##_1,
+#endif
+#define DEFINE(nv, nf, swapped)                                                                                                     \
+    static void size_##nv##x##nf##_##swapped(int64_t k, const void *filters, int64_t f_pitch, const void *windows, int64_t w_pitch, \
+                                             T *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {                         \
+        body(nv, nf, swapped, k, filters, f_pitch, windows, w_pitch, out, out_pitch, nw, s);                                        \
+    }
+#define TO4(M, v) M(v, 1) M(v, 2) M(v, 3) M(v, 4)
+#define TO6(M, v) TO4(M, v) M(v, 5) M(v, 6)
+#define TO9(M, v) TO6(M, v) M(v, 7) M(v, 8) M(v, 9)
+#define TO14(M, v) TO9(M, v) M(v, 10) M(v, 11) M(v, 12) M(v, 13) M(v, 14)
+#if WIDTH == 512
+#define SIZES(M) TO14(M, 1) TO14(M, 2) TO9(M, 3) TO6(M, 4)
+#define ROWS(M) M(32, 14) M(48, 9) M(64, 6)
+#elif defined PRODUCTS
+#define SIZES(M) TO6(M, 1) TO6(M, 2)
+#define ROWS(M) M(16, 6)
+#else
+#define SIZES(M) TO4(M, 1) TO4(M, 2)
+#define ROWS(M) M(16, 4)
+#endif
+SIZES(EACH)
+static const instance sizes[SWAPS][MAX_VECTORS + 1][MAX_FILTERS + 1] = {SIZES(LIST)};
+
+#define ROW(w, f)                                                                                                             \
+    void NAME(w, f)(ARGUMENTS);                                                                                               \
+    void NAME(w, f)(ARGUMENTS) {                                                                                              \
+        sizes[store->swapped][(nw + LANES - 1) / LANES][nf](k, filters, f, windows, window_pitch, out, out_pitch, nw, store); \
+    }
+#define NAME3(dtype, w, f, target) dtype##_groups_##w##x##f##__##target
+#define NAME2(dtype, w, f, target) NAME3(dtype, w, f, target)
+#define NAME(w, f) NAME2(DTYPE, w, f, TARGET)
+ROWS(ROW)

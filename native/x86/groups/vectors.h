@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Vectors of groups: a lane is 4 bytes of neighbouring k (4 integers or 2 halves), and its result is one FP32 or INT32. The includer defines
+ *
+ *   WIDTH     256 or 512
+ *   HALVES    elements are bf16 and results FP32; else bytes and INT32
+ *   PRODUCTS  the CPU multiplies groups in one instruction (VNNI, AVX-VNNI, AVX512-BF16)
+ *
+ * Without PRODUCTS a group is split into elements of even and of odd k, widened to 16 bits (vpmaddwd) or FP32. vpmaddubsw would
+ * saturate: 255 * 127 + 255 * 127 leaves int16. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernel.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if WIDTH == 512
+#define I(name) _mm512_##name
+enum { LANES = 16 };
+typedef __m512i WORDS;
+typedef __mmask16 MASK;
+INLINE WORDS w_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
+INLINE MASK m_first(int64_t n) { return (MASK)(n >= LANES ? 0xFFFF : (1 << n) - 1); }
+INLINE WORDS w_and(WORDS a, WORDS b) { return _mm512_and_si512(a, b); }
+#else
+#define I(name) _mm256_##name
+enum { LANES = 8 };
+typedef __m256i WORDS, MASK;
+INLINE WORDS w_load(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+INLINE MASK m_first(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)pysim_min(n, LANES)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+INLINE WORDS w_and(WORDS a, WORDS b) { return _mm256_and_si256(a, b); }
+#endif
+INLINE WORDS w_set1(uint32_t x) { return I(set1_epi32)((int32_t)x); }
+
+/* ---- operands ---- */
+
+#ifdef PRODUCTS
+typedef WORDS OPERAND;
+INLINE OPERAND unsigned_of(WORDS x) { return x; }
+INLINE OPERAND signed_of(WORDS x) { return x; }
+#else
+typedef struct {
+    WORDS even, odd;
+} OPERAND;
+#ifdef HALVES
+INLINE OPERAND signed_of(WORDS x) { return (OPERAND){I(slli_epi32)(x, 16), w_and(x, w_set1(0xFFFF0000u))}; }
+#define unsigned_of signed_of
+#else
+INLINE OPERAND unsigned_of(WORDS x) { return (OPERAND){w_and(x, w_set1(0x00FF00FFu)), I(srli_epi16)(x, 8)}; }
+INLINE OPERAND signed_of(WORDS x) { return (OPERAND){I(srai_epi16)(I(slli_epi16)(x, 8), 8), I(srai_epi16)(x, 8)}; }
+#endif
+#endif
+
+/* ---- sums ---- */
+
+#ifdef HALVES
+typedef float T;
+#if WIDTH == 512
+typedef __m512 SUMS;
+#define AS_SUMS(x) _mm512_castsi512_ps(x)
+#define AS_HALVES(x) ((__m512bh)(x))
+INLINE SUMS s_load_mask(const T *p, MASK m) { return _mm512_maskz_loadu_ps(m, p); }
+INLINE void s_store_mask(T *p, SUMS v, MASK m) { _mm512_mask_storeu_ps(p, m, v); }
+#else
+typedef __m256 SUMS;
+#define AS_SUMS(x) _mm256_castsi256_ps(x)
+INLINE SUMS s_load_mask(const T *p, MASK m) { return _mm256_maskload_ps(p, m); }
+INLINE void s_store_mask(T *p, SUMS v, MASK m) { _mm256_maskstore_ps(p, m, v); }
+#endif
+INLINE SUMS s_zero(void) { return I(setzero_ps)(); }
+INLINE SUMS s_set1(T x) { return I(set1_ps)(x); }
+INLINE SUMS s_load(const T *p) { return I(loadu_ps)(p); }
+INLINE void s_store(T *p, SUMS v) { I(storeu_ps)(p, v); }
+INLINE SUMS s_add(SUMS a, SUMS b) { return I(add_ps)(a, b); }
+INLINE SUMS s_fma(SUMS a, SUMS b, SUMS c) { return I(fmadd_ps)(a, b, c); }
+/* These instructions return their second operand if either is NaN. */
+INLINE SUMS s_between(SUMS low, SUMS high, SUMS x) { return I(min_ps)(high, I(max_ps)(low, x)); }
+#ifdef PRODUCTS
+INLINE SUMS s_dot(SUMS sum, OPERAND x, OPERAND y) { return _mm512_dpbf16_ps(sum, AS_HALVES(x), AS_HALVES(y)); }
+#else
+INLINE SUMS s_dot(SUMS sum, OPERAND x, OPERAND y) {
+    return s_fma(AS_SUMS(x.odd), AS_SUMS(y.odd), s_fma(AS_SUMS(x.even), AS_SUMS(y.even), sum));
+}
+#endif
+#define FACTOR(x) (T)(x)
+#define UNBOUNDED(low, high) ((low) < -3.5e38 && (high) > 3.5e38)
+#else
+typedef int32_t T;
+typedef WORDS SUMS;
+#if WIDTH == 512
+INLINE SUMS s_zero(void) { return _mm512_setzero_si512(); }
+INLINE SUMS s_load_mask(const T *p, MASK m) { return _mm512_maskz_loadu_epi32(m, p); }
+INLINE void s_store_mask(T *p, SUMS v, MASK m) { _mm512_mask_storeu_epi32(p, m, v); }
+INLINE SUMS s_load(const T *p) { return _mm512_loadu_si512(p); }
+INLINE void s_store(T *p, SUMS v) { _mm512_storeu_si512(p, v); }
+#else
+INLINE SUMS s_zero(void) { return _mm256_setzero_si256(); }
+INLINE SUMS s_load_mask(const T *p, MASK m) { return _mm256_maskload_epi32(p, m); }
+INLINE void s_store_mask(T *p, SUMS v, MASK m) { _mm256_maskstore_epi32(p, m, v); }
+INLINE SUMS s_load(const T *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+INLINE void s_store(T *p, SUMS v) { _mm256_storeu_si256((__m256i *)(void *)p, v); }
+#endif
+INLINE SUMS s_set1(T x) { return I(set1_epi32)(x); }
+INLINE SUMS s_add(SUMS a, SUMS b) { return I(add_epi32)(a, b); }
+INLINE SUMS s_fma(SUMS a, SUMS b, SUMS c) { return s_add(I(mullo_epi32)(a, b), c); }
+INLINE SUMS s_between(SUMS low, SUMS high, SUMS x) { return I(min_epi32)(high, I(max_epi32)(low, x)); }
+/* Sums times scales, within bounds, as FP32; and rounded half to even plus `zero`, the first `count` lanes as bytes. */
+#if WIDTH == 512
+typedef __m512 FLOATS;
+INLINE FLOATS f_load_mask(const float *p, MASK m) { return _mm512_maskz_loadu_ps(m, p); }
+INLINE void f_store_mask(float *p, FLOATS v, MASK m) { _mm512_mask_storeu_ps(p, m, v); }
+INLINE void b_store(uint8_t *p, FLOATS v, SUMS zero, MASK m, const int whole, int64_t count) {
+    (void)count;
+    const __m128i bytes = _mm512_cvtepi32_epi8(s_add(_mm512_cvtps_epi32(v), zero));
+    if (whole) _mm_storeu_si128((__m128i *)(void *)p, bytes);
+    else _mm_mask_storeu_epi8(p, m, bytes);
+}
+#else
+typedef __m256 FLOATS;
+INLINE FLOATS f_load_mask(const float *p, MASK m) { return _mm256_maskload_ps(p, m); }
+INLINE void f_store_mask(float *p, FLOATS v, MASK m) { _mm256_maskstore_ps(p, m, v); }
+INLINE void b_store(uint8_t *p, FLOATS v, SUMS zero, MASK m, const int whole, int64_t count) {
+    (void)m;
+    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i x = s_add(_mm256_cvtps_epi32(v), zero);
+    const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128(x), order), high = _mm_shuffle_epi8(_mm256_extracti128_si256(x, 1), order);
+    const uint64_t eight = (uint64_t)_mm_cvtsi128_si64(_mm_unpacklo_epi32(low, high));
+    if (whole) memcpy(p, &eight, sizeof eight);
+    else memcpy(p, &eight, (size_t)count);
+}
+#endif
+INLINE FLOATS f_scaled(SUMS x, FLOATS scale, FLOATS low, FLOATS high) {
+    return I(min_ps)(high, I(max_ps)(low, I(mul_ps)(I(cvtepi32_ps)(x), scale)));
+}
+/* x is unsigned, y signed. */
+#if defined PRODUCTS && WIDTH == 512
+INLINE SUMS s_dot(SUMS sum, OPERAND x, OPERAND y) { return _mm512_dpbusd_epi32(sum, x, y); }
+#elif defined PRODUCTS
+INLINE SUMS s_dot(SUMS sum, OPERAND x, OPERAND y) { return _mm256_dpbusd_avx_epi32(sum, x, y); }
+#else
+INLINE SUMS s_dot(SUMS sum, OPERAND x, OPERAND y) { return s_add(sum, s_add(I(madd_epi16)(x.even, y.even), I(madd_epi16)(x.odd, y.odd))); }
+#endif
+#define FACTOR(x) (T)(x)
+#define UNBOUNDED(low, high) ((low) <= INT32_MIN && (high) >= INT32_MAX)
+#endif

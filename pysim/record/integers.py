@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the bytes of an s8 problem stand for real numbers: what a quantised layer has beside its problem.
+
+    sum = sum of (first - first_zero) second, + bias (INT32); an activation relu is max(sum, 0); padding of the input is first_zero
+    y   = sum                                                       result s32, without scales
+    y   = sum scales[i]                                             result f32
+    y   = saturate(round(sum scales[i]) + result_zero)              results u8, s8; ties to even (ONNX, QLinearConv and QuantizeLinear)
+
+An activation ("clamp", low, high) bounds y, in y's own units. sum is INT32, sum scales[i] is FP32.
+
+Worked number: sum 1,000, scale 0.0125, zero 128, u8: 12.5 rounds to 12, y = 140.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from pysim.errors import OperandError
+
+Result = Literal["s32", "f32", "s8", "u8"]
+LIMITS = {"s8": (-128, 127), "u8": (0, 255)}
+
+
+class Integers(NamedTuple):
+    """`unsigned`: the first operand is u8, else s8. `first_zero` is its zero point. `scales`: None, or FP32 multipliers: one, or one for
+    each filter of a convolution or column of a product. `result`: with scales f32, s8 or u8; `result_zero` is its zero point."""
+
+    unsigned: bool = False
+    first_zero: int = 0
+    scales: Any = None
+    result: Result = "s32"
+    result_zero: int = 0
+
+    @property
+    def first(self) -> str:
+        """The first operand's type."""
+        return "u8" if self.unsigned else "s8"
+
+    def checked(self, count: int) -> "Integers":
+        """The same with scales as a contiguous FP32 array; OperandError for what no layer of `count` filters or columns can have."""
+        low, high = LIMITS[self.first]
+        if not low <= self.first_zero <= high:
+            raise OperandError(f"first_zero is {self.first_zero}; the zero point of {self.first} is {low}..{high}")
+        if self.scales is None:
+            if self.result != "s32" or self.result_zero:
+                raise OperandError(f"result is {self.result} with zero point {self.result_zero}; without scales it is s32, of zero point 0")
+            return self
+        if self.result not in ("f32", *LIMITS):
+            raise OperandError(f"result is {self.result}; with scales it is f32, s8 or u8")
+        low, high = LIMITS.get(self.result, (0, 0))
+        if not low <= self.result_zero <= high:
+            raise OperandError(f"result_zero is {self.result_zero}; the zero point of {self.result} is {low}..{high}")
+        scales = np.ascontiguousarray(self.scales, dtype=np.float32).reshape(-1)
+        if scales.size not in (1, count):
+            raise OperandError(f"there are {scales.size} scales; expected 1 or {count}")
+        if not (np.isfinite(scales) & (scales > 0)).all():
+            raise OperandError("scales has a number that is not positive and finite")
+        return self._replace(scales=scales)

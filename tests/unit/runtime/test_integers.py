@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised convolutions and products against sums in 64-bit integers: every s8 row of this CPU, any zero points, scales and results."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pysim.errors import NativeError, OperandError
+from pysim.problem.text import Workload, parse
+from pysim.record.integers import LIMITS, Integers
+from pysim.record.schedule import Schedule
+from pysim.registry.cpu import Kernel, kernels
+from pysim.runtime.cpu import available_kernels
+from pysim.runtime.cpu_launch import Launch, Prepared
+
+ROWS = [row for row in kernels() if row.dtype == "s8" and row.name in available_kernels()]
+RESULTS = ("s32", "u8", "s8", "f32")
+
+
+def convolved(x: Any, w: Any, of: Any) -> Any:
+    """Sums of a convolution whose padding is zero, as int64."""
+    x = np.pad(x, ((0, 0), (0, 0), (of.pad_top, of.pad_bottom), (of.pad_left, of.pad_right)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, (of.kernel_h, of.kernel_w), (2, 3))[:, :, :: of.stride_h, :: of.stride_w]
+    per = of.channels // of.groups, of.filters // of.groups
+    parts = [
+        np.einsum("nchwrs,fcrs->nfhw", windows[:, g * per[0] : (g + 1) * per[0]], w[g * per[1] : (g + 1) * per[1]])
+        for g in range(of.groups)
+    ]
+    return np.concatenate(parts, 1)
+
+
+def finished(sums: Any, bias: Any, integers: Integers, activation: Any) -> Any:
+    """The definition in `pysim.record.integers`, of sums whose axis 1 is filters or columns."""
+    along = (1, -1) + (1,) * (sums.ndim - 2)
+    sums = (sums + (0 if bias is None else bias.reshape(along))).astype(np.int32)
+    sums = np.maximum(sums, 0) if activation == "relu" else sums
+    if integers.scales is None:
+        return sums
+    y = sums.astype(np.float32) * (integers.scales.reshape(along) if integers.scales.size > 1 else integers.scales)
+    low, high = activation[1:] if isinstance(activation, tuple) else (-np.inf, np.inf)
+    if integers.result == "f32":
+        return np.clip(y, np.float32(low), np.float32(high))
+    least, most = LIMITS[integers.result]
+    whole = np.clip(np.rint(y).astype(np.float64) + integers.result_zero, max(low, least), min(high, most))
+    return whole.astype(np.uint8 if integers.result == "u8" else np.int8)
+
+
+def random_problem(random: Any) -> Workload:
+    size = random.integers
+    if size(2):
+        return parse(f"gemm:{size(1, 70)}x{size(1, 150)}x{size(1, 80)}:s8:{'nt'[size(2)]}{'nt'[size(2)]}")
+    groups = size(1, 4)
+    channels, filters = groups * size(1, 20), groups * size(1, 40)
+    shape = f"mb{size(1, 3)}g{groups}ic{channels}ih{size(5, 17)}iw{size(5, 40)}oc{filters}kh{size(1, 5)}kw{size(1, 5)}"
+    return parse(f"conv:{shape}sh{size(1, 4)}sw{size(1, 4)}ph{size(0, 3)}pw{size(0, 3)}:s8")
+
+
+def random_schedule(random: Any, row: Kernel, product: bool, channels: int) -> Schedule:
+    prepared = product and bool(random.integers(2)) and row.form in ("win", "groups")
+    stationary = ("input_stationary", "weight_stationary")[random.integers(2)]
+    sizes = (int(random.integers(1, most)) for most in (channels + 1, 5, 5))
+    return Schedule(row.name, stationary, "none" if prepared else "tiles", row.windows, row.filters, *sizes, "panels" if prepared else None)
+
+
+def elements(random: Any, shape: tuple[int, ...], kind: str) -> Any:
+    """Any bytes, or the extremes alone."""
+    low, high = LIMITS[kind]
+    x = random.choice([low, high], shape) if random.integers(3) == 0 else random.integers(low, high + 1, shape)
+    return x.astype(np.uint8 if kind == "u8" else np.int8)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
+    random = np.random.default_rng(row.index)
+    for trial in range(24):
+        problem: Any = random_problem(random)
+        product = not hasattr(problem, "filters")
+        count, channels = (problem.n, problem.k) if product else (problem.filters, problem.channels // problem.groups)
+        result = RESULTS[trial % 4]
+        scales = None if result == "s32" else (random.random(count if trial % 3 else 1) * 2e-3 + 1e-4).astype(np.float32)
+        kind, into = ("s8", "u8")[trial % 2], LIMITS.get(result, (0, 0))
+        zero = int(random.integers(LIMITS[kind][0], LIMITS[kind][1] + 1)) if trial % 5 else 0
+        integers = Integers(kind == "u8", zero, scales, result, int(random.integers(into[0], into[1] + 1)))  # type: ignore[arg-type]
+        activation: Any = (None, "relu", ("clamp", -20, 90))[trial % (2 if scales is None else 3)]
+        bias = random.integers(-(10**6), 10**6, count).astype(np.int32) if random.integers(2) else None
+        launch = Launch(problem, random_schedule(random, row, product, channels), 1 + trial % 2, integers=integers)
+        x = elements(random, launch.shapes[0], kind)
+        w = elements(random, launch._second_shape, "s8")
+        y = launch.run(x, w, bias=bias, activation=activation)
+        wide, weights = x.astype(np.int64) - zero, w.astype(np.int64)
+        if product:
+            sums = (wide.T if problem.trans_a else wide) @ (weights.T if problem.trans_b else weights)
+        else:
+            sums = convolved(wide, weights, problem)
+        expected = finished(sums, bias, integers, activation)
+        assert y.dtype == expected.dtype
+        np.testing.assert_array_equal(y, expected, f"{problem.text} {launch.schedule} {integers} {activation}")
+
+
+def test_what_no_quantised_layer_can_have_is_refused() -> None:
+    row = next(row for row in ROWS if row.target == "portable")
+    schedule = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, 4, 1, 1)
+    product = parse("gemm:3x5x4:s8")
+    scale = np.ones(1, np.float32)
+    for wrong, text in (
+        (Integers(first_zero=200), "-128..127"),
+        (Integers(result="u8"), "without scales"),
+        (Integers(scales=np.ones(4, np.float32), result="u8"), "expected 1 or 5"),
+        (Integers(scales=-scale, result="u8"), "positive"),
+        (Integers(scales=scale, result="u8", result_zero=-1), "0..255"),
+    ):
+        with pytest.raises(OperandError, match=text):
+            Launch(product, schedule, integers=wrong)
+    with pytest.raises(OperandError, match="s8 problem"):
+        Launch(parse("gemm:3x5x4"), schedule, integers=Integers())
+    launch = Prepared(product, np.ones((4, 5), np.int8), schedule, integers=Integers(True, 3))
+    with pytest.raises(OperandError, match="uint8"):
+        launch(np.ones((3, 4), np.int8))
+    unpacked = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, 4, 1, 1, "unpacked")
+    with pytest.raises(NativeError, match="sconv, gemm or panels"):
+        Launch(product, unpacked, integers=Integers(first_zero=1)).run(np.ones((3, 4), np.int8), np.ones((4, 5), np.int8))
