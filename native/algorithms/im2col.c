@@ -90,4 +90,4 @@ static void run_im2col(const pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_im2col = {open_im2col, pysim_conv_prepare, run_im2col, 1, 1, 0, 0};
+const pysim_algorithm pysim_algorithm_im2col = {open_im2col, pysim_conv_prepare, run_im2col, 1, 1, 0, 0, 0};

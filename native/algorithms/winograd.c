@@ -496,4 +496,4 @@ static void run_winograd(const pysim_job *job, const pysim_call *call) {
     pysim_parallel_for(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
-const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0, 1, 0};
+const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0, 1, 0, 0};
