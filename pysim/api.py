@@ -58,6 +58,12 @@ class Plan(values.Plan, frozen=True, kw_only=True):
 
         return explain(self)
 
+    def _repr_html_(self) -> str:
+        """What notebooks show: the predicted time by its terms; the explanation when it is unfolded."""
+        from pysim.explain.html import html
+
+        return html(self)
+
     def run(self, x: Any, w: Any, bias: Any = None, activation: cuda.Activation = None, threads: int = 1, out: Any = None) -> Any:
         """Runs this schedule on input x and filters w, or on A and B of a matrix product, and returns the output array.
 

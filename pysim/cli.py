@@ -40,6 +40,7 @@ COMMANDS = {
     "machines": "List the machines to plan for, with the source of every number.",
     "kernels": "List the micro-kernels and which of them this computer can run.",
     "doctor": "Show what is installed, what is missing, and how to install it.",
+    "completion": "Let a shell complete commands, options, machines and sets.",
 }
 
 

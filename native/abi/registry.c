@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The kernel table, expanded from kernels.inc and the other tables beside it, and the test which rows this CPU and this build can run. */
+#include "operators/integers.h"
 #include "operators/loops.h"
 #include "status.h"
 #if defined(__x86_64__)
@@ -187,4 +188,16 @@ const pysim_loops *pysim_loops_for(int32_t dtype) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i].of && all[i].dtype == dtype && all[i].cpu_runs()) return all[i].of;
     return NULL;
+}
+
+#define PYSIM_INTEGERS(target, dtype) extern __attribute__((weak)) const pysim_integers pysim_integers__##target;
+#include "integers.inc"
+#undef PYSIM_INTEGERS
+
+const pysim_integers *pysim_integers_here(void) {
+#define PYSIM_INTEGERS(target, dtype) \
+    if (&pysim_integers__##target && cpu_runs_##target()) return &pysim_integers__##target;
+#include "integers.inc"
+#undef PYSIM_INTEGERS
+    return NULL; /* the portable one is always there */
 }

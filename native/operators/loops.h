@@ -45,6 +45,11 @@ struct pysim_loops {
     /* `rows` rows of one head, at most PYSIM_ATTENTION_ROWS; mask may be NULL. The workspace has pysim_attention_elements elements. */
     void (*attention)(const pysim_attention *a, int64_t rows, const void *q, const void *k, const void *v, const void *mask, void *y,
                       void *workspace);
+    void (*fold)(const pysim_fold *f, const void *x, void *y);
+    void (*best)(const pysim_best *b, const void *x, void *y, int64_t *places);
+    void (*sample)(const pysim_sample *s, const void *x, const void *grid, void *y);
+    void (*recurrent)(const pysim_recurrent *r, const void *sums, const void *weights, void *y, void *workspace);
+    void (*widen)(const void *x, int64_t count, void *y), (*narrow)(const void *x, int64_t count, void *y); /* of f32: halves */
 };
 
 /* Rows of queries that share packed keys, keys of a block, rows of a tile, and the elements of the longest vector. */

@@ -110,7 +110,7 @@ pysim_status pysim_run_map(const pysim_map *m, const pysim_epilogue *e, const vo
     return run_map(m, e, x, scale, shift, y, 1);
 }
 
-static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y) {
+pysim_status pysim_check_pool(const pysim_pool *p, const void *x, const void *y) {
     const int64_t sizes[] = {p->planes,   p->height,   p->width,    p->out_h,      p->out_w,     p->kernel_h,
                              p->kernel_w, p->stride_h, p->stride_w, p->dilation_h, p->dilation_w};
     const int64_t element = pysim_dtype_bytes(p->dtype), pads[] = {p->pad_top, p->pad_left, p->pad_bottom, p->pad_right};
@@ -161,7 +161,7 @@ static pysim_status run_pool(const pysim_pool *p, const void *x, void *y, int32_
     pool_run r = {.pool = p, .x = x, .y = y};
     if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pool is NULL");
     pysim_status status = pysim_loops_of(p->dtype, &r.loops);
-    if (status == PYSIM_OK) status = check_pool(p, x, y);
+    if (status == PYSIM_OK) status = pysim_check_pool(p, x, y);
     if (status != PYSIM_OK) return status;
     parallel_planes(p->planes, p->block, p->height * p->width * pysim_dtype_bytes(p->dtype), threads, pool_planes, &r);
     return PYSIM_OK;
@@ -242,7 +242,7 @@ static pysim_status check_copy(const pysim_copy *c, const void *x, const void *y
     return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
 }
 
-/* Copies elements of 4 or 8 bytes with given distances in bytes. */
+/* Copies elements of 1, 4 or 8 bytes with given distances in bytes. */
 static void copy_elements(const char *x, int64_t from, char *y, int64_t to, int64_t count, int64_t bytes) {
     if (bytes == 4 && from == 0 && to == 4) { /* one element repeated */
         uint32_t one;
@@ -250,8 +250,19 @@ static void copy_elements(const char *x, int64_t from, char *y, int64_t to, int6
         for (int64_t i = 0; i < count; i++) memcpy(y + 4 * i, &one, 4);
     } else if (bytes == 4)
         for (int64_t i = 0; i < count; i++) memcpy(y + i * to, x + i * from, 4);
+    else if (bytes == 1)
+        for (int64_t i = 0; i < count; i++) y[i * to] = x[i * from];
     else
         for (int64_t i = 0; i < count; i++) memcpy(y + i * to, x + i * from, 8);
+}
+
+/* y[i][c] = x[c][i] of bytes in squares that fit into a few cache lines. */
+static void transpose_bytes(const char *x, int64_t from, int64_t rows, int64_t columns, char *y, int64_t to) {
+    enum { SIDE = 16 };
+    for (int64_t i = 0; i < rows; i += SIDE)
+        for (int64_t c = 0; c < columns; c += SIDE)
+            for (int64_t k = i; k < pysim_min(rows, i + SIDE); k++)
+                for (int64_t j = c; j < pysim_min(columns, c + SIDE); j++) y[k * to + j] = x[j * from + k];
 }
 
 static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axis, const char *x, char *y, int64_t bytes) {
@@ -262,16 +273,17 @@ static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axi
         return;
     }
     if (axis + 2 == c->axes && from == 1 && c->from[axis + 1] > 1 && c->to[axis + 1] == 1) {
-        loops->transpose(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
+        if (loops) loops->transpose(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
+        else transpose_bytes(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
         return;
     }
     for (int64_t i = 0; i < size; i++) copy_axes(c, loops, axis + 1, x + i * from * bytes, y + i * to * bytes, bytes);
 }
 
 pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) {
-    const pysim_loops *loops;
+    const pysim_loops *loops = NULL; /* bytes need none */
     if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the copy is NULL");
-    pysim_status status = pysim_loops_of(c->dtype, &loops);
+    pysim_status status = c->dtype == PYSIM_S8 ? PYSIM_OK : pysim_loops_of(c->dtype, &loops);
     if (status == PYSIM_OK) status = check_copy(c, x, y);
     if (status == PYSIM_OK) copy_axes(c, loops, 0, x, y, pysim_dtype_bytes(c->dtype));
     return status;
@@ -298,7 +310,20 @@ static pysim_status run_step(const pysim_step *s) {
                                   s->workspace_bytes);
     case PYSIM_STEP_ATTENTION:
         return pysim_run_attention(s->of, s->threads, s->first, s->second, s->third, s->result, s->workspace, s->workspace_bytes);
-    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 9 (attention)", (int)s->kind);
+    case PYSIM_STEP_QUANTIZE:
+    case PYSIM_STEP_DEQUANTIZE:
+    case PYSIM_STEP_QUANTIZE_RANGE:
+    case PYSIM_STEP_SUMS:
+    case PYSIM_STEP_TABLE:
+    case PYSIM_STEP_BYTE_PAIR:
+    case PYSIM_STEP_BYTE_POOL:
+    case PYSIM_STEP_BYTE_PAD: return pysim_run_integer_step(s);
+    case PYSIM_STEP_FOLD: return pysim_run_fold(s->of, s->first, s->result);
+    case PYSIM_STEP_BEST: return pysim_run_best(s->of, s->first, s->result, (int64_t *)s->third);
+    case PYSIM_STEP_HALVES: return pysim_run_halves(s->of, s->first, s->result);
+    case PYSIM_STEP_SAMPLE: return pysim_run_sample(s->of, s->first, s->second, s->result);
+    case PYSIM_STEP_RECURRENT: return pysim_run_recurrent(s->of, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
+    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 22 (recurrent)", (int)s->kind);
     }
 }
 

@@ -17,6 +17,7 @@ from pysim.calibration.detected import Probes, measure
 from pysim.calibration.detection_cache import Kept, can_keep, kept_of, recall, remember
 from pysim.calibration.linux import CPUINFO, SYSFS, Cpu, Geometry, core_count, getconf, read_caches, read_cpu
 from pysim.errors import MachineError, MissingError
+from pysim.logs import LOG
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load, load_any, loads, names
@@ -68,6 +69,7 @@ def detect(
         text = to_toml(found.machine)
         machine = loads(text, "host")
         assert isinstance(machine, Machine)
+        LOG.info("detected this computer: %s%s", machine.description, " (briefly: nothing can be kept)" if brief else "")
         if brief:
             _unkept[(cpu, *caches)] = machine
         elif kept:

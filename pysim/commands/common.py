@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from pysim.errors import ProblemError, choose, printable, quoted
 from pysim.file_io import check_writable
@@ -115,7 +116,23 @@ class OutputFile(click.Path):
 
 
 def problems(command: Command) -> Command:
-    return click.argument("problems", metavar="PROBLEM...", nargs=-1, required=True)(command)
+    return click.argument("problems", metavar="PROBLEM...", nargs=-1, required=True, shell_complete=_complete_problem)(command)
+
+
+def _complete_problem(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Built-in sets; the shell adds files."""
+    from pysim.problem.text import sets
+
+    found = [CompletionItem(name) for name in sets() if name.startswith(begun)]
+    return found or [CompletionItem(begun, type="file")]
+
+
+def complete_machine(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Shipped machines and those of this computer; the shell adds files."""
+    from pysim.machine.load import names
+
+    found = [CompletionItem(name) for name in ("host", "cuda", *names()) if name.startswith(begun)]
+    return found or [CompletionItem(begun, type="file")]
 
 
 def every(command: Command) -> Command:
@@ -128,7 +145,8 @@ def json_option(command: Command) -> Command:
 
 def machine_option(command: Command) -> Command:
     text = "A name (see pysim machines), the path of a .toml file, or host: this computer."
-    return click.option("-m", "--machine", "machine_name", default="host", show_default=True, help=text)(command)
+    names = ("-m", "--machine", "machine_name")
+    return click.option(*names, default="host", show_default=True, help=text, shell_complete=complete_machine)(command)
 
 
 def machines_options(command: Command) -> Command:
@@ -138,7 +156,8 @@ def machines_options(command: Command) -> Command:
         "Plan for the machine with another number beside it, e.g. levels.L2.ways=16 or levels.L2.size_bytes=2MiB; several change together."
     )
     command = click.option("--set", "changes", metavar="PATH=VALUE", multiple=True, callback=settings, help=what_if)(command)
-    return click.option("-m", "--machine", "machine_names", default=("host",), show_default="host", multiple=True, help=text)(command)
+    names, how = ("-m", "--machine", "machine_names"), complete_machine
+    return click.option(*names, default=("host",), show_default="host", multiple=True, help=text, shell_complete=how)(command)
 
 
 def settings(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> "dict[str, Value]":

@@ -16,6 +16,7 @@ import click
 from pysim import __version__
 from pysim.commands.common import document, json_option, put, size, wrapped
 from pysim.errors import MissingError, PysimError
+from pysim.logs import is_disabled
 from pysim.registry.cpu import cpu_kernels
 from pysim.registry.cuda import gemm_kernels
 
@@ -154,6 +155,8 @@ def _load() -> Check:
 def _pysim() -> Iterator[Check]:
     yield Check("version", "ok", f"pysim {__version__}, Python {platform.python_version()} at {sys.executable}")
     yield _packages()
+    if is_disabled():
+        yield Check("off switch", "note", "PYSIM_DISABLE is set: PyTorch models are left to PyTorch", "unset PYSIM_DISABLE")
     yield _library()
     yield _kernels()
     yield _store()

@@ -108,6 +108,7 @@ def _list(as_json: bool) -> None:
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
     from pysim.machine.load import load_any, names
+    from pysim.measure.speed import PLAIN
 
     shipped = [load_any(name) for name in names()]
     if as_json:
@@ -118,7 +119,7 @@ def _list(as_json: bool) -> None:
         Column("cores", lambda cpu: str(cpu.cores)),
         Column("clock", lambda cpu: hertz(cpu.core.frequency_hz.value)),
         Column("caches", lambda cpu: ", ".join(f"{level.name} {size(level.size_bytes)}" for level in cpu.levels), left=True),
-        Column("units", lambda cpu: " ".join(unit.target for unit in cpu.core.units), left=True),
+        Column("units", lambda cpu: " ".join(unit.target for unit in cpu.core.units if unit.target != PLAIN) or PLAIN, left=True),
         Column("assumed", _assumed),
     ]
     gpus: list[Column[Gpu]] = [

@@ -69,6 +69,14 @@ def expand(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step 
     return copy_step(out, np.broadcast_to(inputs[0], out.shape))
 
 
+def tile(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    """Each axis is two: the repeats, which all read the same, and the elements."""
+    (x,) = inputs
+    pairs = [size for whole, own in zip(out.shape, x.shape, strict=True) for size in (whole // own, own)]
+    read = x.reshape([size for own in x.shape for size in (1, own)])
+    return copy_step(out.reshape(pairs), np.broadcast_to(read, pairs))
+
+
 def pad(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Chain | None:
     """Copies what remains of x, and fills slabs around it, axis by axis."""
     (x,), pads = inputs, attributes["pads"]
@@ -107,7 +115,14 @@ def shapes_of_products(node: Node, graph: Graph) -> Products:
     return products_of(out, inputs, node.attributes)
 
 
-NATIVE_ONLY: dict[str, Bind] = {"Expand": expand, "LRN": lrn, "LayerNormalization": layer_norm, "ReduceL2": length, "Take": take}
+NATIVE_ONLY: dict[str, Bind] = {
+    "Expand": expand,
+    "LRN": lrn,
+    "LayerNormalization": layer_norm,
+    "ReduceL2": length,
+    "Take": take,
+    "Tile": tile,
+}
 
 
 def fuse_transpositions(graph: Graph) -> Graph:

@@ -2,12 +2,13 @@
 """A network ready to run on a CPU: prepared weights, an arena for all values, consecutive native operators as one native call.
 
 Each call borrows a `_Run`, an arena with the calls that work on it, so any number of threads may call one model at once. A model keeps as
-many runs as were in use at the same time.
+many runs as were in use at the same time. Native steps read the caller's arrays and write new results where they are: each call moves
+their addresses.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,20 +19,26 @@ from pysim.arguments import whole
 from pysim.errors import OperandError, choose, printable
 from pysim.machine.cpu import Machine
 from pysim.network import operators, saved
+from pysim.network.along import SEVERAL
 from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.attention import fuse_attention
 from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Array, Graph, Node, Tensor
-from pysim.network.plan import Layer, NetworkPlan, layers_of, seconds_of, with_layouts
+from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
+from pysim.network.integers import with_integers
+from pysim.network.plan import Layer, NetworkPlan, integer_rows, layers_of, seconds_of, with_layouts
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu
 from pysim.runtime import cpu
+from pysim.runtime.cpu import library
 from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.emulated import executor_for
+from pysim.runtime.integer_steps import quantize_range_step
 from pysim.runtime.operators import copy_step
-from pysim.runtime.steps import Chain, Step
+from pysim.runtime.steps import Chain, Slot, Step, addresses
 
 Call = Callable[[], object]
 
@@ -61,7 +68,8 @@ class Network:
     blocks = True  # values may be in NCHWc
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
-        graph = fuse_attention(fuse_transpositions(fuse(graph, _supports)))
+        integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
+        graph = fuse_attention(fuse_transpositions(fuse(integers, _supports)))
         graph = with_volumes(graph, lambda problem: seconds_of(problem, on, accuracy)) if self.blocks else as_images(graph)
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
@@ -74,7 +82,7 @@ class Network:
         read_unpacked = {
             name for layer, packed in zip(self.plan.layers, packs, strict=True) for name in layer.node.inputs[RESIDUAL_INPUT * packed :]
         }
-        self._natives = list[Prepared | None]()
+        self._natives = list[Prepared | IntegerLayer | None]()
         for at, layer in enumerate(self.plan.layers):
             self._natives.append(self._prepared(layer))
             for name in layer.node.inputs[1:RESIDUAL_INPUT] if packs[at] else ():  # free weights once all their layers packed them
@@ -93,6 +101,10 @@ class Network:
         """Writes the network with its plans and prepared weights, for `pysim.load(path)` of another process (`pysim.network.saved`)."""
         saved.save(Path(path), saved.Parts(self._graph, self.plan.layers, self._natives), self.plan.machine, self.threads)
 
+    def _repr_html_(self) -> str:
+        """What notebooks show: its plan."""
+        return self.plan._repr_html_()
+
     @property
     def inputs(self) -> dict[str, Tensor]:
         return {name: self._graph.tensors[name] for name in self._graph.inputs}
@@ -101,9 +113,11 @@ class Network:
     def outputs(self) -> dict[str, Tensor]:
         return {name: self._graph.tensors[name] for name in self._graph.outputs}
 
-    def _prepared(self, layer: Layer) -> Prepared | None:
+    def _prepared(self, layer: Layer) -> Prepared | IntegerLayer | None:
         if layer.plan is None or layer.node.op == "MatMul":  # which has no constant weights
             return None
+        if layer.node.op in INTEGER_LAYERS:
+            return IntegerLayer(layer.node, self._graph.tensors[layer.node.inputs[0]], layer.plan, self.threads)
         w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:RESIDUAL_INPUT] if name)
         bias, problem = (rest[0] if rest else None), layer.plan.workload
         weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) else problem.filter_shape)
@@ -127,10 +141,10 @@ class Network:
     def _results(self, inputs: dict[str, Array]) -> list[Array]:
         run = self._borrow_run()
         try:
-            run.values.update(inputs)
+            run.begin(inputs, run.moves)
             for call in run.calls:
                 call()
-            return [np.array(run.values[name]) for name in self._graph.outputs]
+            return run.results(self._graph.outputs)
         finally:
             self._idle.append(run)
 
@@ -138,7 +152,7 @@ class Network:
         """The median seconds of each layer over `calls` calls, clock overhead included, after one warm-up call."""
         calls = whole(calls, "calls", 1)
         inputs, run = self._inputs_by_name(arrays, named), self._borrow_run()
-        run.values.update(inputs)
+        run.begin(inputs, run.step_moves)
         spent = np.empty((calls + 1, len(run.steps)))
         for row in spent:
             for at, step in enumerate(run.steps):
@@ -180,47 +194,113 @@ def _dense(x: Any, name: str, tensor: Tensor) -> Array:
     return cpu.dense(array, name, tensor.shape)
 
 
-class _Run:
-    """An arena and the calls that compute its values. Calls on the caller's arrays look these up in `values`."""
+Moves = dict[str, list[tuple[Slot, int]]]  # for the values that lie elsewhere in each call, where steps have their addresses
 
-    def __init__(self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | None], threads: int) -> None:
+
+class _Run:
+    """An arena and the calls that compute its values. Native steps are bound to stand-ins for the caller's arrays; Python's calls look all
+    arrays up in `values`. `fresh` names the outputs that a step writes to new memory; other outputs are copied from the arena."""
+
+    def __init__(self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | IntegerLayer | None], threads: int) -> None:
         buffers = plan.buffers
         self._arena = cpu.aligned(buffers.nbytes, np.uint8)
         self.values: dict[str, Array] = dict(graph.constants)
         for name, offset in buffers.offsets.items():
             tensor = graph.tensors[name]
             self.values[name] = np.ndarray(tensor.shape, tensor.dtype, self._arena, offset)
-        self._fixed = graph.constants.keys() | buffers.offsets.keys()  # values at the same address in every call
+        self._stand_ins = {name: np.empty(*graph.tensors[name]) for name in graph.inputs}  # never touched, so they have no memory
+        self.values |= self._stand_ins
+        bound = [name for name, array in self._stand_ins.items() if array.size]
+        self._moving = set(bound)  # at another address in each call, which steps are told
+        self._fixed = {*graph.constants, *buffers.offsets, *bound}  # what native steps may be bound to
+        self._views: list[Call] = []
         self._threads = threads
         products = [_workspace_bytes(layer, graph, threads) for layer in plan.layers]
         self._workspace = cpu.aligned(max([64, *products, *(native.workspace_bytes for native in natives if native is not None)]), np.uint8)
         self.steps = [self._step(layer, graph, native, buffers) for layer, native in zip(plan.layers, natives, strict=True)]
         self.calls = _join_native(self.steps)
+        makers = {name: step for layer, step in zip(plan.layers, self.steps, strict=True) for name in layer.node.outputs}
+        self._still = {name: self.values[name] for name in graph.outputs if self._is_written_once(name, graph, makers, buffers)}
+        self.moves, self.step_moves = (self._moves(calls, bound, makers) for calls in (self.calls, self.steps))
 
-    def _step(self, layer: Layer, graph: Graph, native: Prepared | None, buffers: Buffers) -> Call:
+    def _is_written_once(self, name: str, graph: Graph, makers: dict[str, Call], buffers: Buffers) -> bool:
+        """Whether an output can be written to memory of the caller's: its maker writes it alone, and nothing reads it."""
+        made = {one: node for node in graph.nodes for one in node.outputs}.get(name)
+        if made is None or name not in buffers.offsets or graph.users()[name] != [len(graph.nodes)] or not self.values[name].nbytes:
+            return False
+        joined = any(name == result for result, _ in buffers.joined)  # parts of it are computed in the arena
+        return not joined and view_offset(graph, made) is None and isinstance(makers[name], Step | Chain | _ByName)
+
+    def _moves(self, calls: Sequence[Call], inputs: Sequence[str], makers: dict[str, Call]) -> Moves:
+        native = [call for call in calls if isinstance(call, Step | Chain)]
+        placed = [one for call in native for one in addresses(call.slots())]
+        moves = {name: _offsets(placed, self._stand_ins[name]) for name in inputs}
+        for name, memory in self._still.items():
+            maker = makers[name]
+            steps = maker.steps if isinstance(maker, Chain) else (maker,)
+            slots = [slot for call in native for one in steps if isinstance(one, Step) for slot in call.slots(one)]
+            moves[name] = _offsets(addresses(slots), memory)
+        return moves
+
+    def begin(self, inputs: dict[str, Array], moves: Moves) -> None:
+        """Binds the steps to the caller's arrays and to new memory for results."""
+        values, cast = self.values, library()[0].cast
+        values.update(inputs)
+        for name, memory in self._still.items():
+            values[name] = cpu.aligned(memory.shape, memory.dtype)
+        for view in self._views:
+            view()
+        for name, slots in moves.items():
+            start = values[name].ctypes.data if slots else 0
+            for (struct, field), offset in slots:
+                setattr(struct, field, cast("void *", start + offset))
+
+    def results(self, names: Sequence[str]) -> list[Array]:
+        found = [self.values[name] if name in self._still else np.array(self.values[name]) for name in names]
+        self.values.update(self._still)  # so that results are the caller's alone
+        return found
+
+    def _step(self, layer: Layer, graph: Graph, native: Prepared | IntegerLayer | None, buffers: Buffers) -> Call:
         node, values = layer.node, self.values
         names = [name for name in node.inputs if name]
         if native is not None:
             if (step := self._bound_step(node, native)) is not None:
                 return step
+            if isinstance(native, IntegerLayer):
+                layer_of, out = native, values[node.output]
+                return lambda: layer_of(*_shaped(layer_of, values, names, out))
             return _prepared(native, values, names[0], values[node.output], *node.inputs[RESIDUAL_INPUT:])
         if (offset := view_offset(graph, node)) is not None:
             return self._view(node, graph, buffers, offset)
         if "reference" in node.attributes:
-            run, outs = operators.by_reference(node), [values.get(name) for name in node.outputs]
-            return lambda: run(outs, [values[name] for name in names])
+            run = operators.by_reference(node)
+            return _ByName(lambda: run([values.get(name) for name in node.outputs], [values[name] for name in names]))
+        if node.op in SEVERAL:
+            return self._several(node)
+        if node.op == "DynamicQuantizeLinear":
+            return self._quantize_range(node)
         if node.op == "Concat":
             return self._concat(node, graph, buffers)
         if node.op == "MatMul" and layer.plan is not None:
             return self._products(layer, layer.plan)
-        operator, out, attributes = operators.OPERATORS[node.op], values[node.output], node.attributes
+        operator, attributes = operators.OPERATORS[node.op], node.attributes
         if node.op in operators.NATIVE and self._fixed.issuperset(names):
-            step = operators.NATIVE[node.op](out, [values[name] for name in names], attributes)
+            step = operators.NATIVE[node.op](values[node.output], [values[name] for name in names], attributes)
             if step is not None:
                 for one in step.steps if isinstance(step, Chain) else (step,):
                     one.on_threads(self._threads)
                 return step
-        return lambda: operator(out, [values[name] for name in names], attributes)
+        return _ByName(lambda: operator(values[node.output], [values[name] for name in names], attributes))
+
+    def _several(self, node: Node) -> Call:
+        """An operator with several results."""
+
+        def bound() -> Step | Chain | None:
+            outs, inputs = ([self.values[name] if name else None for name in names] for names in (node.outputs, node.inputs))
+            return SEVERAL[node.op](outs, inputs, node.attributes)
+
+        step = bound() if self._fixed.issuperset(filter(None, node.inputs)) else None
+        return step or _ByName(lambda: (bound() or _nothing)())
 
     def _products(self, layer: Layer, plan: Plan) -> Call:
         """The products of a MatMul."""
@@ -231,16 +311,32 @@ class _Run:
             products = products_of(self.values[node.output], arrays, node.attributes)
             return products.step(schedule, self._threads, self._workspace, node.attributes.get("alpha", 1.0))
 
-        return bound() if self._fixed.issuperset(node.inputs) else lambda: bound()()
+        return bound() if self._fixed.issuperset(node.inputs) else _ByName(lambda: bound()())
 
-    def _bound_step(self, node: Node, native: Prepared) -> Step | Chain | None:
+    def _quantize_range(self, node: Node) -> Call:
+        """DynamicQuantizeLinear; results that nothing reads get memory of their own."""
+        (name,), kinds = node.inputs, (np.uint8, np.float32, np.uint8)
+        x = self.values[name] if name in self._fixed else None
+        shapes = [() if at or x is None else x.shape for at in range(3)]
+        outs = [self.values[one] if one else np.empty(shape, kind) for one, shape, kind in zip(node.outputs, shapes, kinds, strict=True)]
+        if x is not None:
+            return quantize_range_step(outs[0], x, outs[1], outs[2])
+        return lambda: quantize_range_step(outs[0], self.values[name], outs[1], outs[2])()
+
+    def _bound_step(self, node: Node, native: Prepared | IntegerLayer) -> Step | Chain | None:
         """The layer bound to its arrays, if these are the same in every call."""
+        if isinstance(native, IntegerLayer):
+            if native.executor is not cpu.LOCAL or not self._fixed.issuperset(node.inputs):
+                return None
+            image, y, *more = _shaped(native, self.values, node.inputs, self.values[node.output])
+            return native.step(image, y, self._workspace, *more)
         values, (x, *residual) = self.values, (node.inputs[0], *node.inputs[RESIDUAL_INPUT:])
         if native.executor is not cpu.LOCAL or not self._fixed.issuperset((x, *residual)):
             return None
         read, written = native.shapes
         image, out, *added = values[x].reshape(read), *(values[name].reshape(written) for name in (node.output, *residual))
-        return native.step(image, out, self._workspace, *added)
+        step = native.step(image, out, self._workspace, *added)
+        return step if isinstance(step, Step | Chain) or self._moving.isdisjoint((x, *residual)) else None
 
     def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Call:
         """Copies the parts that were not computed in the result."""
@@ -273,7 +369,19 @@ class _Run:
         def view() -> None:
             values[node.output] = values[name].reshape(-1)[first : first + size].reshape(shape)
 
-        return view
+        view()
+        self._views.append(view)
+        if name in self._fixed:
+            self._fixed.add(node.output)
+        if name in self._moving:
+            self._moving.add(node.output)
+        return _nothing
+
+
+def _offsets(placed: Sequence[tuple[Slot, int]], memory: Array) -> list[tuple[Slot, int]]:
+    """The slots with addresses in an array, and their offsets there."""
+    start = memory.ctypes.data
+    return [(slot, address - start) for slot, address in placed if 0 <= address - start < memory.nbytes]
 
 
 def _workspace_bytes(layer: Layer, graph: Graph, threads: int) -> int:
@@ -281,6 +389,16 @@ def _workspace_bytes(layer: Layer, graph: Graph, threads: int) -> int:
     if layer.plan is None or layer.node.op != "MatMul":
         return 0
     return shapes_of_products(layer.node, graph).workspace_bytes(on_cpu(layer.plan)[0], threads)
+
+
+class _ByName:
+    """A call that looks up all its arrays by their names."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
 
 
 def _nothing() -> None:
@@ -294,6 +412,12 @@ def _join_native(steps: Sequence[Call]) -> list[Call]:
         together: list[Any] = list(group)
         calls += [Chain([one for step in together for one in (step.steps if isinstance(step, Chain) else [step])])] if native else together
     return calls
+
+
+def _shaped(layer: IntegerLayer, values: Mapping[str, Array], names: Sequence[str], out: Array) -> list[Array]:
+    """The arrays of an integer layer: its input and result, and the scale and zero of a dynamic input."""
+    read, written = layer.shapes
+    return [values[names[0]].reshape(read), out.reshape(written), *(values[name] for name in names[1:])]
 
 
 def _prepared(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Call:

@@ -55,12 +55,36 @@ class Node(NamedTuple):
         return self._replace(attributes={**self.attributes, **attributes})
 
 
+class Quantized(NamedTuple):
+    """Integers that stand for scale (values - zero); scale and zero are one number, or one for each place of an axis."""
+
+    values: Array
+    scale: Array
+    zero: Array
+    axis: int
+
+    def along(self, numbers: Array, axis: int) -> Array | None:
+        """Scales or zeros so that they are broadcast to the values, or of axis 0 as a vector; None if they belong to another axis."""
+        if numbers.size == 1:
+            return numbers.reshape(())
+        if numbers.ndim != 1 or self.axis % self.values.ndim != 0 or numbers.size != len(self.values):
+            return None
+        return numbers.reshape(-1, *[1] * axis)
+
+    def transposed(self) -> "Quantized":
+        """A matrix the other way round."""
+        return self._replace(values=np.ascontiguousarray(self.values.T), axis=1 - self.axis % 2)
+
+
 class Graph(NamedTuple):
+    """`quantized`: the constants among `constants` that were made of integers."""
+
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     tensors: Mapping[str, Tensor] = {}
     constants: Mapping[str, Array] = {}
+    quantized: Mapping[str, Quantized] = {}
 
     def users(self) -> dict[str, list[int]]:
         """For each value, the positions of the nodes that read it, once per read. A graph output is read at the end."""

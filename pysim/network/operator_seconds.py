@@ -8,6 +8,7 @@ Data that operators read and write, and residuals, move at the rate of the small
                                  with the latency of a multiply-add
     Attention                    the multiply-adds of two products, of rows in groups, and a softmax's operations
     Take, element by element     its loads: an index and an element; with shares, also a share, for each of the several rows
+    Recurrent                    in each step its multiply-adds, or its weights from the cache that holds them
     pools                        passes over rows in L1, one element per tap along columns and per tap along rows
     activations                  those that the kernels' epilogues lack: passes over results in L1 (`pysim.cachemodel.cpu.activation`)
 
@@ -101,6 +102,8 @@ def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
 
 def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
     """Core cycles of a row operator, Take or transposition, without its data movement; 0 for other operators."""
+    if node.op == "Recurrent":
+        return _stepping_cycles(node, graph, on)
     x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
     if y.dtype.name not in DTYPES or not y.nbytes or (unit := _loops_unit(on, y)) is None:
         return 0.0
@@ -124,6 +127,20 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
             runs = elements / x.shape[max(moved)]  # rows of the input, adjacent ones transposed together
             return float(runs * -(-x.shape[max(moved)] // lanes) * log2(lanes))
     return 0.0
+
+
+def _stepping_cycles(node: Node, graph: Graph, on: Machine) -> float:
+    """Core cycles of a recurrent layer: in each step the weights move from the cache that holds them, and batch products of a row wait for
+    each other's multiply-adds."""
+    sums, weights = (graph.tensors[name] for name in node.inputs[:2])
+    unit, batch_first = _loops_unit(on, sums), node.attributes["batch_first"]
+    if unit is None:
+        return 0.0
+    steps, batch = sums.shape[1::-1] if batch_first else sums.shape[:2]
+    level = next((one for one in on.levels[1:] if one.size_bytes >= weights.nbytes), on.memory)
+    rate = unit.vector_rate(DTYPES[sums.dtype.name], sums.dtype.itemsize)
+    products = batch * weights.nbytes / unit.vector_bytes / rate
+    return float(steps * max(products, weights.nbytes / level.read_bytes_per_cycle.value))
 
 
 def _attending_cycles(node: Node, graph: Graph, unit: Unit, lanes: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
-from pysim.network import arrays
+from pysim.network import along, arrays, byte_operators
 from pysim.network.arrays import Attributes, Bind
 from pysim.network.attention import attention
 from pysim.network.graph import Array, Node
@@ -106,15 +106,6 @@ def _plane_means(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
     if not takes(out, x):
         return None
     return pool_step(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False, block=_block(attributes))
-
-
-def _means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    """Means over the last axes, as pools of planes of one row."""
-    (x,), axes = inputs, sorted(attributes["axes"])
-    if not takes(out, x) or axes != list(range(axes[0], x.ndim)):
-        return None
-    plane = (1, x.size // out.size)
-    return pool_step(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False)
 
 
 def _mean_of_planes(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -257,13 +248,16 @@ def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
 
 NATIVE: dict[str, Bind] = {
     "Add": arrays.pair("Add"), "Affine": _affine, "Attention": attention, "AveragePool": _pool(largest=False),
+    "Cast": along.cast,
     "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])), "Div": arrays.pair("Div"), "Erf": _activated(lambda of: "erf"),
     "Gelu": _activated(lambda of: "gelu_tanh" if of.get("approximate") == b"tanh" else "gelu"), "GlobalAveragePool": _plane_means,
     "HardSwish": _activated(lambda of: "hard_swish"), "Identity": _copied,
     "LeakyRelu": _activated(lambda of: ("leaky_relu", of["alpha"], 1.0)), "MaxPool": _pool(largest=True),
-    "Mish": _activated(lambda of: "mish"), "Mul": _times, "Pad": arrays.pad, "ReduceMean": _means, "Relu": _activated(lambda of: "relu"),
+    "Mish": _activated(lambda of: "mish"), "Mul": _times, "Pad": arrays.pad, "ReduceMean": along.mean,
+    "Relu": _activated(lambda of: "relu"),
     "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece, "Softmax": arrays.softmax,
     "Sub": arrays.pair("Sub"), "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed, **arrays.NATIVE_ONLY,
+    **along.NATIVE_ONLY, **byte_operators.NATIVE,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Cast": _cast, "Clip": _clip, "ConvByTaps": convolutions.convolution,
@@ -271,7 +265,7 @@ _BY_NUMPY: dict[str, Run] = {
     "Hardmax": _hardmax, "Identity": _copy, "LeakyRelu": _leaky_relu, "LogSoftmax": _log_softmax, "LpPool": _lp_pool,
     "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply), "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
-    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy, "Where": _where,
+    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy, "Where": _where, **byte_operators.BY_NUMPY,
 }  # fmt: skip
 
 
@@ -300,7 +294,7 @@ def _natively(name: str) -> Run:
 
 OPERATORS = _BY_NUMPY | {name: _natively(name) for name in NATIVE}
 # Elementwise or row operators that may overwrite their input: an element is written after its last read.
-IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "LeakyRelu", "Mul", "Relu", "Softmax", "Sub", "Tanh"})
+IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "LeakyRelu", "Mul", "Relu", "Softmax", "Sub", "Table", "Tanh"})
 ACTIVATED = frozenset({"Add", "Affine"})  # may have a fused ReLU
 
 

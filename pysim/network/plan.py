@@ -10,12 +10,16 @@ What else a network does is `pysim.network.operator_seconds`.
 import math
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from pysim.errors import PlanError, printable
 from pysim.explain.advice import advice, verdict, would_help
 from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
 from pysim.network.arrays import shapes_of_products
 from pysim.network.graph import Graph, Node
+from pysim.network.integer_forms import integer_problem
+from pysim.network.integer_layers import INTEGER_LAYERS
 from pysim.network.layouts import LayoutChoice, choose_layouts
 from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
 from pysim.planner import planned
@@ -23,6 +27,8 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
+from pysim.record.description import seconds_text
+from pysim.record.html import table
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.state import State
 from pysim.registry.cpu import nchwc_kernels
@@ -51,7 +57,7 @@ class Layer(NamedTuple):
         return about | ({"problem": self.plan.problem, "plan": self.plan.name} if self.plan else {})
 
 
-_SHOWN_OPERATORS = 5
+_SHOWN_OPERATORS, _SHOWN_LAYERS = 5, 10
 
 
 class NetworkPlan(NamedTuple):
@@ -93,6 +99,18 @@ class NetworkPlan(NamedTuple):
             f"{'; ' if at == 0 else ', '}{share:.0%} {op}" for at, (share, op) in enumerate(told[:_SHOWN_OPERATORS]) if share >= 0.005
         )
 
+    def _repr_html_(self) -> str:
+        """What notebooks show: the slowest layers; all of them when it is unfolded."""
+        slowest, total = sorted(self.layers, key=lambda one: -one.predicted_seconds)[:_SHOWN_LAYERS], self.predicted_seconds or 1.0
+        rows = [
+            (one.node.op, one.node.name, one.plan.problem if one.plan else "", one.plan.algorithm if one.plan else "",
+             seconds_text(one.predicted_seconds), f"{one.predicted_seconds / total:.1%}")
+            for one in slowest
+        ]  # fmt: skip
+        which = f", the {len(rows)} slowest" if len(rows) < len(self.layers) else ""
+        caption = f"{len(self.layers)} layers on {self.machine}: {seconds_text(self.predicted_seconds)} predicted{which}"
+        return table(caption, ("operator", "layer", "problem", "algorithm", "predicted", "share"), rows, self.explain(), left=4)
+
     def __repr__(self) -> str:
         return f"<NetworkPlan of {len(self.layers)} layers on {self.machine}: {self.predicted_seconds:.3g} s>"
 
@@ -106,6 +124,9 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     """The convolution or product that a node runs, or None, and how many times."""
     if node.op == "Conv":
         return node.attributes["problem"], 1
+    if node.op in INTEGER_LAYERS:
+        about = node.attributes
+        return integer_problem(about["problem"], about["weights"], graph.tensors[node.inputs[0]], about["dtype"]), 1
     if node.op == "MatMul" and "reference" not in node.attributes:
         products = shapes_of_products(node, graph)
         return products.workload, products.count
@@ -116,6 +137,19 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     if rows > 1:
         return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype=dtype), 1
     return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype), 1
+
+
+def integer_rows(problem: Workload, on: Machine, threads: int = 1) -> str:
+    """The type, s8 or f32, whose rows are expected to compute an integer layer fastest; they add whole numbers exactly ("ieee")."""
+
+    def seconds(dtype: str) -> float:
+        request = Request(replace(problem, dtype=dtype), on, state="chained", threads=threads, accuracy="ieee", prepared=True)
+        try:
+            return planned(request).seconds or math.inf
+        except PlanError:
+            return math.inf
+
+    return "s8" if seconds("s8") <= seconds("f32") else "f32"
 
 
 def _state(node: Node, graph: Graph) -> State:
@@ -168,7 +202,11 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
         try:
             plan, layout = None, _layout(*node.attributes.get("blocks", (1, 1)))
             if problem:
-                terms: Any = {"accuracy": accuracy, "threads": threads, "prepared": node.op != "MatMul"}
+                terms: Any = {
+                    "accuracy": "ieee" if node.op in INTEGER_LAYERS else accuracy,
+                    "threads": threads,
+                    "prepared": node.op != "MatMul",
+                }
                 plan = planned(Request(problem, on, layout, _state(node, graph), **terms))
             layers.append(Layer(node, plan, other, times))
         except PlanError as error:

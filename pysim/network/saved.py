@@ -26,6 +26,7 @@ from pysim.errors import ProblemError, printable
 from pysim.file_io import written
 from pysim.machine.cpu import Machine
 from pysim.network.graph import Array, Graph, Node, Tensor
+from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.plan import Layer
 from pysim.planner import planned
 from pysim.problem.conv import Conv
@@ -37,6 +38,7 @@ from pysim.record.plan import Plan, Request
 from pysim.record.schedule import Schedule
 from pysim.runtime.cpu import library_path
 from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.integer_steps import Quantity, Sums
 
 MAGIC = b"PK\x03\x04"  # with which archives begin, and no model of ONNX's does
 _FORMAT = 1
@@ -57,7 +59,7 @@ class Parts(NamedTuple):
 
     graph: Graph
     layers: tuple[Layer, ...]
-    natives: list[Prepared | None]
+    natives: list[Prepared | IntegerLayer | None]
 
 
 def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
@@ -94,10 +96,10 @@ def load(path: Path, on: Machine, threads: int) -> Parts:
             value = partial(_value, arrays=arrays)
             constants = {name: value(array) for name, array in document["constants"].items()}
             layers = tuple(_layer(one, on, value) for one in document["layers"])
-            natives = [_native(one, layer, threads, value) for one, layer in zip(document["layers"], layers, strict=True)]
+            tensors = {name: Tensor(tuple(shape), np.dtype(kind)) for name, (shape, kind) in document["tensors"].items()}
+            natives = [_native(one, layer, threads, value, tensors) for one, layer in zip(document["layers"], layers, strict=True)]
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
         raise ProblemError(f"{_name(path)} is no whole network of pysim's: {error}; save it again from the model's file") from None
-    tensors = {name: Tensor(tuple(shape), np.dtype(kind)) for name, (shape, kind) in document["tensors"].items()}
     nodes = tuple(layer.node for layer in layers)
     graph = Graph(nodes, tuple(document["inputs"]), tuple(document["outputs"]), tensors, constants)
     return Parts(graph, layers, natives)
@@ -130,7 +132,7 @@ def _name(path: Path) -> str:
 # Layers
 
 
-def _layer_of(layer: Layer, native: Prepared | None, kept: Callable[[Any], Any]) -> dict[str, Any]:
+def _layer_of(layer: Layer, native: Prepared | IntegerLayer | None, kept: Callable[[Any], Any]) -> dict[str, Any]:
     node = layer.node
     if "reference" in node.attributes:
         why = "runs by its definition in Python, which a file cannot hold"
@@ -145,7 +147,7 @@ def _layer_of(layer: Layer, native: Prepared | None, kept: Callable[[Any], Any])
         fields = {name: msgspec.to_builtins(getattr(plan, name)) for name in _OF_PLAN}
         fields |= {"schedule": msgspec.to_builtins(plan.schedule), "cost": msgspec.to_builtins(plan.cost)}
         document["plan"] = fields | {"problem": kept(plan.workload)}
-    if native is not None:
+    if isinstance(native, Prepared):
         document |= {"weights": kept(native.bytes), "bias": kept(native.bias)}
     return document
 
@@ -179,7 +181,12 @@ def _plan(document: Mapping[str, Any], on: Machine, value: Callable[[Any], Any])
     return Plan(workload=problem, on=on, model="full", schedule=schedule, cost=cost, **fields, **others)
 
 
-def _native(document: Mapping[str, Any], layer: Layer, threads: int, value: Callable[[Any], Any]) -> Prepared | None:
+def _native(
+    document: Mapping[str, Any], layer: Layer, threads: int, value: Callable[[Any], Any], tensors: Mapping[str, Tensor]
+) -> Prepared | IntegerLayer | None:
+    """What runs a layer; an integer one prepares its weights, which are small, again."""
+    if layer.node.op in INTEGER_LAYERS and layer.plan is not None:
+        return IntegerLayer(layer.node, tensors[layer.node.inputs[0]], layer.plan, threads)
     if "weights" not in document or layer.plan is None:
         return None
     activation = layer.node.attributes.get("activation")
@@ -209,6 +216,10 @@ def _kept(value: Any, arrays: dict[str, Array]) -> Any:
         if parse(value.text) != value:
             raise TypeError(f"the problem {value.text}, which is more than its text says")
         return {"problem": value.text}
+    if isinstance(value, np.dtype):
+        return {"dtype": value.str}
+    if isinstance(value, Quantity | Sums):
+        return {type(value).__name__: [_kept(one, arrays) for one in value]}
     if type(value) in (tuple, list):
         return {type(value).__name__: [_kept(one, arrays) for one in value]}
     raise TypeError(f"a {type(value).__name__}")
@@ -225,6 +236,9 @@ def _value(kept: Any, arrays: Mapping[str, Array]) -> Any:
         "bytes": lambda text: text.encode("latin-1"),
         "slice": lambda ends: slice(*ends),
         "problem": parse,
+        "dtype": np.dtype,
+        "Quantity": lambda fields: Quantity(*(_value(one, arrays) for one in fields)),
+        "Sums": lambda fields: Sums(*(_value(one, arrays) for one in fields)),
         "tuple": lambda items: tuple(_value(item, arrays) for item in items),
         "list": lambda items: [_value(item, arrays) for item in items],
     }

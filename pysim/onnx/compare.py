@@ -43,6 +43,7 @@ class TimedLayer(msgspec.Struct, frozen=True):
     fused: tuple[str, ...]
     predicted_seconds: float | None
     measured_seconds: float
+    plan: str | None = None
 
 
 class ModelComparison(msgspec.Struct, frozen=True):
@@ -180,7 +181,8 @@ def _with_logits(model: "onnx.ModelProto") -> "onnx.ModelProto":
 
 def _layer(timed: Any, core: CoreThen | None) -> TimedLayer:
     one = timed.layer
-    return TimedLayer(one.node.name, one.node.op, one.plan and one.plan.problem, one.fused, _seconds(one, core), timed.seconds)
+    problem, name = (one.plan.problem, one.plan.name) if one.plan else (None, None)
+    return TimedLayer(one.node.name, one.node.op, problem, one.fused, _seconds(one, core), timed.seconds, name)
 
 
 def _onnxruntime(content: bytes, feeds: dict[str, Array], threads: int) -> Any:

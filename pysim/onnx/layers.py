@@ -26,7 +26,7 @@ from pysim.onnx.sparse import make_dense
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload
-from pysim.problem.windows import conv_of
+from pysim.problem.windows import conv_of as convolution
 
 if TYPE_CHECKING:
     import onnx
@@ -372,7 +372,7 @@ def _sizes(tensor: ValueType) -> list[int]:
     return [size for size in tensor.sizes or () if isinstance(size, int)]
 
 
-def _conv(x: ValueType, w: ValueType, attributes: Mapping[str, Any], dtype: str) -> Conv:
+def conv_of(x: ValueType, w: ValueType, attributes: Mapping[str, Any], dtype: str) -> Conv:
     image, weights = _sizes(x), _sizes(w)
     if not 3 <= len(image) <= 5:
         kind = f", a {len(image) - 2}-D convolution" if len(image) > 2 else ""
@@ -387,7 +387,7 @@ def _conv(x: ValueType, w: ValueType, attributes: Mapping[str, Any], dtype: str)
     ones = [1] * len(kernel)
     strides, dilations = (integers_of(attributes, name, ones) for name in ("strides", "dilations"))
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
-    return conv_of(image, weights, strides, pads_of(attributes, image[2:], extents, strides), dilations, groups, dtype)
+    return convolution(image, weights, strides, pads_of(attributes, image[2:], extents, strides), dilations, groups, dtype)
 
 
 def integers_of(attributes: Mapping[str, Any], name: str, default: list[int]) -> list[int]:
@@ -443,4 +443,4 @@ def _matmul(a: ValueType, b: ValueType, attributes: Mapping[str, Any], dtype: st
 
 
 _READERS: dict[str, Callable[[ValueType, ValueType, Mapping[str, Any], str], Workload]]
-_READERS = {"Conv": _conv, "Gemm": _gemm, "MatMul": _matmul}
+_READERS = {"Conv": conv_of, "Gemm": _gemm, "MatMul": _matmul}

@@ -9,6 +9,7 @@ from pysim.arguments import MOST_THREADS, whole, word
 from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.errors import OperandError, PlanError, quoted
+from pysim.logs import LOG
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.network import saved
@@ -92,7 +93,9 @@ def load(
         return Network.of_file(Path(path), on, threads)
 
     def made(batch: int | None) -> Network:
-        return Network(reading.read_graph(path, batch, seed), on, threads, accuracy)
+        network = Network(reading.read_graph(path, batch, seed), on, threads, accuracy)
+        LOG.info("loaded %s: %d layers on %s, %.4g s predicted", path, len(network.plan.layers), on.name, network.plan.predicted_seconds)
+        return network
 
     if batch == "any":
         return AnyBatch(made)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pysim.errors import ProblemError, printable
-from pysim.network.graph import Array, Graph, Node, Tensor, folded, live, renamed, without_empty
+from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, folded, live, renamed, without_empty
+from pysim.network.lowering.array_operators import Parts
 from pysim.network.operators import reference
 from pysim.onnx import layers, shape_inference
 from pysim.onnx.branches import captured, with_branches
@@ -98,6 +99,7 @@ def _settled(
     graph = folded(graph._replace(nodes=nodes, inputs=inputs, tensors=known), _evaluated)
     told = {value for value, seen in types.items() if seen.sizes is not None}
     told -= {value for node in model.graph.node for value in node.output}
+    graph = graph._replace(quantized={**graph.quantized, **_quantized(nodes, graph.constants, opset)})
     while True:
         graph = live(read.shapes_known(graph))
         made = (value for node in graph.nodes for value in node.outputs if value)
@@ -129,6 +131,18 @@ def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array] | None:
     found: Sequence[Array] = run(inputs)
     if sum(array.nbytes for array in map(np.asarray, found)) > _MOST_FOLDED_BYTES:
         raise ProblemError(f'{node.op} "{printable(node.name)}" makes a constant of more than {_MOST_FOLDED_BYTES:,} bytes')
+    return found
+
+
+def _quantized(nodes: Sequence[Node], constants: Mapping[str, Array], opset: int) -> dict[str, Quantized]:
+    """The integers that constants are made of."""
+    found = dict[str, Quantized]()
+    for node in nodes:
+        if node.op == "DequantizeLinear" and node.output in constants and not node.attributes.get("block_size"):
+            values, scale, *zero = (constants.get(name) for name in node.inputs if name)
+            if values is not None and scale is not None and scale.dtype == np.float32 and constants[node.output].dtype == np.float32:
+                at = zero[0] if zero and zero[0] is not None else np.zeros((), values.dtype)
+                found[node.output] = Quantized(values, scale, at, node.attributes.get("axis", 1))
     return found
 
 
@@ -194,7 +208,8 @@ class _Reader(NamedTuple):
     def lowered(self, graph: Graph) -> Graph:
         """Every node in the form that fusion and execution expect, without identities."""
         names, nodes, constants, tensors = dict[str, str](), list[Node](), dict(graph.constants), dict(graph.tensors)
-        graph = graph._replace(tensors=tensors)  # extended below
+        quantized = dict(graph.quantized)
+        graph = graph._replace(tensors=tensors, quantized=quantized)  # extended below
         for node in graph.nodes:
             (node,) = renamed([node], names)
             if node.op in _IDENTITIES and not any(node.outputs[1:]) and node.output not in graph.outputs:
@@ -204,7 +219,8 @@ class _Reader(NamedTuple):
                 why = "its condition is not known before the model runs, and control flow is not run"
                 raise ProblemError(f'{self.model}: If "{printable(node.name)}" cannot be run: {why}')
             for part, shape in self._forms(node, graph, constants):
-                tensors |= {part.output: Tensor(shape, tensors[node.outputs[0]].dtype)} if shape is not None else {}
+                if shape is not None:
+                    tensors[part.output] = shape if isinstance(shape, Tensor) else Tensor(shape, tensors[node.outputs[0]].dtype)
                 (part,) = renamed([_as_view(part, tensors)], names)
                 if part.op in ("Transpose", "View") and part.inputs[0] in constants and part.output not in graph.outputs:
                     transposed = constants[part.inputs[0]].transpose(part.attributes.get("perm", range(constants[part.inputs[0]].ndim)))
@@ -216,12 +232,12 @@ class _Reader(NamedTuple):
         tensors |= {name: Tensor(array.shape, array.dtype) for name, array in constants.items()}
         return graph._replace(nodes=tuple(nodes), constants=constants, tensors=tensors)
 
-    def _forms(self, node: Node, graph: Graph, constants: dict[str, Array]) -> "list[tuple[Node, tuple[int, ...] | None]]":
+    def _forms(self, node: Node, graph: Graph, constants: dict[str, Array]) -> Parts:
         """The nodes that a node is lowered to, each with its output's shape if `graph` lacks it."""
         if node.op == "Split":
             return [(part, None) for part in split(node, graph)]
         if (expand := EXPANSIONS.get(node.op)) and (parts := expand(node, graph, constants)):
-            return list(parts)
+            return parts
         lower = LOWER.get(node.op)
         if lower is None and node.op not in EXPANSIONS:
             return [(node, None)]

@@ -6,6 +6,7 @@
 `table` lists, costs and ranks the candidates. Algorithms are known only through `pysim.algorithms.contract`.
 """
 
+import logging
 import re
 from functools import cache, lru_cache
 from typing import Any, cast
@@ -14,6 +15,7 @@ import numpy as np
 
 from pysim.arguments import MOST_THREADS, flag, number, whole, wholes, word
 from pysim.errors import PlanError, choose, quoted
+from pysim.logs import LOG
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
@@ -40,7 +42,14 @@ def plan(problem: str | Workload, machine: str | Machine | Gpu, model: ModelName
 @lru_cache(maxsize=4096)
 def planned(request: Request) -> Plan:
     """The plan of least predicted cost for a checked request."""
-    return _best(request) if request.threads == 1 else plan_for_team(request, _best)
+    found = _best(request) if request.threads == 1 else plan_for_team(request, _best)
+    if LOG.isEnabledFor(logging.INFO):
+        seconds = "" if found.seconds is None else f", {found.seconds:.4g} s predicted"
+        LOG.info("planned %s on %s, threads=%d: %s%s", found.problem, found.machine, found.threads, found.name, seconds)
+    if LOG.isEnabledFor(logging.DEBUG):  # the rejected kernels are collected only when they are read
+        for one in found.rejected:
+            LOG.debug("rejected for %s: %s: %s", found.problem, one.what, one.reason)
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pysim.record.description import seconds_text
+from pysim.record.html import table
 from pysim.record.state import RunState
 
 
@@ -78,6 +80,21 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     core: CoreThen | None = None
     launches: dict[str, float] = {}
     run: str = ""
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the times and errors of the plan and its peers."""
+        measured, errors = self.measured_seconds, self.errors
+        times = {"pysim": measured, **self.peers} if measured else {}
+        rows = [
+            (who, seconds_text(seconds), f"{seconds / measured:.2f}x" if measured else "-", f"{errors[who]:.1e}" if who in errors else "-")
+            for who, seconds in times.items()
+            if seconds
+        ]
+        if self.predicted_seconds:
+            rows.insert(0, ("pysim, predicted", seconds_text(self.predicted_seconds), "", ""))
+        verdict = "result right" if self.correct else self.reason or "result WRONG"
+        heads = ("", "time", "over pysim's", "max error")
+        return table(f"{self.problem} on {self.machine}: {verdict}", heads, rows, "\n".join(f"{a}: {b}" for a, b in self.missing.items()))
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

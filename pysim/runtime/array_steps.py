@@ -14,7 +14,7 @@ from pysim.problem.gemm import Gemm
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import rows_kinds
 from pysim.runtime.cpu import Array, check, epilogue_struct, library, problem_struct, schedule_struct
-from pysim.runtime.operators import NATIVE_DTYPES, takes
+from pysim.runtime.operators import NATIVE_DTYPES, as_floats, takes
 from pysim.runtime.steps import Step
 
 PAIRS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3}  # pysim_pair_kind
@@ -22,11 +22,11 @@ _PAIR_AXES, _PRODUCT_AXES = 6, 4
 Axis = tuple[int, ...]  # its size, then the stride of each array along it
 
 
-def _pointer(array: Array | None) -> Any:
+def pointer(array: Array | None) -> Any:
     return None if array is None else library()[0].cast("void *", array.ctypes.data)
 
 
-def _dtype(array: Array) -> int:
+def dtype_of(array: Array) -> int:
     return int(getattr(library()[1], NATIVE_DTYPES[array.dtype]))
 
 
@@ -52,9 +52,9 @@ def pair_step(out: Array, a: Array, b: Array, kind: str, activation: Activation 
     if len(axes) > _PAIR_AXES:
         return None
     sizes, *steps = ([*column] for column in zip(*axes, strict=True))
-    how = library()[0].new("pysim_pair *", [sizes, *steps, len(axes), PAIRS[kind], _dtype(out)])
+    how = library()[0].new("pysim_pair *", [sizes, *steps, len(axes), PAIRS[kind], dtype_of(out)])
     epilogue = epilogue_struct(1.0, 0.0, None, activation, None)
-    step = Step("PAIR", of=how, epilogue=epilogue, first=_pointer(a), second=_pointer(b), result=_pointer(out))
+    step = Step("PAIR", of=how, epilogue=epilogue, first=pointer(a), second=pointer(b), result=pointer(out))
     step.keep(a, b, out)
     return step
 
@@ -87,8 +87,8 @@ def rows_step(
         return None
     size, inner = x.shape[axis], int(np.prod(x.shape[axis % x.ndim + 1 :], dtype=np.int64))
     sizes = [x.size // size // inner, size, inner, local.window]
-    how = library()[0].new("pysim_rows *", [*sizes, epsilon, local.alpha, local.beta, rows_kinds()[kind][0], _dtype(x)])
-    step = Step("ROWS", of=how, first=_pointer(x), second=_pointer(scale), third=_pointer(shift), result=_pointer(out))
+    how = library()[0].new("pysim_rows *", [*sizes, epsilon, local.alpha, local.beta, rows_kinds()[kind][0], dtype_of(x)])
+    step = Step("ROWS", of=how, first=pointer(x), second=pointer(scale), third=pointer(shift), result=pointer(out))
     step.keep(x, scale, shift, out)
     return step
 
@@ -96,13 +96,14 @@ def rows_step(
 def take_step(out: Array, x: Array, at: Array, axis: int, shares: Array | None = None) -> Step | None:
     """out = x.take(at, axis). With shares, which have the shape of `at`: the sum over the rows of `at` of the elements taken times their
     shares. Negative indices count from the end. None if these arrays are unsupported."""
+    out, x = as_floats(out, x) if shares is None else (out, x)
     fits = at.dtype == np.int64 and at.flags.c_contiguous and at.size > 0 and (shares is None or takes(out, shares))
     if not fits or not takes(out, x):
         return None
     outer, inner = (int(np.prod(sizes, dtype=np.int64)) for sizes in (x.shape[:axis], x.shape[axis + 1 :]))
     taps = 1 if shares is None else len(shares)
-    how = library()[0].new("pysim_take *", [outer, x.shape[axis], inner, at.size // taps, taps, _dtype(x)])
-    step = Step("TAKE", of=how, first=_pointer(x), second=_pointer(at), third=_pointer(shares), result=_pointer(out))
+    how = library()[0].new("pysim_take *", [outer, x.shape[axis], inner, at.size // taps, taps, dtype_of(x)])
+    step = Step("TAKE", of=how, first=pointer(x), second=pointer(at), third=pointer(shares), result=pointer(out))
     step.keep(x, at, shares, out)
     return step
 
@@ -150,8 +151,8 @@ class Products:
         out, a, b, problem = self.out, self.a, self.b, self._problem()
         counts, *steps = ([*column] for column in zip(*self._axes, strict=True))
         how = library()[0].new("pysim_products *", [problem, counts, *steps, len(self._axes)])
-        operands = {"first": _pointer(a), "second": _pointer(b), "result": _pointer(out)}
-        room = {"workspace": _pointer(workspace), "workspace_bytes": workspace.nbytes}
+        operands = {"first": pointer(a), "second": pointer(b), "result": pointer(out)}
+        room = {"workspace": pointer(workspace), "workspace_bytes": workspace.nbytes}
         assert self.workload is not None
         epilogue, obeyed = epilogue_struct(alpha, 0.0, None, None, None), schedule_struct(schedule, self.workload)
         step = Step("PRODUCTS", of=how, schedule=obeyed, epilogue=epilogue, threads=threads, **operands, **room)

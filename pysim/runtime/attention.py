@@ -54,5 +54,6 @@ def attention_step(
     how = ffi.new("pysim_attention *", about)
     step = AttentionStep("ATTENTION", of=how, first=pointer[0], second=pointer[1], third=pointer[2], result=pointer[3])
     step.keep(q, k, v, out, mask)
+    step.elsewhere = [(how, "mask")]
     step.on_threads(1)
     return step

@@ -22,6 +22,7 @@ from pysim.arguments import Activation
 from pysim.arguments import activation as activation_of
 from pysim.caches import once
 from pysim.errors import MissingError, NativeError, OperandError, PlanError, quoted
+from pysim.logs import LOG
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
@@ -74,6 +75,7 @@ def library() -> tuple[Any, Any]:
     if version != lib.PYSIM_ABI_VERSION:
         right = "unset PYSIM_LIBRARY or reinstall the package"
         raise MissingError(f"{library_path()} speaks ABI {version}, this package {lib.PYSIM_ABI_VERSION}; {right}")
+    LOG.info("opened %s", library_path())
     return ffi, lib
 
 

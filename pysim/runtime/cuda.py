@@ -6,6 +6,7 @@ device is missing, and how to get it.
 """
 
 import importlib.resources
+import importlib.util
 import math
 import os
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from pysim.arguments import Activation as Activation
 from pysim.arguments import activation as activation_of
 from pysim.caches import once
 from pysim.errors import MissingError, NativeError, OperandError, PlanError
+from pysim.logs import LOG
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
@@ -59,9 +61,11 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def library_path() -> Path:
-    """The path of the CUDA library: $PYSIM_CUDA_LIBRARY, or inside the installed package."""
+    """The path of the CUDA library: $PYSIM_CUDA_LIBRARY, inside the installed package, or that of the distribution pysim-planner-cu13."""
     override = os.environ.get("PYSIM_CUDA_LIBRARY")
     path = Path(override) if override else Path(str(importlib.resources.files("pysim") / "native" / "libpysim_cuda.so"))
+    if not override and not path.exists() and (beside := importlib.util.find_spec("pysim_cu13")) and beside.origin:
+        path = Path(beside.origin).parent / "libpysim_cuda.so"
     if not path.exists():
         absent = path if override else "pysim/native/libpysim_cuda.so"  # an editable install has no folder for it
         raise MissingError(
@@ -86,6 +90,7 @@ def library() -> tuple[Any, Any]:
         raise MissingError(f"the CUDA library cannot be opened: {error}; reinstall the package with `pip install .`") from None
     if count != len(gemm_kernels()):
         raise MissingError(f"{path} has {count} kernels, this package {len(gemm_kernels())}: reinstall it")
+    LOG.info("opened %s", path)
     return ffi, lib
 
 

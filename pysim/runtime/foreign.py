@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pysim.errors import MissingError
+from pysim.logs import LOG
 from pysim.registry.native_files import native_file
 
 _FLAGS = ("-std=gnu11", "-O3", "-Wno-unknown-pragmas", "-Wno-psabi")
@@ -175,4 +176,5 @@ def _build(cpu: Cpu, compiler: Compiler, file: Path) -> None:
             objects = list(pool.map(compiled, range(len(units))))
         run(["-static", "-s", *objects, "-lm", "-o", "worker"])
         os.replace(Path(folder) / "worker", file)
+    LOG.info("compiled the %s kernels with %s into %s", cpu.name, compiler.name, file)
     print(f"pysim: built in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)

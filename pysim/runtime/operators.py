@@ -16,6 +16,7 @@ from pysim.runtime.cpu import Array, epilogue_struct, library
 from pysim.runtime.steps import Step
 
 NATIVE_DTYPES = {np.dtype(np.float32): "PYSIM_F32", np.dtype(np.float64): "PYSIM_F64"}
+_COPIED = NATIVE_DTYPES | dict.fromkeys(map(np.dtype, (np.int8, np.uint8, np.bool_)), "PYSIM_S8")
 
 
 def takes(*arrays: Array) -> bool:
@@ -85,19 +86,27 @@ def reorder_step(out: Array, x: Array, block: int, to_planes: bool) -> Step:
 
 
 _MOST_AXES = 6  # the limit of pysim_copy
+_AS_FLOATS: dict[int, np.dtype[Any]] = {4: np.dtype(np.float32), 8: np.dtype(np.float64)}
+
+
+def as_floats(out: Array, x: Array) -> tuple[Array, Array]:
+    """Two arrays of integers of one type as floats of the same bits, for operators that only move elements; others as they are."""
+    moved = _AS_FLOATS.get(x.dtype.itemsize) if x.dtype.kind in "iu" and out.dtype == x.dtype else None
+    return (out, x) if moved is None else (out.view(moved), x.view(moved))
 
 
 def copy_step(out: Array, x: Array) -> Step | None:
     """out[...] = x for two arrays that do not overlap. None if shapes or types differ, or the copy kernel does not support the type, the
     number of axes or the strides."""
+    out, x = as_floats(out, x)
     item = out.dtype.itemsize
-    together = out.dtype in NATIVE_DTYPES and x.dtype == out.dtype and x.shape == out.shape and out.size > 0
+    together = out.dtype in _COPIED and x.dtype == out.dtype and x.shape == out.shape and out.size > 0
     axes = _merged([(n, *(by // item for by in strides)) for n, *strides in zip(out.shape, x.strides, out.strides, strict=True) if n > 1])
     if not together or len(axes) > _MOST_AXES or any(read < 0 or written < 1 for _, read, written in axes):
         return None
     ffi, lib = library()
     sizes, read, written = ([*column] for column in zip(*axes, strict=True))
-    how = ffi.new("pysim_copy *", [sizes, read, written, len(axes), getattr(lib, NATIVE_DTYPES[out.dtype])])
+    how = ffi.new("pysim_copy *", [sizes, read, written, len(axes), getattr(lib, _COPIED[out.dtype])])
     step = Step("COPY", of=how, first=ffi.cast("void *", x.ctypes.data), result=ffi.cast("void *", out.ctypes.data))
     step.keep(x, out)
     return step

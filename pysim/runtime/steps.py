@@ -7,6 +7,15 @@ from typing import Any
 
 from pysim.runtime.cpu import check, library
 
+Slot = tuple[Any, str]  # a struct and its field that is an address
+_OPERANDS = ("first", "second", "third", "result")
+
+
+def addresses(slots: Sequence[Slot]) -> list[tuple[Slot, int]]:
+    """The slots with the addresses that stand there."""
+    cast = library()[0].cast
+    return [(slot, int(cast("intptr_t", getattr(*slot)))) for slot in slots]
+
 
 class Step:
     """A call of pysim_run_job or of another native operator, bound to its arrays, which it keeps alive."""
@@ -17,10 +26,15 @@ class Step:
         self.struct = ffi.new("pysim_step *", {"kind": getattr(lib, f"PYSIM_STEP_{kind}"), **present})
         self._keep_alive = present
         self._native = lib.pysim_run_steps
+        self.elsewhere: list[Slot] = [(present["epilogue"], "residual")] if "epilogue" in present else []
 
     def keep(self, *arrays: Any) -> None:
         """Keeps arrays alive that the step only points to."""
         self._keep_alive |= {f"array {at}": array for at, array in enumerate(arrays)}
+
+    def slots(self, of: "Step | None" = None) -> "list[Slot]":
+        """Where the addresses of the arrays of a step, or of all, stand."""
+        return [*((self.struct, name) for name in _OPERANDS), *self.elsewhere] if of in (None, self) else []
 
     def on_threads(self, threads: int) -> None:
         """Divides the call among threads if it is a map, a pool or a layout conversion. The bits of the result do not change."""
@@ -47,6 +61,11 @@ class Chain:
         ffi, lib = library()
         self._structs, self.steps = ffi.new("pysim_step[]", [step.struct[0] for step in steps]), tuple(steps)
         self._native = lib.pysim_run_steps
+
+    def slots(self, of: Step | None = None) -> list[Slot]:
+        places = [at for at, step in enumerate(self.steps) if of in (None, step)]
+        own = [(self._structs[at], name) for at in places for name in _OPERANDS]
+        return own + [slot for at in places for slot in self.steps[at].elsewhere]
 
     def __call__(self) -> None:
         if status := self._native(self._structs, len(self.steps)):

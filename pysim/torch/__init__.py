@@ -33,7 +33,8 @@ except ImportError:
 from torch._dynamo.exc import TorchDynamoException
 from torch.nn.modules import module as torch_module
 
-from pysim.caches import LruCache
+from pysim.caches import LruCache, once
+from pysim.logs import LOG, is_disabled
 from pysim.torch.capture.compiled import Compiled, compiled, missing_compiler
 from pysim.torch.capture.effects import effects_of
 from pysim.torch.capture.on_cpu import rewrite_on_cpu
@@ -71,7 +72,8 @@ class Options(NamedTuple):
 def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
     """The backend of `torch.compile`. A graph through which gradients flow stays PyTorch's. Its options are `optimize`'s: accuracy,
     cuda_graph and compiler."""
-    graph = _compiled(module, example_inputs, Options.checked(**(options or {})))
+    chosen = Options.checked(**(options or {}))
+    graph = _pytorchs(module, _say_disabled()) if is_disabled() else _compiled(module, example_inputs, chosen)
     _GRAPHS.add(graph)
     return graph
 
@@ -96,13 +98,18 @@ def optimize(
 
     Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.torch.fingerprints`
     says what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not
-    support, runs by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet."""
+    support, runs by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet.
+
+    While PYSIM_DISABLE is set, the model itself is returned (docs/environment.md)."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     chosen = Options.checked(accuracy, cuda_graph, compiler)
     if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
         raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")
     model = model._pysim.model if isinstance(model, _Optimized) else model
+    if is_disabled():
+        _say_disabled()
+        return model
     kind = type(model)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__slots__": ("_pysim",)}
     optimized: Any = object.__new__(type(kind.__name__, (_Optimized, kind), names))
@@ -119,12 +126,16 @@ def report(model: Any) -> Report:
         refused = Decision(type(calls.model).__name__, "", "torch", calls.refusal) if calls.refusal else None
         return Report(calls.graphs, refused)
     compiled = getattr(model, "_orig_mod", None)
+    disabled = Decision(type(compiled or model).__name__, "", "torch", _DISABLED) if is_disabled() else None
+    if disabled and compiled is None and isinstance(model, torch.nn.Module):
+        return Report([], disabled)
     if compiled is None or not isinstance(compiled, torch.nn.Module):
         raise OperandError(
             f'the report is of what pysim.torch.optimize or torch.compile(model, backend="pysim") returned, not of a {type(model).__name__}'
         )
     own = {id(one) for one in (*compiled.parameters(), *compiled.buffers())}
-    return Report([graph for graph in _GRAPHS if not own.isdisjoint(graph.parameter_ids)])
+    graphs = [graph for graph in _GRAPHS if not own.isdisjoint(graph.parameter_ids)]
+    return Report(graphs, None if graphs else disabled)
 
 
 def refresh() -> None:
@@ -186,20 +197,24 @@ class Graph:
 _GRAPHS: WeakSet[Graph] = WeakSet()  # those of torch.compile
 
 
+def _pytorchs(module: fx.GraphModule, reason: str) -> Graph:
+    """The graph as PyTorch runs it."""
+    LOG.info("a graph runs by PyTorch: %s", reason)
+    return Graph(module, module.forward, [], (), reason)
+
+
 def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Graph:
     count_trainings(module)
     tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
     if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-        return Graph(module, module.forward, [], (), "gradients flow through it")
+        return _pytorchs(module, "gradients flow through it")
     if strange := [one for one in tensors if not is_plain(one)]:
         of = strange[0]
-        graph = Graph(
-            module, module.forward, [], (), f"a tensor is a {type(of).__name__}, {of.layout}, on {of.device.type}: PyTorch's alone"
-        )
+        graph = _pytorchs(module, f"a tensor is a {type(of).__name__}, {of.layout}, on {of.device.type}: PyTorch's alone")
         graph.strange = True
         return graph
     if effects_of(module.graph).draws_in_order:
-        return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
+        return _pytorchs(module, "it draws random numbers in the order of a value's memory")
     static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
     if not _any_on_gpu(tensors):
         on_cpu = rewrite_on_cpu(module, inputs, static, options.accuracy)
@@ -213,6 +228,7 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
             made = None if alone else compiled(module, inputs, options.accuracy, in_cuda_graph)
         except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
             alone = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
+        LOG.info("a graph is %s", f"not compiled: {alone}" if made is None else "compiled by Inductor around pysim's layers")
     if made is None:
         made = rewrite(module, options.accuracy, in_cuda_graph)
     call = made.call
@@ -222,6 +238,15 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     graph.alone = alone
     graph.means = [inputs[at] for at in made.means if inputs[at].is_cuda]
     return graph
+
+
+_DISABLED = "PYSIM_DISABLE is set"
+
+
+@once
+def _say_disabled() -> str:
+    LOG.warning("%s: pysim.torch.optimize and the backend leave models to PyTorch", _DISABLED)
+    return _DISABLED
 
 
 def _any_on_gpu(tensors: Sequence[Any]) -> bool:
@@ -307,6 +332,7 @@ class _Calls:
         gc.collect()
         y = self.model(*args, **kwargs)  # raises what PyTorch raises, if the call is wrong
         self.refusal = reason
+        LOG.info("%s runs by PyTorch: %s", type(self.model).__name__, reason)
         return y
 
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

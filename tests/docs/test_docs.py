@@ -25,6 +25,7 @@ from pysim.errors import MissingError
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTES = [
+    *sorted((ROOT / "docs" / "notebooks").glob("*.md")),
     ROOT / "CHANGELOG.md",
     ROOT / "lab" / "README.md",
     ROOT / "tests" / "README.md",
@@ -107,7 +108,7 @@ def commands() -> Iterator[list[str]]:
     """The words of every pysim command of the pages, without comments and what may be left out."""
     for page in PAGES:
         for line in re.findall(r"^(?: {4}|\$ )?(pysim .*)$|`(pysim [a-z][^`]*)`", page.read_text(), re.MULTILINE):
-            text = re.split(r"\s{2,}|\s#\s|\s>\s|, ", re.sub(r"\[[^]]*\]", "", "".join(line)))[0]
+            text = re.split(r"\s{2,}|\s#\s|\s>>?\s|, ", re.sub(r"\[[^]]*\]", "", "".join(line)))[0]
             yield shlex.split(text.replace("--budget S", "--budget 1"))
 
 

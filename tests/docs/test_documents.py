@@ -91,7 +91,7 @@ def test_the_document_of_changes_follows_the_schema():
 
 
 def test_every_command_has_a_document_here():
-    assert {words[0] for words in FORECASTS + NATIVE} | {"sweep"} == {*COMMANDS}
+    assert {words[0] for words in FORECASTS + NATIVE} | {"sweep", "completion"} == {*COMMANDS}
 
 
 def test_the_check_finds_what_is_missing_unknown_or_of_another_type():

@@ -66,6 +66,12 @@ def test_doctor_says_where_threads_of_openmp_spin(
         assert package in found[0].detail and found[0].fix == "export OMP_WAIT_POLICY=passive"
 
 
+def test_doctor_says_that_the_off_switch_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, said in (("", []), ("0", []), ("1", ["unset PYSIM_DISABLE"])):
+        monkeypatch.setenv("PYSIM_DISABLE", value)
+        assert [one.fix for one in doctor._pysim() if one.name == "off switch"] == said
+
+
 @native
 def test_the_librarys_own_threads_sleep_soon_after_a_run() -> None:
     """CPU time of the process while its main thread sleeps."""

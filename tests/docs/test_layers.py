@@ -12,8 +12,9 @@ from checkout import PACKAGE, ROOT
 
 # Each part imports only the parts before it; within a part modules may import one another, but not in circles.
 ORDER = (
-    *("errors", "file_io", "caches", "arguments", "problem", "registry", "machine", "record", "cachemodel", "algorithms", "planner"),
-    *("runtime", "check", "measure", "peers", "explain", "comparison", "calibration", "tuning", "network", "onnx", "torch"),
+    *("errors", "logs", "file_io", "caches", "arguments", "problem", "registry", "machine", "record", "cachemodel"),
+    *("algorithms", "planner", "runtime", "check", "measure", "peers", "explain", "comparison", "calibration", "tuning"),
+    *("network", "onnx", "torch"),
     *("api", "convolutions", "__init__", "sweep", "report", "commands", "cli", "__main__"),
 )
 LATER = {  # importer -> imported, where a higher part is needed at run time only

@@ -69,3 +69,10 @@ INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
 INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {
     return _mm512_mask_permutexvar_ps(sofar, g->from[i], g->index, source);
 }
+
+/* Halves; a NaN becomes a quiet one. */
+#define V_HALVES
+INLINE VEC v_widen(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE void v_narrow(uint16_t *p, VEC v) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}

@@ -30,6 +30,7 @@ from pysim.arguments import word
 from pysim.errors import MachineError, OperandError, quoted
 from pysim.machine.cpu import Machine, Policy
 from pysim.machine.load import load
+from pysim.record.html import table
 
 Inclusion = Literal["non-inclusive", "inclusive", "exclusive"]
 Prefetch = Literal["next-line", "stream"]
@@ -141,6 +142,15 @@ class Result:
         """Per level, every counter with `hits` and `misses`."""
         counts = {level: self[level] for level in self.levels}
         return {level: msgspec.structs.asdict(c) | {"hits": c.hits, "misses": c.misses} for level, c in counts.items()}
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: requests and misses of each level."""
+        rows = []
+        for level, c in ((level, self[level]) for level in self.levels):
+            requests = c.loads + c.stores
+            share = f"{c.misses / requests:.2%}" if requests else "-"
+            rows.append((level, f"{requests:,}", f"{c.hits:,}", f"{c.misses:,}", share, f"{c.writebacks:,}"))
+        return table(f"{self.accesses:,} accesses, simulated", ("level", "requests", "hits", "misses", "miss rate", "write-backs"), rows)
 
     def __repr__(self) -> str:
         rows = (f"{level}: {c.loads + c.stores} requests, {c.misses} misses" for level, c in ((i, self[i]) for i in self.levels))

@@ -15,12 +15,12 @@ from math import prod
 import numpy as np
 
 from pysim.errors import ProblemError, printable
-from pysim.network.graph import Array, Graph, Node
+from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.numpy_ops.resize import CROP, axis_of, rule_of
 
 Constants = dict[str, Array]
 Rows = tuple[int, Array, Array | None]  # axis, indices and shares of a Take
-Parts = list[tuple[Node, tuple[int, ...]]]  # nodes with the shapes of their outputs
+Parts = list[tuple[Node, tuple[int, ...] | Tensor | None]]  # nodes with the shapes of their outputs, None where that is known
 
 
 def constant_of(constants: Constants, node: Node, what: str, array: Array) -> str:
@@ -33,6 +33,14 @@ def constant_of(constants: Constants, node: Node, what: str, array: Array) -> st
 def is_native(graph: Graph, *names: str) -> bool:
     """Whether the values have types that the kernels support, and are not empty."""
     return all(graph.tensors[name].native and graph.tensors[name].nbytes for name in names)
+
+
+def can_move(graph: Graph, *names: str) -> bool:
+    """Whether kernels can move the values' elements: numbers of 4 or 8 bytes, not empty."""
+    kinds = [graph.tensors[name].dtype for name in names]
+    return all(kind.isbuiltin == 1 and kind.kind in "iuf" and kind.itemsize in (4, 8) for kind in kinds) and all(
+        graph.tensors[name].nbytes for name in names
+    )
 
 
 def layer_norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -59,7 +67,15 @@ def gelu(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
 
 def expand(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """Expand; the target shape is the inferred one."""
-    return Node("Expand", node.name, node.inputs[:1], node.outputs) if is_native(graph, node.inputs[0], node.output) else None
+    return Node("Expand", node.name, node.inputs[:1], node.outputs) if can_move(graph, node.inputs[0], node.output) else None
+
+
+def tile(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Tile with constant repeats."""
+    x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
+    if opset < 6 or node.inputs[1] not in constants or not can_move(graph, node.inputs[0], node.output):
+        return None
+    return Node("Tile", node.name, node.inputs[:1], node.outputs) if len(x) == len(y) else None
 
 
 def where(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
@@ -82,7 +98,7 @@ def gather(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     (x, at), shape = node.inputs, graph.tensors[node.output].shape
     sizes, indices = graph.tensors[x].shape, constants.get(at)
     axis = node.attributes.get("axis", 0) % max(1, len(sizes))
-    if not is_native(graph, x, node.output) or graph.tensors[at].dtype != np.int64:
+    if not can_move(graph, x, node.output) or graph.tensors[at].dtype != np.int64:
         return None
     if indices is not None and (wrong := [one for one in indices.reshape(-1).tolist() if not -sizes[axis] <= one < sizes[axis]]):
         raise ProblemError(f'Gather "{printable(node.name)}": the index {wrong[0]} is none of an axis of {sizes[axis]}')
@@ -221,4 +237,4 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 
 EXPANSIONS = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Upsample": resize}
 LOWER = {"Erf": activation, "Expand": expand, "Gelu": gelu, "HardSwish": activation, "LayerNormalization": layer_norm, "Mish": activation,
-         "ReduceL2": length, "Where": where}  # fmt: skip
+         "ReduceL2": length, "Tile": tile, "Where": where}  # fmt: skip

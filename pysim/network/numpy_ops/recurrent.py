@@ -72,6 +72,16 @@ def recurrent(node: Any, opset: int, held: Mapping[str, Array] | None = None) ->
     return run
 
 
+def directions_of(op: str, about: Mapping[str, Any], weights: Mapping[str, Array]) -> tuple[bool, ...] | None:
+    """Whether each direction of a layer is backward; None of a layer whose cells are not the usual ones, or whose weights do not fit."""
+    backward = _DIRECTIONS.get(about.get("direction", b"forward"), ())
+    named = [one.decode() for one in about.get("activations", ())]
+    functions = functions_of(op, len(backward), named, about.get("activation_alpha", ()), about.get("activation_beta", ()))
+    usual = all(Settings(one, about.get("clip"), bool(about.get("input_forget", 0))).is_usual(op) for one in functions)
+    count, gates, hidden = weights["R"].shape
+    return backward if usual and "P" not in weights and count == len(backward) and gates == GATES[op] * hidden else None
+
+
 def _prepared(
     op: str, given: Mapping[str, Array], backward: Sequence[bool], settings: Sequence[Settings], kind: np.dtype[Any]
 ) -> list[_Direction]:

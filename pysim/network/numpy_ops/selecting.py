@@ -126,8 +126,10 @@ def with_places(
         better = value > most
         if not simple:
             better |= (first < 0) | ((value != value) & (most == most))
-        first[better] = sum(number * dilation * step for number, dilation, step in zip(at[1:], dilations, apart, strict=True))
-        most[better] = value[better]
+        np.copyto(
+            first, sum(number * dilation * step for number, dilation, step in zip(at[1:], dilations, apart, strict=True)), where=better
+        )
+        np.copyto(most, value, where=better)
     places = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(sizes)) * int(np.prod(sizes)) + tap
     for axis, (out, stride, pad, step) in enumerate(zip(outputs, strides, pads, apart, strict=False)):
         places += ((np.arange(out) * stride - pad) * step).reshape(-1, *[1] * (len(sizes) - 1 - axis))

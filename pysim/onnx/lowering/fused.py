@@ -7,6 +7,7 @@
     FusedConv, FusedGemm    the operator and an activation; a FusedConv may add another value before it
     FusedMatMul             a MatMul of transposed operands, times alpha
     SkipLayerNormalization  a LayerNormalization of input + skip + bias
+    quantised operators     `pysim.onnx.lowering.fused_integers`
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
 """
@@ -19,6 +20,7 @@ import numpy as np
 
 from pysim.errors import ProblemError
 from pysim.onnx import layers
+from pysim.onnx.lowering import fused_integers
 from pysim.onnx.names import text_of
 
 if TYPE_CHECKING:
@@ -64,6 +66,12 @@ class _Parts:
         name = label if last else f"{label}:{len(self.nodes)}"
         self.nodes.append(onnx.helper.make_node(op, inputs, [out], name=name, **attributes))
         return out
+
+    def add_several(self, op: str, inputs: list[str], outputs: list[str]) -> None:
+        import onnx
+
+        name = f"{self.node.name or self.node.output[0]}:{len(self.nodes)}"
+        self.nodes.append(onnx.helper.make_node(op, inputs, outputs, name=name))
 
     def number(self, value: float) -> str:
         """A constant of the type of the first input."""
@@ -179,17 +187,43 @@ _FORMS = {
     "FusedGemm": _form(_gemm, "activation activation_alpha activation_beta activation_gamma alpha beta transA transB", 2),
     "FusedMatMul": _form(_matmul, "alpha transA transB transBatchA transBatchB", 2),
     "SkipLayerNormalization": _form(_skip_norm, "epsilon", 3),
+    "QLinearConv": _form(fused_integers.conv, "auto_pad dilations group kernel_shape pads strides", 8),
+    "QLinearMatMul": _form(fused_integers.matmul, "", 8), "QGemm": _form(fused_integers.gemm, "alpha transA transB", 3),
+    "QLinearAdd": _form(fused_integers.pair, "", 2), "QLinearMul": _form(fused_integers.pair, "", 2),
+    "QLinearConcat": _form(fused_integers.concat, "axis", 3),
+    "QLinearAveragePool": _form(
+        fused_integers.unary, "auto_pad ceil_mode channels_last count_include_pad dilations kernel_shape pads strides", 2
+    ),
+    "QLinearGlobalAveragePool": _form(fused_integers.unary, "channels_last", 2),
+    "QLinearLeakyRelu": _form(fused_integers.unary, "alpha", 2), "QLinearReduceMean": _form(fused_integers.unary, "axes keepdims", 2),
+    "QLinearSigmoid": _form(fused_integers.unary, "", 2), "QLinearSoftmax": _form(fused_integers.unary, "axis opset", 2),
+    "MatMulIntegerToFloat": _form(fused_integers.to_float, "", 4),
+    "DynamicQuantizeMatMul": _form(fused_integers.dynamic_matmul, "", 3),
+    "QuantizeLinear": _form(fused_integers.quantize, "axis block_size", 2),
+    "DequantizeLinear": _form(fused_integers.quantize, "axis block_size", 2),
 }  # fmt: skip
 
 
 def without_fused(model: "onnx.ModelProto", name: str, opset: int) -> "onnx.ModelProto":
     """The inferred model with fused nodes replaced. ProblemError for one that has no standard meaning here. What a node's parts are may
     depend on its inputs' types, so nodes are replaced from the front, as far as those are known, and inference continues."""
-    while any(map(_is_fused, model.graph.node)):
+    held = {one.name for one in model.graph.initializer}
+    held |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    tried = set[str]()  # results of operators of ONNX that stay what they are
+
+    def is_fused(node: "onnx.NodeProto") -> bool:
+        own = node.op_type in fused_integers.STANDARD and node.domain in ("", "ai.onnx") and not tried.issuperset(node.output)
+        return own or (node.domain == DOMAIN and node.op_type in _FORMS and node.op_type not in fused_integers.STANDARD)
+
+    while any(map(is_fused, model.graph.node)):
         types, nodes, progress = layers.tensors_of(model), [], False
         for node in model.graph.node:
             known = types.get(node.input[0], layers.ValueType(None, "UNDEFINED")).element != "UNDEFINED" if node.input else True
-            if not _is_fused(node) or (not known and progress):
+            if not is_fused(node) or (not known and progress):
+                nodes.append(node)
+                continue
+            if node.domain != DOMAIN and not fused_integers.becomes_layer(node, types, held):
+                tried.update(node.output)
                 nodes.append(node)
                 continue
             nodes += _Parts(node, types, opset).found()
@@ -199,7 +233,3 @@ def without_fused(model: "onnx.ModelProto", name: str, opset: int) -> "onnx.Mode
         model.graph.node.extend(kept)
         model = layers.infer(model, name)
     return model
-
-
-def _is_fused(node: "onnx.NodeProto") -> bool:
-    return node.domain == DOMAIN and node.op_type in _FORMS

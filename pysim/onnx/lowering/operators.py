@@ -9,23 +9,25 @@ The functions add new constants to `constants`. ProblemError names a node that c
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pysim.errors import ProblemError, printable
 from pysim.network.fusion import norm_constants
-from pysim.network.graph import Graph, Node
-from pysim.network.lowering import array_operators
+from pysim.network.graph import Graph, Node, Quantized, Tensor
+from pysim.network.lowering import along, array_operators
 from pysim.network.lowering.array_operators import Constants, Parts, constant_of
 from pysim.network.lowering.conv_transpose import transposed_by_phases
 from pysim.network.numpy_ops.operators import backward_too
 from pysim.network.numpy_ops.recurrent import INPUTS, WEIGHTS, recurrent
-from pysim.network.numpy_ops.selecting import with_places
+from pysim.network.numpy_ops.selecting import widened, with_places
 from pysim.network.operators import UFUNCS, checked
 from pysim.onnx import layers, shape_inference
+from pysim.runtime.integer_steps import BYTES, Quantity
 
 _SLOPE, _STEEPNESS, _EPSILON = (float(np.float32(number)) for number in (0.01, 0.2, 1e-5))  # defaults are float32, as attributes are
+_SINGLE = (None, 0, 1)  # precisions: unset, or float32
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
@@ -139,11 +141,37 @@ def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node 
         if bias.ndim > 1 and bias.shape[0] != 1:
             return None
         made.append(constant_of(constants, node, "bias", np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), problem.n))))
+    quantized = cast("dict[str, Quantized]", graph.quantized)  # that of the graph in the making
+    if (held := quantized.get(node.inputs[1])) and given.get("alpha", 1.0) == 1:
+        quantized[made[1]] = held if problem.trans_b else held.transposed()
+    if len(made) > 2 and inputs[2] in quantized and given.get("beta", 1.0) == 1:
+        quantized[made[2]] = quantized[inputs[2]]
     return Node("Linear", node.name, tuple(made), node.outputs)
 
 
 def _matmul(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     return _linear(node, graph, constants, opset) or _as_it_is(node, graph, constants, opset)
+
+
+def _of_halves(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """A product of half numbers in float32, rounded once."""
+    half, given = np.dtype(np.float16), [name for name in node.inputs if name]
+    if any(graph.tensors[name].dtype != half or not graph.tensors[name].nbytes for name in (*given, node.output)):
+        return None
+    wide, parts, names = dict(graph.tensors), Parts(), dict[str, str]()
+    for at, name in enumerate(given):
+        shape = graph.tensors[name].shape
+        if name in constants:
+            names[name] = constant_of(constants, node, f"wide {at}", widened(constants[name]))
+        elif name not in names:
+            names[name] = f"{node.output}:wide {at}"
+            parts.append((Node("Cast", f"{node.name}:wide {at}", (name,), (names[name],)), Tensor(shape, np.dtype(np.float32))))
+        wide[names[name]] = Tensor(shape, np.dtype(np.float32))
+    result = Tensor(graph.tensors[node.output].shape, np.dtype(np.float32))
+    plain = node._replace(inputs=tuple(names.get(name, "") for name in node.inputs), outputs=(f"{node.output}:wide",))
+    wide[plain.output] = result
+    product = LOWER[node.op](plain, graph._replace(tensors=wide), constants, 0)
+    return product and [*parts, (product, result), (Node("Cast", f"{node.name}:rounded", plain.outputs, node.outputs), result.shape)]
 
 
 def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -245,7 +273,7 @@ def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node
 
 
 def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """max(0, min(1, alpha x + beta)): of an image as an Affine and a Clip, which a convolution before absorbs, else as three operators."""
+    """max(0, min(1, alpha x + beta)): of an image as an Affine and a Clip, which a convolution before absorbs, else as two operators."""
     x = graph.tensors[node.inputs[0]]
     if not array_operators.is_native(graph, node.inputs[0]):
         return None
@@ -256,9 +284,9 @@ def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | Non
     if size:
         parts: Parts = [(Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (line,)), x.shape)]
     else:
-        parts = [
+        return [
             (Node("Mul", f"{node.name}:scaled", (node.inputs[0], names[0]), (scaled,)), x.shape),
-            (Node("Add", f"{node.name}:line", (scaled, names[1]), (line,)), x.shape),
+            (Node("Add", node.name, (scaled, names[1]), node.outputs, {"activation": ("clamp", 0.0, 1.0)}), x.shape),
         ]
     return [*parts, (Node("Clip", node.name, (line,), node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
 
@@ -324,12 +352,6 @@ def _power(node: Node, graph: Graph, constants: Constants) -> Parts | None:
         return [(square, y.shape)]
     square = square._replace(name=f"{node.name}:square", outputs=(f"{node.output}:square",))
     return [(square, y.shape), (Node("Mul", node.name, (square.output, x if count == 3 else square.output), node.outputs), y.shape)]
-
-
-EXPANSIONS = {
-    "ConvTranspose": _by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
-    "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS,
-}  # fmt: skip
 
 
 def _mean(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -417,6 +439,27 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
     return Node(node.op, node.name, node.inputs, node.outputs) if floating else None
 
 
+def _reciprocal(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    kind = graph.tensors[node.output]
+    if not array_operators.is_native(graph, *node.inputs):
+        return None
+    one = constant_of(constants, node, "one", np.ones((), kind.dtype))
+    return [(Node("Div", node.name, (one, node.inputs[0]), node.outputs), kind.shape)]
+
+
+def _bound(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """The larger or smaller of a value and one constant: a Clip."""
+    for x, other in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
+        number, y = constants.get(other), graph.tensors[node.output]
+        if number is None or number.size != 1 or np.isnan(number).any() or x in constants or graph.tensors[x] != y:
+            continue
+        if array_operators.is_native(graph, x):
+            bound = float(number.reshape(()))
+            about = {"min": bound, "max": np.inf} if node.op == "Max" else {"min": -np.inf, "max": bound}
+            return [(Node("Clip", node.name, (x,), node.outputs, about), y.shape)]
+    return None
+
+
 def _of_numpy(node: Node, graph: Graph) -> bool:
     """Whether all types are NumPy's own: a float8, whose kind is also "f", has rules for what is too large."""
     kinds = [graph.tensors[name].dtype for name in (*node.inputs, *node.outputs)]
@@ -434,11 +477,53 @@ def _cast(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     return Node(node.op, node.name, node.inputs, node.outputs) if _of_numpy(node, graph) else None
 
 
+def _quantity(node: Node, graph: Graph, constants: Constants, bytes_of: str) -> Node | None:
+    """A conversion from or to bytes, whose scale and zero are one constant each."""
+    scale, zero = constants.get(node.inputs[1]), constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+    x, y, dtype = graph.tensors[node.inputs[0]], graph.tensors[node.output], graph.tensors[bytes_of].dtype
+    if dtype not in BYTES or {x.dtype, y.dtype} != {np.dtype(np.float32), dtype}:
+        return None
+    if scale is None or scale.size != 1 or scale.dtype != np.float32 or (zero is None) != (len(node.inputs) < 3 or not node.inputs[2]):
+        return None
+    if (zero is not None and zero.size != 1) or node.attributes.get("block_size") or node.attributes.get("precision") not in _SINGLE:
+        return None
+    of = Quantity(float(scale.reshape(())), 0 if zero is None else int(zero.reshape(())), dtype)
+    if not 0 < of.scale < math.inf:
+        return None
+    return Node(node.op.removesuffix("Linear"), node.name, node.inputs[:1], node.outputs, {"of": of})
+
+
+def _quantize(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    return _quantity(node, graph, constants, node.output)
+
+
+def _dequantize(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    return _quantity(node, graph, constants, node.inputs[0])
+
+
+def _conv_integer(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """The node with its problem; it runs by its definition unless it becomes part of an integer layer."""
+    if len(graph.tensors[node.inputs[0]].shape) != 4:
+        return node
+    x, w = (layers.ValueType(graph.tensors[name].shape, "INT8") for name in node.inputs[:2])
+    try:
+        problem = layers.conv_of(x, w, node.attributes, "s8")
+    except ProblemError:
+        return node
+    return node.having(problem=problem)
+
+
+EXPANSIONS = {
+    "ConvTranspose": _by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
+    "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS, **along.EXPANSIONS,
+    **dict.fromkeys(("Gemm", "MatMul"), _of_halves), **dict.fromkeys(("Max", "Min"), _bound), "Reciprocal": _reciprocal,
+}  # fmt: skip
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Cast": _cast, "Clip": _clip, "Concat": _concat, "Conv": _conv,
+    "ConvInteger": _conv_integer, "DequantizeLinear": _dequantize, "QuantizeLinear": _quantize,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
     "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
     "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **dict.fromkeys(UFUNCS, _elementwise), **array_operators.LOWER,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **dict.fromkeys(UFUNCS, _elementwise), **array_operators.LOWER, **along.LOWER,
 }  # fmt: skip

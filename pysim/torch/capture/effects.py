@@ -27,12 +27,13 @@ from torch.nn import functional
 _MAKERS = {
     "abs", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "add", "addmm", "amax", "amin",
     "arange", "avg_pool1d", "avg_pool2d", "avg_pool3d", "baddbmm", "batch_norm", "bmm", "cat", "clamp", "clone", "concat", "concatenate",
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "cos", "div", "elu", "embedding", "exp",
-    "floordiv", "full", "gelu", "group_norm", "hardsigmoid", "hardswish", "hardtanh", "instance_norm", "interpolate", "layer_norm",
-    "leaky_relu", "linear", "linear_over_channels", "log", "log_softmax", "matmul", "max_pool", "max_pool1d", "max_pool2d", "max_pool3d",
-    "maximum", "mean", "minimum", "mish", "mm", "mul", "neg", "norm", "norm_over_channels", "ones", "ones_like", "pow", "rand",
-    "rand_like", "randn", "randn_like", "reciprocal", "relu", "relu6", "rsqrt", "scaled_dot_product_attention", "sigmoid", "silu", "sin",
-    "softmax", "softplus", "sqrt", "stack", "std", "sub", "sum", "tanh", "true_divide", "truediv", "var", "where", "zeros", "zeros_like",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "cos", "dequantize_per_channel",
+    "dequantize_per_tensor", "div", "elu", "embedding", "exp", "floordiv", "full", "gelu", "group_norm", "hardsigmoid", "hardswish",
+    "hardtanh", "instance_norm", "interpolate", "layer_norm", "leaky_relu", "linear", "linear_over_channels", "log", "log_softmax",
+    "matmul", "max_pool", "max_pool1d", "max_pool2d", "max_pool3d", "maximum", "mean", "minimum", "mish", "mm", "mul", "neg", "norm",
+    "norm_over_channels", "ones", "ones_like", "pow", "quantize_per_tensor", "rand", "rand_like", "randn", "randn_like", "reciprocal",
+    "relu", "relu6", "rsqrt", "scaled_dot_product_attention", "sigmoid", "silu", "sin", "softmax", "softplus", "sqrt", "stack", "std",
+    "sub", "sum", "tanh", "true_divide", "truediv", "var", "where", "zeros", "zeros_like",
 }  # fmt: skip
 _OPERATORS_IN_PLACE = {
     getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul")
@@ -153,7 +154,7 @@ def name_of_operator(node: fx.Node) -> str:
         return ""
     if node.target in (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d, functional.adaptive_max_pool2d):
         return "max_pool2d"  # of a function that dispatches on an argument
-    return str(getattr(node.target, "__name__", ""))
+    return str(getattr(getattr(node.target, "overloadpacket", node.target), "__name__", ""))
 
 
 def _is_known(node: fx.Node) -> bool:
@@ -163,7 +164,9 @@ def _is_known(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if isinstance(target, torch._ops.OpOverload):  # as exported programs call them
+        return target.namespace in ("aten", "quantized_decomposed") and torch.Tag.nondeterministic_seeded not in target.tags
+    if isinstance(target, torch._ops.OpOverloadPacket):
         return False
     module = getattr(target, "__module__", None)
     built_in = module is None and inspect.isbuiltin(target)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from pysim.caches import LruCache
-from pysim.torch.capture.effects import Effects, is_pure, makes_memory
+from pysim.torch.capture.effects import Effects, is_pure, makes_memory, name_of_operator
 from pysim.torch.parameters import ParameterCache
 
 _CACHE_SIZE = 32  # models that share the graph
@@ -62,6 +62,8 @@ def foldable(graph: fx.Graph, effects: Effects, parameters: Collection[fx.Node])
         inputs = node.all_input_nodes
         example = node.meta.get("example_value")
         if node.op not in ("call_function", "call_method") or not inputs or not all(one in known for one in inputs):
+            continue
+        if name_of_operator(node) in ("dequantize_per_channel", "dequantize_per_tensor"):  # networks compute with the integers
             continue
         if isinstance(example, torch.Tensor) and is_pure(node) and not effects.regions[node] and not effects.aliases[node] & kept:
             found.add(node)

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from pysim.errors import ProblemError
-from pysim.network.graph import Array, Graph, Node, Tensor, live
+from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
 from pysim.torch.capture.forms import Form, forms_in
 
 Made = str | tuple[str, ...]
@@ -53,6 +53,8 @@ class Lowering:
         self.nodes: list[Node] = []
         self.tensors: dict[str, Tensor] = {}
         self.constants: dict[str, Array] = {}
+        self.quantized: dict[str, Quantized] = {}
+        self._integers: dict[int, Quantized] = {}  # what tensors were made of, by their id
         self._bases: dict[str, str] = {}
         self._views: dict[tuple[str, tuple[int, ...]], str] = {}
         self.label = ""
@@ -62,7 +64,7 @@ class Lowering:
     def graph(self, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Graph:
         names = tuple(self.made[one] for one in outputs)
         tensors = self.tensors | {name: Tensor(one.shape, one.dtype) for name, one in self.constants.items()}
-        return live(Graph(tuple(self.nodes), tuple(self.made[one] for one in inputs), names, tensors, self.constants))
+        return live(Graph(tuple(self.nodes), tuple(self.made[one] for one in inputs), names, tensors, self.constants, self.quantized))
 
     def _visit(self, node: fx.Node) -> None:
         if node in self.values or node.op == "output":
@@ -102,6 +104,30 @@ class Lowering:
             (node.args, dict(node.kwargs)), lambda one: self.values[one] if one in self.values else one.meta["form"].empty()
         )
         self.values[node] = node.target(*args, **named)
+        self._note_integers(node)
+
+    def _note_integers(self, node: fx.Node) -> None:
+        """Remembers the integers of which a constant was made, also of a matrix the other way round."""
+        if name_of(node) in ("dequantize_per_channel", "dequantize_per_tensor"):
+            given = arguments_of(node)
+            values, scale, zero = (self.values.get(one, one) for one in _operands_of(given))
+            numbers = [np.asarray(one) for one in (scale, zero)]
+            self._integers[id(self.values[node])] = Quantized(
+                array_of(values), numbers[0].astype(np.float32), numbers[1].astype(np.int64), given.get("axis", 0)
+            )
+        elif name_of(node) in ("t", "transpose", "permute") and self.values[node].dim() == 2:
+            before = self._integers.get(id(self.values.get(node.all_input_nodes[0])))
+            if before is not None and self.values[node].shape != (1, 1) and self._turned(node):
+                self._integers[id(self.values[node])] = before.transposed()
+
+    def _turned(self, node: fx.Node) -> bool:
+        """Whether a matrix is the transposed of its input."""
+        old = self.values[node.all_input_nodes[0]]
+        return bool(self.values[node].stride() == old.stride()[::-1] and self.values[node].shape == old.shape[::-1])
+
+    def integers_of(self, value: Any) -> Quantized | None:
+        """The integers that a tensor among the constants was made of."""
+        return self._integers.get(id(value))
 
     def _lower(self, node: fx.Node) -> None:
         count, self.label = len(self.nodes), node.name
@@ -123,6 +149,8 @@ class Lowering:
         if node in self.values:
             if node.name not in self.constants:
                 self.constants[node.name] = array_of(self.values[node])
+                if (integers := self.integers_of(self.values[node])) is not None:
+                    self.quantized[node.name] = integers
             return str(node.name)
         found = self.made.get(node)
         if not isinstance(found, str):
@@ -147,9 +175,9 @@ class Lowering:
         self.constants[name] = np.asarray(array, order="C")
         return name
 
-    def add(self, op: str, inputs: Sequence[str], shape: Sequence[int], **attributes: Any) -> str:
+    def add(self, op: str, inputs: Sequence[str], shape: Sequence[int], dtype: Any = None, **attributes: Any) -> str:
         name = f"{self.label}:{len(self.tensors)}"
-        self.tensors[name] = Tensor(tuple(shape), self.dtype(next(one for one in inputs if one)))
+        self.tensors[name] = Tensor(tuple(shape), dtype or self.dtype(next(one for one in inputs if one)))
         self.nodes.append(Node(op, self.label, tuple(inputs), (name,), attributes))
         return name
 
@@ -222,6 +250,12 @@ class Lowering:
         return self.view(self.add(op, (x, self.new(value)), at), shape)
 
 
+def _operands_of(given: Arguments) -> tuple[Any, Any, Any]:
+    """What a dequantisation reads: integers, scale and zero, or one of each for each channel."""
+    many = "scales" in given
+    return given["input"], given["scales" if many else "scale"], given["zero_points" if many else "zero_point"]
+
+
 def name_of(node: fx.Node) -> str:
     """Of an operator without its overload."""
     return str(getattr(node.target, "overloadpacket", node.target).__name__) if node.op == "call_function" else ""
@@ -237,6 +271,8 @@ def array_of(value: Any) -> Array:
 
 def _check_types(node: fx.Node) -> None:
     """Refuses values that no kernel takes. Of several results, the first counts."""
+    if name_of(node) in ("dequantize_per_tensor", "quantize_per_tensor"):
+        return
     read = [one for of in node.all_input_nodes for one in forms_in(of.meta.get("form"))]
     forms = [*read, *forms_in(node.meta.get("form"))[:1]]
     if any(not isinstance(one, Form) or one.dtype not in (torch.float32, torch.float64) or not math.prod(one.shape) for one in forms):

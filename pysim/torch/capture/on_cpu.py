@@ -50,6 +50,8 @@ def rewrite_on_cpu(module: fx.GraphModule, given: Sequence[Any], same: Sequence[
             layer.derived.watched = watched and layer.reads_inputs
         found.layers.extend(made.layers)
         found.decisions.extend(made.decisions)
+        for one in made.decisions:
+            one.log()
         copy.graph.lint()
         copy.recompile()
         _ = copy.code  # compiles it now: the forward of a module that is compiled when it first runs stays a detour in each call

@@ -30,6 +30,7 @@ from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.check.bounds import bound_of
 from pysim.errors import PysimError
+from pysim.logs import LOG
 from pysim.machine.gpu import Gpu
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.problem.conv import Conv
@@ -67,6 +68,10 @@ class Decision(NamedTuple):
     reason: str
     predicted_seconds: float | None = None
     torch_seconds: float | None = None
+
+    def log(self) -> None:
+        by = "pysim" if self.runs == "pysim" else "PyTorch"
+        LOG.info("layer %s runs by %s: %s", f"{self.layer} {self.problem}".strip(), by, self.reason)
 
 
 class _Choice(NamedTuple):
@@ -174,7 +179,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             y, record = self._on_gpu(choice, key, x, parameters, residual, factor)
             return y, record and record._replace(swapped=x is not first_argument)
         except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
-            self._choices.put(key, self._keep_pytorch(str(error), choice.plan.workload, choice.plan.seconds))
+            self._put(key, self._keep_pytorch(str(error), choice.plan.workload, choice.plan.seconds))
             return self._fallback(x, parameters, residual, factor), None
 
     def _apply_input_op(self, x: Any, parameters: Parameters, factor: Any) -> tuple[Any, NormRecord | None]:
@@ -206,7 +211,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         """The key of this kind of input, and its choice."""
         key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, settings())
         key = key if factor is None else (*key, factor.shape, factor.dtype)
-        return key, self._choices.get(key) or self._choices.put(key, self._choose(x, w, factor))
+        return key, self._choices.get(key) or self._put(key, self._choose(x, w, factor))
+
+    def _put(self, key: Any, choice: _Choice) -> _Choice:
+        choice.decision.log()
+        return self._choices.put(key, choice)
 
     def _choose(self, x: Any, w: Any, factor: Any = None) -> _Choice:
         problem, plan, input_op_seconds = None, None, 0.0
@@ -277,7 +286,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def remember(self, decision: Decision, plan: Plan | None = None) -> None:
         """What was decided when the graph was compiled."""
-        self._choices.put(decision, _Choice(decision, plan))
+        self._put(decision, _Choice(decision, plan))
 
     def left(self, reason: str, problem: str = "", *seconds: float) -> Decision:
         """That PyTorch's compiler has the layer, and why."""

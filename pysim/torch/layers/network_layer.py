@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import fx
 
 from pysim.calibration import host
@@ -76,7 +77,8 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
             return
         planned, problems = [(layer, layer.plan) for layer in plan.layers if layer.plan], dict[str, list[tuple[Workload, int]]]()
         for layer, one in planned:
-            problems.setdefault(_operator(layer.node.name), []).append((one.workload, layer.times))
+            floats = replace(one.workload, dtype="f32") if one.workload.dtype == "s8" else one.workload  # PyTorch's are of numbers
+            problems.setdefault(_operator(layer.node.name), []).append((floats, layer.times))
         inputs, results = ([node.meta["form"] for node in some] for some in (self._places[self.parameter_count :], self._outputs))
         expected = pytorch_seconds(nodes.values(), problems, on)
         self.is_faster = network_seconds(plan, inputs, results, on) <= expected

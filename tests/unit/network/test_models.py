@@ -194,6 +194,26 @@ def test_results_are_the_callers():
     assert (first == kept).all()
 
 
+def test_inputs_may_lie_elsewhere_in_each_call_and_results_are_the_callers_alone():
+    """Native steps read and write the caller's arrays in place: as views, in a concatenation, as results that are read."""
+    b = Builder(3)
+    shape = b.shapes["x"]
+    first = b.add("Add", ["x", "x"], shape)
+    double = b.add("Concat", [b.add("Relu", ["x"], shape), first], (shape[0], 2 * shape[1], *shape[2:]), axis=1)
+    seen = b.add("Relu", [b.add("Flatten", ["x"], (shape[0], int(np.prod(shape[1:]))))], (shape[0], int(np.prod(shape[1:]))))
+    proto = b.model([b.add("Sub", [first, "x"], shape), double, first, seen])
+    content, model, kept = proto.SerializeToString(), model_of(proto), []
+    for at in range(4):
+        x = np.empty(int(np.prod(shape)) + 3, np.float32)[at % 3 :][: int(np.prod(shape))].reshape(shape)
+        x[...] = given(proto, at)
+        kept.append((model(x), by_onnxruntime(content, x)))
+        assert_close(tuple(model.results([x])), kept[-1][1])
+    for found, wanted in kept:
+        assert_close(found, wanted)
+    found = [array for result, _ in kept for array in result]
+    assert not any(np.shares_memory(a, b) for at, a in enumerate(found) for b in found[:at])
+
+
 def test_several_threads_may_call_one_model():
     proto = random_model(11)
     model, inputs = model_of(proto), [given(random_model(11), seed) for seed in range(8)]

@@ -10,6 +10,7 @@ from onnx.reference.ops.op_topk import topk_sorted_implementation
 
 import pysim
 from pysim.network.numpy_ops.selecting import top_k, widened, with_places
+from pysim.runtime.steps import Chain, Step
 
 
 def model_of(tmp_path, nodes, inputs, outputs, held=()):
@@ -108,3 +109,31 @@ def test_products_of_halves_are_rounded_once(tmp_path):
     wanted = a.astype(np.float64) @ b.astype(np.float64)
     assert (np.abs(ours(a, b) - wanted) <= np.spacing(np.abs(wanted).astype(np.float16)).astype(np.float64) * 0.501 + 1e-4).all()
     assert helper.np_dtype_to_tensor_dtype(ours(a, b).dtype) == TensorProto.FLOAT16
+
+
+_NUMBERS = np.array([[np.nan, -np.inf, -0.0], [0.25, 3, np.inf]], np.float32)
+_PLACES = np.arange(6).reshape(2, 3) - (1 << 62)
+
+
+@pytest.mark.parametrize(
+    ("op", "x", "held"),
+    [
+        ("Tile", _NUMBERS, [np.array([2, 3])]),
+        ("Tile", _PLACES, [np.array([1, 2])]),
+        ("Expand", _PLACES[:, :1], [np.array([2, 5])]),
+        ("Gather", _PLACES, [np.array([1, -2, 0])]),
+        ("Gather", _PLACES.astype(np.int32), [np.array([[1], [0]])]),
+        ("Reciprocal", _NUMBERS, []),
+        ("Min", _NUMBERS, [np.float32(0.5)]),
+        ("Max", _NUMBERS, [np.array([0.5], np.float32)]),
+        ("HardSigmoid", _NUMBERS, []),
+    ],
+)
+def test_what_moves_or_bounds_numbers_is_native(op, x, held, tmp_path):
+    names = ["x", *(f"c{at}" for at in range(len(held)))]
+    model, reference = model_of(tmp_path, [helper.make_node(op, names, ["y"])], {"x": x}, ["y"], dict(zip(names[1:], held, strict=True)))
+    (right,) = reference.run(None, {"x": x})
+    y = model(x)
+    assert y.dtype == right.dtype and np.allclose(y, right, rtol=2e-7, atol=0, equal_nan=True) and np.array_equal(y[y == 0], right[y == 0])
+    assert not any("reference" in layer.node.attributes for layer in model.plan.layers)
+    assert all(isinstance(call, Chain | Step) for call in model._idle[-1].calls)

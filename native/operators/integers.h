@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Loops over quantised elements. An element q of 8 bits stands for scale (q - zero). Loops see unsigned bytes: a signed one with its upper bit
+ * flipped is q + 128, so `flip` is 0x80 for signed elements, and their zero is 128 larger. */
+#ifndef PYSIM_INTEGERS_H
+#define PYSIM_INTEGERS_H
+#include "kernel.h"
+
+typedef struct {
+    float scale;
+    int32_t zero; /* of the unsigned byte */
+    uint8_t flip;
+} pysim_byte;
+
+static inline pysim_byte pysim_byte_of(const pysim_quantity *q) {
+    return (pysim_byte){q->scale, q->is_signed ? q->zero + 128 : q->zero, q->is_signed ? 0x80 : 0};
+}
+
+typedef struct {
+    /* y = saturate(round(x / scale) + zero) */
+    void (*quantize)(int64_t count, pysim_byte to, const float *x, uint8_t *y);
+    /* y = scale (x - zero) */
+    void (*dequantize)(int64_t count, pysim_byte from, const uint8_t *x, float *y);
+    void (*range)(int64_t count, const float *x, float *low, float *high); /* of x and 0 */
+    /* Outer rows begin..end. */
+    void (*sums)(const pysim_sums *s, int64_t begin, int64_t end, const void *x, void *y);
+    /* One run of the innermost axis. */
+    void (*pair)(const pysim_byte_pair *p, int64_t count, int64_t a_step, int64_t b_step, const uint8_t *a, const uint8_t *b, uint8_t *y);
+    void (*pool)(const pysim_byte_pool *p, int64_t planes, const uint8_t *x, uint8_t *y);
+    void (*pad)(const pysim_byte_pad *p, const uint8_t *x, uint8_t *y);
+} pysim_integers;
+
+/* The loops of the best target that runs on this CPU. */
+const pysim_integers *pysim_integers_here(void);
+#endif

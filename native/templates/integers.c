@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Loops over quantised elements (operators/integers.h) in plain C that the compiler vectorises. Each formula rounds after each operation, as
+ * ONNX's operators one by one do: no product and sum is contracted to a multiply-add. */
+#include "instance.h"
+#include "operators/integers.h"
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+#ifndef DOUBLE
+
+/* A NaN becomes low. */
+INLINE float bounded(float v, float low, float high) {
+    v = v > low ? v : low;
+    return v < high ? v : high;
+}
+
+/* To the nearest integer, halves to the even one; |v| <= 2^22. */
+INLINE int32_t rounded(float v) {
+    const float magic = 12582912.0f;
+    return (int32_t)((v + magic) - magic);
+}
+
+static void quantize(int64_t count, pysim_byte to, const float *restrict x, uint8_t *restrict y) {
+    const float low = (float)-to.zero, high = (float)(255 - to.zero);
+    for (int64_t i = 0; i < count; i++) y[i] = (uint8_t)(rounded(bounded(x[i] / to.scale, low, high)) + to.zero) ^ to.flip;
+}
+
+static void dequantize(int64_t count, pysim_byte from, const uint8_t *restrict x, float *restrict y) {
+    for (int64_t i = 0; i < count; i++) y[i] = (float)((int32_t)(uint8_t)(x[i] ^ from.flip) - from.zero) * from.scale;
+}
+
+static void range(int64_t count, const float *x, float *low, float *high) {
+    enum { WIDE = 64 };
+    float least[WIDE] = {0}, most[WIDE] = {0};
+    int64_t i = 0;
+    for (; i + WIDE <= count; i += WIDE)
+        for (int j = 0; j < WIDE; j++) {
+            least[j] = x[i + j] < least[j] ? x[i + j] : least[j];
+            most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
+        }
+    for (; i < count; i++) {
+        least[0] = x[i] < least[0] ? x[i] : least[0];
+        most[0] = x[i] > most[0] ? x[i] : most[0];
+    }
+    for (int j = 1; j < WIDE; j++) {
+        least[0] = least[j] < least[0] ? least[j] : least[0];
+        most[0] = most[j] > most[0] ? most[j] : most[0];
+    }
+    *low = least[0];
+    *high = most[0];
+}
+
+INLINE int32_t moved(int32_t sum, int32_t factor, int32_t offset) { return (int32_t)((uint32_t)sum + (uint32_t)factor * (uint32_t)offset); }
+
+/* A row of one channel, or of as many channels as elements. */
+INLINE void sums_row(const pysim_sums *s, const int each, const int floats, int64_t count, int32_t factor, float by, const float *scale,
+                     const float *shift, const int32_t *offset, const void *restrict from, void *restrict y) {
+    const int32_t *restrict whole = from;
+    const float *restrict numbers = from;
+    const pysim_byte to = pysim_byte_of(&s->to);
+    const float low = (float)(s->low - s->to.zero), high = (float)(s->high - s->to.zero);
+    if (s->to_float) {
+        float *restrict out = y;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t c = each ? i : 0;
+            const int32_t x = floats ? (int32_t)numbers[i] : whole[i];
+            out[i] = (float)moved(x, factor, offset[c]) * (by * scale[c]) + shift[c];
+        }
+        return;
+    }
+    uint8_t *restrict out = y;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t c = each ? i : 0;
+        const int32_t x = floats ? (int32_t)numbers[i] : whole[i];
+        const float v = (float)moved(x, factor, offset[c]) * (by * scale[c]) + shift[c];
+        out[i] = (uint8_t)(rounded(bounded(v, low, high)) + to.zero) ^ to.flip;
+    }
+}
+
+INLINE void sums_rows(const pysim_sums *s, const int floats, int64_t begin, int64_t end, const char *x, char *out) {
+    const int64_t row = s->channels * s->inner, bytes = s->to_float ? 4 : 1;
+    const int32_t factor = s->input_zero ? *s->input_zero : 1;
+    const float by = s->input_scale ? *s->input_scale : 1.0f;
+    for (int64_t o = begin; o < end; o++) {
+        if (s->inner == 1)
+            sums_row(s, 1, floats, s->channels, factor, by, s->scale, s->shift, s->offset, x + o * row * 4, out + o * row * bytes);
+        for (int64_t c = 0; s->inner > 1 && c < s->channels; c++) {
+            const int64_t at = o * row + c * s->inner;
+            sums_row(s, 0, floats, s->inner, factor, by, s->scale + c, s->shift + c, s->offset + c, x + at * 4, out + at * bytes);
+        }
+    }
+}
+
+static void sums(const pysim_sums *s, int64_t begin, int64_t end, const void *x, void *y) {
+    if (s->from_float) sums_rows(s, 1, begin, end, x, y);
+    else sums_rows(s, 0, begin, end, x, y);
+}
+
+INLINE void pair_run(const pysim_byte_pair *p, const int multiply, int64_t count, int64_t a_step, int64_t b_step, const uint8_t *a,
+                     const uint8_t *b, uint8_t *y) {
+    const pysim_byte first = pysim_byte_of(&p->a), second = pysim_byte_of(&p->b), to = pysim_byte_of(&p->y);
+    const float low = (float)(p->low - p->y.zero), high = (float)(p->high - p->y.zero);
+    for (int64_t i = 0; i < count; i++) {
+        const float left = (float)((int32_t)(uint8_t)(a[i * a_step] ^ first.flip) - first.zero) * first.scale;
+        const float right = (float)((int32_t)(uint8_t)(b[i * b_step] ^ second.flip) - second.zero) * second.scale;
+        const float v = (multiply ? left * right : left + right) / to.scale;
+        y[i] = (uint8_t)(rounded(bounded(v, low, high)) + to.zero) ^ to.flip;
+    }
+}
+
+static void pair(const pysim_byte_pair *p, int64_t count, int64_t a_step, int64_t b_step, const uint8_t *a, const uint8_t *b, uint8_t *y) {
+    if (a_step == 1 && b_step == 1) {
+        if (p->multiply) pair_run(p, 1, count, 1, 1, a, b, y);
+        else pair_run(p, 0, count, 1, 1, a, b, y);
+    } else if (a_step == 1 && b_step == 0) {
+        if (p->multiply) pair_run(p, 1, count, 1, 0, a, b, y);
+        else pair_run(p, 0, count, 1, 0, a, b, y);
+    } else pair_run(p, p->multiply, count, a_step, b_step, a, b, y);
+}
+
+/* first..last: the taps of a window at `at` that lie inside the image. */
+INLINE void inside(int64_t at, int64_t size, int64_t kernel, int64_t dilation, int64_t *first, int64_t *last) {
+    *first = at < 0 ? (-at + dilation - 1) / dilation : 0;
+    *last = at >= size ? 0 : pysim_min(kernel, (size - 1 - at) / dilation + 1);
+    *first = pysim_min(*first, kernel);
+    *last = pysim_max(*first, *last);
+}
+
+enum { COLUMNS = 4096 }; /* longest row whose columns are combined at once */
+
+INLINE uint8_t mean_of(const pysim_byte_pool *p, int32_t sum, int64_t count, int64_t inside) {
+    const pysim_byte from = pysim_byte_of(&p->from), to = pysim_byte_of(&p->to);
+    const float mean = (float)(sum - (int32_t)inside * from.zero) * from.scale / (float)count;
+    return (uint8_t)(rounded(bounded(mean / to.scale, (float)-to.zero, (float)(255 - to.zero))) + to.zero) ^ to.flip;
+}
+
+static int64_t counted(const pysim_pool *w, int64_t at, int64_t size, int64_t kernel, int64_t dilation, int64_t pad, int64_t taps) {
+    if (!w->count_padding) return taps;
+    int64_t first, last; /* of the padded image */
+    inside(at + pad, size, kernel, dilation, &first, &last);
+    return last - first;
+}
+
+static void pool(const pysim_byte_pool *p, int64_t planes, const uint8_t *x, uint8_t *y) {
+    const pysim_pool *w = &p->window;
+    const uint8_t flip = pysim_byte_of(&p->from).flip;
+    const int whole = w->width <= COLUMNS;
+    uint8_t most[COLUMNS];
+    int32_t sum[COLUMNS];
+    for (int64_t k = 0; k < planes; k++, x += w->height * w->width)
+        for (int64_t row = 0; row < w->out_h; row++) {
+            int64_t r0, r1;
+            const int64_t top = row * w->stride_h - w->pad_top;
+            inside(top, w->height, w->kernel_h, w->dilation_h, &r0, &r1);
+            for (int64_t i = 0; whole && i < w->width; i++) most[i] = 0, sum[i] = 0;
+            for (int64_t r = r0; whole && r < r1; r++) {
+                const uint8_t *from = x + (top + r * w->dilation_h) * w->width;
+                if (w->largest)
+                    for (int64_t i = 0; i < w->width; i++) {
+                        const uint8_t one = from[i] ^ flip;
+                        most[i] = one > most[i] ? one : most[i];
+                    }
+                else
+                    for (int64_t i = 0; i < w->width; i++) sum[i] += (uint8_t)(from[i] ^ flip);
+            }
+            for (int64_t q = 0; q < w->out_w; q++, y++) {
+                int64_t s0, s1;
+                const int64_t left = q * w->stride_w - w->pad_left;
+                inside(left, w->width, w->kernel_w, w->dilation_w, &s0, &s1);
+                uint8_t largest = 0;
+                int32_t total = 0;
+                if (whole)
+                    for (int64_t s = s0; s < s1; s++) {
+                        const int64_t at = left + s * w->dilation_w;
+                        largest = most[at] > largest ? most[at] : largest;
+                        total += sum[at];
+                    }
+                else
+                    for (int64_t r = r0; r < r1; r++)
+                        for (int64_t s = s0; s < s1; s++) {
+                            const uint8_t one = x[(top + r * w->dilation_h) * w->width + left + s * w->dilation_w] ^ flip;
+                            largest = one > largest ? one : largest;
+                            total += one;
+                        }
+                const int64_t taps = (r1 - r0) * (s1 - s0);
+                const int64_t rows =
+                    counted(w, top, w->height + w->pad_top + w->pad_bottom, w->kernel_h, w->dilation_h, w->pad_top, r1 - r0);
+                const int64_t columns =
+                    counted(w, left, w->width + w->pad_left + w->pad_right, w->kernel_w, w->dilation_w, w->pad_left, s1 - s0);
+                *y = w->largest ? largest ^ flip : mean_of(p, total, pysim_max(1, rows * columns), taps);
+            }
+        }
+}
+
+static void pad(const pysim_byte_pad *p, const uint8_t *restrict x, uint8_t *restrict y) {
+    const uint8_t flip = (uint8_t)p->flip, value = p->zero ? *p->zero ^ flip : (uint8_t)p->value;
+    const int64_t width = p->left + p->width + p->right;
+    for (int64_t k = 0; k < p->planes; k++) {
+        __builtin_memset(y, value, (size_t)(p->top * width));
+        y += p->top * width;
+        for (int64_t row = 0; row < p->height; row++, x += p->width, y += width) {
+            __builtin_memset(y, value, (size_t)p->left);
+            for (int64_t i = 0; i < p->width; i++) y[p->left + i] = x[i] ^ flip;
+            __builtin_memset(y + p->left + p->width, value, (size_t)p->right);
+        }
+        __builtin_memset(y, value, (size_t)(p->bottom * width));
+        y += p->bottom * width;
+    }
+}
+
+#define TABLE(target, dtype) const pysim_integers pysim_integers__##target = {quantize, dequantize, range, sums, pair, pool, pad};
+#define PYSIM_INTEGERS(target, dtype) MINE(target, dtype, TABLE)(target, dtype)
+#include "integers.inc"
+#else
+typedef int pysim_nothing; /* there are none of doubles */
+#endif

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on bytes bound to their arrays (`pysim.runtime.integer_steps`); their meanings are in `pysim.network.integers`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pysim.network.arrays import Attributes, Bind
+from pysim.network.graph import Array
+from pysim.runtime.integer_steps import byte_pair_step, byte_pool_step, dequantize_step, quantize_step, table_step
+from pysim.runtime.operators import Window
+from pysim.runtime.steps import Step
+
+
+def _quantize(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return quantize_step(out, inputs[0], attributes["of"])
+
+
+def _dequantize(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return dequantize_step(out, inputs[0], attributes["of"])
+
+
+def _table(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return table_step(out, inputs[0], attributes["table"])
+
+
+def _pair(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    return byte_pair_step(out, inputs[0], inputs[1], attributes["of"], attributes["multiply"], attributes["low"], attributes["high"])
+
+
+def _pair_by_numpy(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    """Of operands with more axes than the native one takes."""
+    a, b, y = attributes["of"]
+    left, right = a.numbers(inputs[0]), b.numbers(inputs[1])
+    np.clip(y.quantized(left * right if attributes["multiply"] else left + right), attributes["low"], attributes["high"], out=out)
+
+
+def _pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    (x,), window = inputs, Window(*(tuple(attributes[name]) for name in ("kernel_shape", "strides", "dilations", "pads")))
+    if x.ndim == 3:
+        x, out = x[:, :, None], out[:, :, None]
+        kernel, strides, dilations, pads = window
+        window = Window((1, *kernel), (1, *strides), (1, *dilations), (0, pads[0], 0, pads[1]))
+    return byte_pool_step(out, x, window, attributes["largest"], attributes["of"], bool(attributes["count_include_pad"]))
+
+
+def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    """Rows of arrays of any type."""
+    np.take(inputs[0], inputs[1], attributes["axis"], out=out, mode="wrap")
+
+
+NATIVE: dict[str, Bind] = {
+    "Dequantize": _dequantize, "IntegerPair": _pair, "IntegerPool": _pool, "Quantize": _quantize, "Table": _table,
+}  # fmt: skip
+BY_NUMPY = {"IntegerPair": _pair_by_numpy, "Take": take}

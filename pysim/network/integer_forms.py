@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The integer form of a convolution or product: signed bytes as weights, without a zero point.
+
+Rows of float32 compute the same where sums are below 2^24, and are often faster by channel, or where a CPU has no integer rows of its own.
+
+Worked number: 9 weights of a filter by channel, of magnitude 127 at most, give sums below 255 * 9 * 127 = 291,465.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from pysim.network.graph import Array, Node, Quantized, Tensor
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.runtime.integer_steps import BYTES
+
+Rows = Callable[[Workload], str]  # the type, s8 or f32, whose rows compute an s8 problem fastest
+
+
+class Form(NamedTuple):
+    """An integer layer: signed weights without a zero, their scales, one a filter, their sums over each filter. `problem`: None of a
+    product."""
+
+    problem: Conv | None
+    weights: Array
+    scale: Array
+    sums: Array
+
+    @property
+    def largest(self) -> int:
+        """The largest sum of unsigned bytes times weights can have this magnitude."""
+        return int(255 * np.abs(self.weights.reshape(len(self.weights), -1).astype(np.int64)).sum(axis=1).max())
+
+    def run_on(self, x: Tensor, rows: Rows, dynamic: bool = False) -> dict[str, Any] | None:
+        """What a node says of how the layer runs. An image of a dynamic zero point is padded before it meets integer rows (`pads`: top,
+        left, bottom, right). None if it should run on rows of float32, and sums may exceed what that holds exactly."""
+        dtype, conv, pads = rows(integer_problem(self.problem, self.weights, x)), self.problem, (0, 0, 0, 0)
+        if dtype == "f32" and self.largest >= 1 << 24:
+            return None
+        if conv is not None and dtype == "s8" and dynamic:
+            pads = (conv.pad_top, conv.pad_left, conv.pad_bottom, conv.pad_right)
+            height, width = conv.height + pads[0] + pads[2], conv.width + pads[1] + pads[3]
+            conv = replace(conv, height=height, width=width, pad_top=0, pad_left=0, pad_bottom=0, pad_right=0)
+        return {"problem": conv, "weights": self.weights, "pads": pads, "dtype": dtype}
+
+
+def form_of(node: Node, x: Tensor, weights: Quantized) -> Form | None:
+    """Of a Conv or Linear; None if it has no integer form."""
+    given = node.attributes.get("problem")
+    if node.op == "Conv" and (not isinstance(given, Conv) or len(weights.values.shape) != 4):
+        return None
+    values = centred(weights)
+    scale = None if values is None else weights.along(weights.scale, 0)
+    if values is None or scale is None:
+        return None
+    flat = values.reshape(len(values), -1)
+    sums = flat.astype(np.int64).sum(axis=1)
+    scale = np.ascontiguousarray(np.broadcast_to(scale.astype(np.float32), len(values)))
+    if node.op == "Linear":
+        return Form(None, np.ascontiguousarray(values), scale, sums)
+    return Form(given, np.ascontiguousarray(values), scale, sums)
+
+
+def integer_problem(conv: Conv | None, weights: Array, x: Tensor, dtype: str = "s8") -> Workload:
+    """The problem of an integer layer: a convolution, or the product of rows of x and weights."""
+    if conv is not None:
+        return replace(conv, dtype=dtype)
+    filters, channels = weights.shape
+    rows = x.nbytes // channels
+    if rows > 1:
+        return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype=dtype)
+    return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype)
+
+
+def centred(weights: Quantized) -> Array | None:
+    """Weights without their zero point, as signed bytes; None if these are too small."""
+    if weights.values.dtype not in BYTES:
+        return None
+    zero = weights.along(weights.zero, weights.values.ndim - 1)
+    if zero is None:
+        return None
+    values = weights.values.astype(np.int16) - zero.astype(np.int16)
+    return values.astype(np.int8) if values.min() >= -128 and values.max() <= 127 else None
+
+
+def wrapped(numbers: Array) -> Array:
+    """Modulo 2^32, as sums are."""
+    return numbers.astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An integer convolution or product of a network, ready to run: prepared weights, and what surrounds the kernels.
+
+    bytes -> bytes                                          the kernel's store rounds (`pysim.record.integers`)
+    bytes -> INT32 sums -> bytes or float32                 of a dynamic input, or with a bias that is no whole number
+    bytes -> float32 without the zero point -> whole sums in float32 -> bytes or float32
+
+Values between lie in the workspace. Padding of a dynamic input is its zero point, which is known when it runs: it is padded before.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pysim.network.graph import Array, Node, Tensor
+from pysim.problem.conv import Conv
+from pysim.record.integers import Integers
+from pysim.record.plan import Plan
+from pysim.runtime import cpu
+from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.integer_steps import Quantity, Sums, byte_pad_step, dequantize_step, sums_step
+from pysim.runtime.steps import Chain, Step
+
+INTEGER_LAYERS = ("IntegerConv", "IntegerLinear")
+_LINE_BYTES = 64
+
+
+class IntegerLayer:
+    """y = layer(x): `step` binds it to arrays. `shapes`: of the input and of the result."""
+
+    def __init__(self, node: Node, x: Tensor, plan: Plan, threads: int = 1) -> None:
+        about, problem = node.attributes, plan.workload
+        sums: Sums = about["sums"]
+        self._floats, self._pads, self._zero, self._sums = about["dtype"] == "f32", about["pads"], about["zero"], sums
+        weights = about["weights"].astype(np.float32 if self._floats else np.int8)
+        if isinstance(problem, Conv):
+            weights = weights.reshape(problem.filters, -1, problem.kernel_h, problem.kernel_w)
+        self._stores = not self._floats and len(node.inputs) == 1 and not sums.shift.any() and bool((sums.scale > 0).all())
+        bias, activation, integers = None, None, None
+        if self._stores:
+            result = "f32" if sums.to is None else "u8" if sums.to.dtype == np.uint8 else "s8"
+            zero = 0 if sums.to is None else sums.to.zero
+            integers = Integers(x.dtype == np.uint8, self._zero, sums.scale, result, zero)  # type: ignore[arg-type]
+            activation = None if sums.to is None else ("clamp", float(sums.low), float(sums.high))
+            bias = sums.offset if sums.offset.any() else None
+        elif not self._floats:
+            integers = Integers(x.dtype == np.uint8, self._zero)
+        self._inner = Prepared.of(plan, weights, bias, activation, threads, integers=integers)
+        self.executor, (self._read, self._written) = self._inner.executor, self._inner.shapes
+        shape = self._read
+        if isinstance(problem, Conv):
+            shape = (*shape[:2], shape[2] - self._pads[0] - self._pads[2], shape[3] - self._pads[1] - self._pads[3])
+        self.shapes = shape, self._written
+        self._of = Quantity(1.0, self._zero, x.dtype)
+        self._image_type = np.dtype(np.float32) if self._floats else x.dtype
+        self._image_bytes = _lines(self._image_type.itemsize * int(np.prod(self._read))) if self._floats or any(self._pads) else 0
+        self._sum_bytes = 0 if self._stores else _lines(4 * int(np.prod(self._written)))
+        self._per_filter = self._written[2] * self._written[3] if isinstance(problem, Conv) else 1  # sums of one filter side by side
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self._image_bytes + self._sum_bytes + self._inner.workspace_bytes
+
+    def _around(self, x: Array, out: Array, workspace: Array, more: Sequence[Array]) -> tuple[list[Step], Array, Array, list[Step]]:
+        """The steps before and behind the kernels, and what these read and write."""
+        scale, zero = more or (None, None)
+        image = np.ndarray(self._read, self._image_type, workspace) if self._image_bytes else x.reshape(self._read)
+        before = list[Step]()
+        if self._floats:
+            before.append(dequantize_step(image, x, self._of, zero))
+        elif self._image_bytes:
+            before.append(byte_pad_step(image, x, self._pads, 0, False, zero))
+        if self._stores:
+            return before, image, out, []
+        sums = np.ndarray(self._written, np.float32 if self._floats else np.int32, workspace, self._image_bytes)
+        return before, image, sums, [sums_step(out, sums, self._sums, self._per_filter, scale, zero)]
+
+    def step(self, x: Array, out: Array, workspace: Array, *more: Array) -> Chain:
+        """`more`: the scale and zero of a dynamic input."""
+        before, image, sums, behind = self._around(x, out, workspace, more)
+        return Chain([*before, self._inner.step(image, sums, workspace[self._image_bytes + self._sum_bytes :]), *behind])
+
+    def __call__(self, x: Array, out: Array, *more: Array) -> None:
+        """The same once, also on an emulated CPU."""
+        before, image, sums, behind = self._around(x, out, cpu.aligned(max(1, self._image_bytes + self._sum_bytes), np.uint8), more)
+        for step in before:
+            step()
+        self._inner(image, sums)
+        for step in behind:
+            step()
+
+
+def _lines(nbytes: int) -> int:
+    return -(-nbytes // _LINE_BYTES) * _LINE_BYTES

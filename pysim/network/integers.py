@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised networks computed as integers: a Dequantize, an operator and a Quantize become one operator on bytes.
+
+    Quantize, Dequantize   (x)      attribute: of (a `Quantity`); https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html
+    IntegerConv, -Linear   (x)      INT32 sums of byte products; attributes: problem, weights, bias, pads, zero, sums (`Sums`)
+                           (x, scale, zero) of a dynamically quantised input
+    IntegerPair            (a, b)   attributes: of (quantities of a, b and y), multiply, low, high
+    IntegerPool            (x)      attributes of a pool, largest, of (quantities of x and y)
+    Table                  (x)      y = table[x] of bytes: any function of one element, and requantisation
+    View, Transpose, Slice, Concat, MaxPool, Take of bytes as of numbers
+
+A layer's sum of products is exact. Its result is round(sum (x_scale w_scale / y_scale)) + y_zero, factor and product in float32, as
+QLinearConv and QLinearMatMul say and ONNX Runtime computes them. All other operators compute what ONNX's definitions of Dequantize,
+operator and Quantize give one after another in float32. A ReLU or clip before a Quantize bounds the bytes: rounding keeps the order.
+
+Weights with a zero point are centred if they stay within 8 bits; else the layer computes in float32, as do operators not named here.
+
+Worked number: x_scale 0.5, w_scale 0.02, y_scale 0.1: the sum 37 is round(3.7) = 4 steps above y's zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pysim.network.dynamic_integers import with_dynamic
+from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
+from pysim.network.integer_forms import Rows, form_of, wrapped
+from pysim.network.operators import OPERATORS
+from pysim.runtime.integer_steps import BYTES, Quantity, Sums
+
+_MOVES = ("MaxPool", "Slice", "Take", "Transpose", "View")  # commute with Dequantize
+_UNARY = (
+    "Abs", "Affine", "Clip", "Erf", "Exp", "Gelu", "HardSwish", "LeakyRelu", "Mish", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh", "onnx.Elu",
+    "onnx.Selu", "onnx.Softplus", "onnx.Softsign", "onnx.HardSigmoid", "onnx.Celu",
+)  # fmt: skip
+_BOUNDS = ("Clip", "Relu")
+_WITH_NUMBER = ("Add", "Div", "Mul", "Sub")
+
+
+class _Bytes(NamedTuple):
+    """A value of bytes that stands for one of numbers."""
+
+    name: str
+    of: Quantity
+
+
+def with_integers(graph: Graph, rows: Rows) -> Graph:
+    """The graph with integer layers wherever its operators are quantised. A convolution or product that is faster in float32, which does
+    not hold its sums, stands as such between a Dequantize and a Quantize."""
+    if not any(node.op in ("Dequantize", "DynamicQuantizeLinear", "Quantize") for node in graph.nodes):
+        return graph
+    return _Integers(_Integers(with_dynamic(graph, rows), rows).before_quantize(), rows).without_quantize()
+
+
+class _Integers:
+    def __init__(self, graph: Graph, rows: Rows) -> None:
+        self._graph, self._users, self._rows = graph, graph.users(), rows
+        self._makers = {name: node for node in graph.nodes for name in node.outputs if name}
+        self._tensors, self._constants = dict(graph.tensors), dict(graph.constants)
+        self._nodes: list[Node] = []
+        self._found: dict[str, _Bytes | None] = {}
+
+    def before_quantize(self) -> Graph:
+        """Folds every Quantize with what computes its input."""
+        for node in self._graph.nodes:
+            if node.op != "Quantize" or not self._folded(node):
+                self._nodes.append(_of_bytes(node, self._tensors))
+        return self._result()
+
+    def without_quantize(self) -> Graph:
+        """Layers of quantised operands whose results are numbers."""
+        for node in self._graph.nodes:
+            if node.op not in ("Conv", "Linear") or node.attributes.get("activation") or not self._layer(node, None, node, ()):
+                self._nodes.append(node)
+        return self._result()
+
+    def _result(self) -> Graph:
+        constants = {name: array for name, array in self._constants.items() if name in self._graph.constants or name.endswith(":bytes")}
+        return live(self._graph._replace(nodes=tuple(self._nodes), tensors=self._tensors, constants=constants))
+
+    def _add(self, op: str, like: Node, inputs: Sequence[str], output: str, tensor: Tensor, **attributes: Any) -> str:
+        self._tensors[output] = tensor
+        self._nodes.append(Node(op, like.name, tuple(inputs), (output,), attributes, like.absorbed))
+        return output
+
+    def _alone(self, name: str) -> Node | None:
+        """The producer of a value that is read exactly once."""
+        return self._makers.get(name) if len(self._users.get(name, ())) == 1 else None
+
+    def _bytes(self, name: str) -> _Bytes | None:
+        """The bytes that a value of numbers was made of, moved as the value was."""
+        if name not in self._found:
+            self._found[name] = self._moved(name)
+        return self._found[name]
+
+    def _moved(self, name: str) -> _Bytes | None:
+        held, made = self._graph.quantized.get(name), self._makers.get(name)
+        if held is not None and (of := _quantity(held)) is not None:
+            self._constants[f"{name}:bytes"] = held.values
+            self._tensors[f"{name}:bytes"] = Tensor(held.values.shape, held.values.dtype)
+            return _Bytes(f"{name}:bytes", of)
+        if made is None:
+            return None
+        if made.op == "Dequantize":
+            return _Bytes(made.inputs[0], made.attributes["of"])
+        parts = made.inputs if made.op == "Concat" else made.inputs[:1]
+        known = made.op == "Concat" or (made.op in _MOVES and (made.op != "Take" or len(made.inputs) == 2))
+        if not known or (made.op == "MaxPool" and len(self._tensors[name].shape) not in (3, 4)):
+            return None
+        found = [self._bytes(one) for one in parts]
+        first = found[0]
+        if first is None or any(one is None or one.of != first.of for one in found):
+            return None
+        tensor = Tensor(self._tensors[name].shape, first.of.dtype)
+        inputs = (*(one.name for one in found if one), *made.inputs[len(parts) :])
+        about = dict(made.attributes)
+        if made.op == "MaxPool":
+            about |= {"largest": True, "of": (first.of, first.of)}
+        op = "IntegerPool" if made.op == "MaxPool" else made.op
+        return _Bytes(self._add(op, made, inputs, f"{name}:bytes", tensor, **about), first.of)
+
+    def _folded(self, node: Node) -> bool:
+        """Whether a Quantize was replaced by an operator on bytes, which is added."""
+        to: Quantity = node.attributes["of"]
+        unary, name = list[Node](), node.inputs[0]
+        while True:
+            if (found := self._bytes(name)) is not None:
+                self._requantized(node, found, to, unary[::-1], node.output)
+                return True
+            made = self._alone(name)
+            if made is None:
+                return False
+            source = self._unary_of(made)
+            if source is None:
+                return self._operator(node, made, to, unary[::-1])
+            unary.append(made)
+            name = source
+
+    def _unary_of(self, node: Node) -> str | None:
+        """What a node computes a function of, element by element; None of other nodes."""
+        constants = self._graph.constants
+        if node.op == "Affine":
+            return node.inputs[0] if all(len(np.unique(constants.get(name, np.arange(2)))) == 1 for name in node.inputs[1:]) else None
+        if node.op in _UNARY:
+            return node.inputs[0] if len(node.inputs) == 1 else None
+        if node.op in _WITH_NUMBER and len(node.inputs) == 2:
+            for name, other in (node.inputs, node.inputs[::-1]):
+                if other in constants and constants[other].size == 1 and self._tensors[name].shape == self._tensors[node.output].shape:
+                    return name
+        return None
+
+    def _requantized(self, like: Node, x: _Bytes, to: Quantity, unary: Sequence[Node], output: str) -> str:
+        """A function of bytes: nothing if it changes none, else a table."""
+        tensor = Tensor(self._tensors[x.name].shape, to.dtype)
+        if x.of == to and not unary:
+            return self._add("View", like, (x.name,), output, tensor)
+        every = np.arange(256, dtype=np.uint8).view(x.of.dtype)
+        numbers = x.of.numbers(every)
+        for node in unary:
+            numbers = self._computed(node, numbers)
+        table = to.quantized(numbers).view(np.uint8)
+        like = like._replace(absorbed=(*like.absorbed, *(node.name for node in unary)))
+        return self._add("Table", like, (x.name,), output, tensor, table=table)
+
+    def _computed(self, node: Node, numbers: Array) -> Array:
+        """A unary node's results of some numbers."""
+        if "reference" in node.attributes:
+            return np.asarray(node.attributes["reference"]([numbers])[0])
+        constants, out = self._graph.constants, np.empty_like(numbers)
+        if node.op == "Affine":
+            scale, shift = (constants[name].reshape(-1)[0] for name in node.inputs[1:])
+            return np.asarray(numbers * scale + shift)
+        inputs = [constants[name].reshape(()) if name in constants else numbers for name in node.inputs]
+        if any(np.ndim(one) == 0 for one in inputs):
+            inputs = [np.ascontiguousarray(np.broadcast_to(one, numbers.shape)) for one in inputs]
+        OPERATORS[node.op](out, inputs, node.attributes)
+        return out
+
+    def _operator(self, node: Node, made: Node, to: Quantity, unary: Sequence[Node]) -> bool:
+        """Whether an operator, bounded by `unary`, became one on bytes."""
+        if made.op == "Concat":
+            return not unary and self._concat(node, made, to)
+        if any(one.op not in _BOUNDS for one in unary):
+            return False
+        if made.op in ("Conv", "Linear"):
+            return not made.attributes.get("activation") and self._layer(made, to, node, unary)
+        if made.op in ("Add", "Mul") and len(made.inputs) == 2:
+            return self._pair(node, made, to, unary)
+        return not unary and made.op in ("AveragePool", "GlobalAveragePool") and self._mean(node, made, to)
+
+    def _bounds(self, to: Quantity, unary: Sequence[Node]) -> dict[str, int]:
+        low, high = to.least, to.most
+        for one in unary:
+            ends = (0.0, np.inf) if one.op == "Relu" else (one.attributes["min"], one.attributes["max"])
+            low, high = (int(to.quantized(np.array(end, np.float32)).clip(low, high)) for end in ends)
+        return {"low": low, "high": high}
+
+    def _absorbed(self, last: Node, made: Node, unary: Sequence[Node]) -> Node:
+        names = (*made.absorbed, *(one.name for one in unary), *([last.name] if last is not made else []))
+        return made._replace(absorbed=names)
+
+    def _concat(self, node: Node, made: Node, to: Quantity) -> bool:
+        parts = [self._bytes(name) for name in made.inputs]
+        if any(part is None for part in parts):
+            return False
+        names = [
+            part.name if part.of == to else self._requantized(made, part, to, (), f"{node.output}:part {at}")
+            for at, part in enumerate(parts)
+            if part
+        ]
+        self._add("Concat", self._absorbed(node, made, ()), names, node.output, self._tensors[node.output], **made.attributes)
+        return True
+
+    def _pair(self, node: Node, made: Node, to: Quantity, unary: Sequence[Node]) -> bool:
+        sides = [self._bytes(name) for name in made.inputs]
+        if sides[0] is None or sides[1] is None or made.attributes.get("activation"):
+            return False
+        of, bounds = (sides[0].of, sides[1].of, to), self._bounds(to, unary)
+        tensor, about = self._tensors[node.output], {"of": of, "multiply": made.op == "Mul", **bounds}
+        self._add("IntegerPair", self._absorbed(node, made, unary), [one.name for one in sides if one], node.output, tensor, **about)
+        return True
+
+    def _mean(self, node: Node, made: Node, to: Quantity) -> bool:
+        x = self._bytes(made.inputs[0])
+        if x is None or len(self._tensors[made.inputs[0]].shape) not in (3, 4):
+            return False
+        about, shape = dict(made.attributes), self._tensors[made.inputs[0]].shape
+        if made.op == "GlobalAveragePool":
+            axes = len(shape) - 2
+            about = {"kernel_shape": shape[2:], "strides": (1,) * axes, "dilations": (1,) * axes, "pads": (0,) * 2 * axes}
+            about["count_include_pad"] = 0
+        about |= {"largest": False, "of": (x.of, to)}
+        self._add("IntegerPool", self._absorbed(node, made, ()), (x.name,), node.output, self._tensors[node.output], **about)
+        return True
+
+    def _layer(self, made: Node, to: Quantity | None, last: Node, unary: Sequence[Node]) -> bool:
+        """Whether a Conv or Linear became an integer layer."""
+        x, weights = self._bytes(made.inputs[0]), self._graph.quantized.get(made.inputs[1])
+        if x is None or weights is None or len(made.inputs) > 3 or self._tensors[made.output].dtype != np.float32:
+            return False
+        form = form_of(made, self._tensors[x.name], weights)
+        if form is None:
+            return False
+        by = np.float32(x.of.scale) * form.scale
+        count, name = len(form.sums), next(iter(made.inputs[2:]), "")
+        if to is not None:
+            by = by / np.float32(to.scale)
+        bias, shift = np.zeros(count, np.int64), np.zeros(count, np.float32)
+        if name:
+            whole = _whole_bias(self._graph.quantized.get(name), np.float32(x.of.scale) * form.scale) if to is not None else None
+            if whole is not None:
+                bias = whole
+            elif name in self._graph.constants:
+                shift = self._graph.constants[name].reshape(-1).astype(np.float32) / np.float32(1 if to is None else to.scale)
+            else:
+                return False
+        how = form.run_on(self._tensors[x.name], self._rows)
+        if how is None:
+            return False
+        sums = Sums(by, np.ascontiguousarray(shift), wrapped(bias), to, **(self._bounds(to, unary) if to else {}))
+        about = {**how, "zero": x.of.zero, "sums": sums}
+        op = "IntegerConv" if made.op == "Conv" else "IntegerLinear"
+        self._add(op, self._absorbed(last, made, unary), (x.name,), last.output, self._tensors[last.output], **about)
+        return True
+
+
+def _of_bytes(node: Node, tensors: Mapping[str, Tensor]) -> Node:
+    """A max pool of bytes as one on the kernels of such; other nodes as they are."""
+    if node.op != "MaxPool" or "reference" in node.attributes:
+        return node
+    shape, dtype = tensors[node.inputs[0]]
+    one = Quantity(1.0, 0, dtype)
+    return node._replace(op="IntegerPool").having(largest=True, of=(one, one)) if dtype in BYTES and len(shape) in (3, 4) else node
+
+
+def _quantity(held: Quantized) -> Quantity | None:
+    """Of a constant with one scale."""
+    if held.values.dtype not in BYTES or held.scale.size != 1 or held.zero.size != 1:
+        return None
+    return Quantity(float(held.scale.reshape(())), int(held.zero.reshape(())), held.values.dtype)
+
+
+def _whole_bias(held: Quantized | None, scale: Array) -> Array | None:
+    """A bias of whole numbers of a layer's own scale; None for another."""
+    if held is None or held.values.dtype != np.int32 or held.zero.any():
+        return None
+    same = np.allclose(held.scale.reshape(-1), scale, rtol=1e-5, atol=0) if held.scale.size in (1, scale.size) else False
+    return held.values.reshape(-1).astype(np.int64) if same else None

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised operators, which ONNX Runtime's tool writes in its QOperator form, as the standard ones between DequantizeLinear and
+QuantizeLinear that they mean; `pysim.network.integers` makes integer layers of these.
+
+    QLinearConv, QLinearMatMul, QGemm     a Conv, MatMul, Gemm; their INT32 bias has the scale x_scale w_scale
+    QLinearAdd, -Mul, -Concat, -AveragePool, -GlobalAveragePool, -LeakyRelu, -ReduceMean, -Sigmoid, -Softmax
+    MatMulIntegerToFloat                  a MatMulInteger, a Cast, and products with both scales
+    DynamicQuantizeMatMul                 the same of a DynamicQuantizeLinear
+    QuantizeLinear, DequantizeLinear      those of the domain com.microsoft
+
+Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pysim.onnx import layers
+
+STANDARD = ("QLinearConv", "QLinearMatMul")  # of ONNX itself: replaced if all but their first input are constants
+
+
+def becomes_layer(node: Any, types: dict[str, layers.ValueType], held: set[str]) -> bool:
+    """Whether a QLinearConv or QLinearMatMul is a layer with constant weights, of one scale of inputs and results in float32."""
+    inputs = [*node.input, *[""] * 9]
+    if any(name and name not in held for at, name in enumerate(inputs) if at > 0):
+        return False
+    scales = [types.get(inputs[at], layers.ValueType(None, "")) for at in (1, 4, 6)]
+    single = all(one.sizes in ((), (1,)) for one in (scales[0], scales[2]))
+    x, w = (types.get(inputs[at], layers.ValueType(None, "")).sizes for at in (0, 3))
+    ranks = (len(x or ()), len(w or ()))
+    return single and {one.element for one in scales} == {"FLOAT"} and (ranks == (4, 4) if node.op_type == "QLinearConv" else ranks[1] == 2)
+
+
+def _plain(p: Any, x: str, scale: str, zero: str, **attributes: Any) -> str:
+    made: str = p.add("DequantizeLinear", [x, scale, *([zero] if zero else [])], **attributes)
+    return made
+
+
+def _quantized(p: Any, x: str, scale: str, zero: str) -> None:
+    """Ends with bytes; without a zero they are of the first input's type."""
+    import onnx
+
+    if not zero:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(p.types[p.inputs[0]].element))
+        zero = p.add("Constant", [], value=onnx.numpy_helper.from_array(np.zeros((), kind)))
+    p.add("QuantizeLinear", [x, scale, zero], last=True)
+
+
+def conv(p: Any) -> None:
+    x, x_scale, x_zero, w, w_scale, w_zero, scale, zero, bias = p.inputs[:9]
+    operands = [_plain(p, x, x_scale, x_zero), _plain(p, w, w_scale, w_zero, axis=0)]
+    if bias:
+        operands.append(_plain(p, bias, p.add("Mul", [x_scale, w_scale]), "", axis=0))
+    _quantized(p, p.add("Conv", operands, **p.given), scale, zero)
+
+
+def matmul(p: Any) -> None:
+    a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = p.inputs[:8]
+    _quantized(p, p.add("MatMul", [_plain(p, a, a_scale, a_zero), _plain(p, b, b_scale, b_zero, axis=1)]), scale, zero)
+
+
+def gemm(p: Any) -> None:
+    a, a_scale, a_zero, b, b_scale, b_zero, bias, scale, zero = p.inputs[:9]
+    operands = [_plain(p, a, a_scale, a_zero), _plain(p, b, b_scale, b_zero, axis=0 if p.given.get("transB") else 1)]
+    if bias:
+        by = p.add("Mul", [a_scale, b_scale])
+        by = p.add("Mul", [by, _number(p, p.given["alpha"])]) if p.given.get("alpha", 1.0) != 1 else by
+        operands.append(_plain(p, bias, by, "", axis=0))
+    elif p.opset < 11:
+        operands.append(_number(p, 0.0))
+    y = p.add("Gemm", operands, last=not scale, **p.given)
+    if scale:
+        _quantized(p, y, scale, zero)
+
+
+def _number(p: Any, value: float) -> str:
+    import onnx
+
+    made: str = p.add("Constant", [], value=onnx.numpy_helper.from_array(np.array(value, np.float32)))
+    return made
+
+
+def pair(p: Any) -> None:
+    sides = [_plain(p, *p.inputs[at : at + 3]) for at in (0, 3)]
+    _quantized(p, p.add(p.node.op_type.removeprefix("QLinear"), sides), *p.inputs[6:8])
+
+
+def concat(p: Any) -> None:
+    scale, zero, *parts = p.node.input
+    p.inputs = parts + [""] * 3
+    _quantized(p, p.add("Concat", [_plain(p, *parts[at : at + 3]) for at in range(0, len(parts), 3)], **p.given), scale, zero)
+
+
+def unary(p: Any) -> None:
+    """A function of one quantised value."""
+    if p.given.pop("channels_last", 0):
+        raise p.refuse("its channels are the last axis (channels_last)")
+    op, given = p.node.op_type.removeprefix("QLinear"), p.given
+    if op == "Softmax":
+        version, rank = given.pop("opset", p.opset), len(p.types[p.inputs[0]].sizes or ())
+        if (version < 13) != (p.opset < 13) and given.get("axis", -1) not in (-1, rank - 1):
+            raise p.refuse(f"it is the Softmax of opset {version} in a model of opset {p.opset}")
+    _quantized(p, p.add(op, [_plain(p, *p.inputs[:3])], **given), *p.inputs[3:5])
+
+
+def to_float(p: Any) -> None:
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = p.inputs[:7]
+    _scaled(p, [a, b, a_zero, b_zero], a_scale, b_scale, bias)
+
+
+def dynamic_matmul(p: Any) -> None:
+    a, b, b_scale, b_zero, bias = p.inputs[:5]
+    made = [f"{p.node.output[0]}:{what}" for what in ("bytes", "scale", "zero")]
+    p.add_several("DynamicQuantizeLinear", [a], made)
+    _scaled(p, [made[0], b, made[2], b_zero], made[1], b_scale, bias)
+
+
+def _scaled(p: Any, operands: Sequence[str], a_scale: str, b_scale: str, bias: str) -> None:
+    """The product of integers as numbers, and a bias."""
+    import onnx
+
+    while not operands[-1]:
+        operands = operands[:-1]
+    sums = p.add("Cast", [p.add("MatMulInteger", list(operands))], to=onnx.TensorProto.FLOAT)
+    y = p.add("Mul", [sums, p.add("Mul", [a_scale, b_scale])], last=not bias)
+    if bias:
+        p.add("Add", [y, bias], last=True)
+
+
+def quantize(p: Any) -> None:
+    p.add(p.node.op_type, [one for one in p.inputs if one], last=True, **p.given)

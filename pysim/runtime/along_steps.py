@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators along an axis, of halves, samples and recurrent layers, run by the native library (`native/operators/along.c`, `recurrent.c`).
+
+Each is a `Step`, which is called to run. Types: float32 or float64, but for halves.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pysim.runtime.array_steps import dtype_of, pointer
+from pysim.runtime.cpu import Array, aligned, check, library
+from pysim.runtime.operators import takes
+from pysim.runtime.steps import Step
+
+# pysim_fold_kind
+FOLDS = {"Sum": 0, "Mean": 1, "Prod": 2, "Max": 3, "Min": 4, "ArgMax": 5, "ArgMin": 6, "CumSum": 7}
+PADDINGS = {b"zeros": 0, b"border": 1, b"reflection": 2}  # pysim_padding
+CELLS = {"RNN": 0, "LSTM": 1, "GRU": 2}  # pysim_recurrent_kind
+
+
+class Axis(NamedTuple):
+    """An array [outer][size][inner], of which `size` is the axis."""
+
+    outer: int
+    size: int
+    inner: int
+
+
+def fold_step(
+    out: Array, x: Array, axis: Axis, kind: str, last: bool = False, exclusive: bool = False, backward: bool = False
+) -> Step | None:
+    """Folds x along an axis, or finds places (int64), or makes running sums. None if the arrays are unsupported."""
+    if not takes(x) or out.dtype != (np.int64 if kind.startswith("Arg") else x.dtype) or not out.flags.c_contiguous:
+        return None
+    how = library()[0].new("pysim_fold *", [*axis, FOLDS[kind], last, exclusive, backward, dtype_of(x)])
+    step = Step("FOLD", of=how, first=pointer(x), result=pointer(out))
+    step.keep(x, out)
+    return step
+
+
+def best_step(values: Array, places: Array, x: Array, largest: bool) -> Step | None:
+    """The largest or smallest elements of the rows of x, in order, and their places."""
+    if not takes(values, x) or places.dtype != np.int64 or not places.flags.c_contiguous:
+        return None
+    size, count = x.shape[-1], values.shape[-1]
+    how = library()[0].new("pysim_best *", [x.size // size, size, count, not largest, dtype_of(x)])
+    step = Step("BEST", of=how, first=pointer(x), third=pointer(places), result=pointer(values))
+    step.keep(x, places, values)
+    return step
+
+
+def halves_step(out: Array, x: Array) -> Step | None:
+    """float16 as float32, or float32 rounded to float16; None for other types."""
+    kinds = {(np.dtype(np.float16), np.dtype(np.float32)): False, (np.dtype(np.float32), np.dtype(np.float16)): True}
+    rounds = kinds.get((x.dtype, out.dtype))
+    if rounds is None or not x.size or not x.flags.c_contiguous or not out.flags.c_contiguous:
+        return None
+    step = Step("HALVES", of=library()[0].new("pysim_halves *", [x.size, rounds]), first=pointer(x), result=pointer(out))
+    step.keep(x, out)
+    return step
+
+
+def sample_step(out: Array, x: Array, grid: Array, nearest: bool, padding: bytes, aligned: bool) -> Step | None:
+    """Samples of images x (N, C, H, W) at points (N, rows, columns, 2)."""
+    if not takes(out, x, grid):
+        return None
+    sizes = [*x.shape, grid.shape[1] * grid.shape[2]]
+    how = library()[0].new("pysim_sample *", [*sizes, PADDINGS[padding], nearest, aligned, dtype_of(x)])
+    step = Step("SAMPLE", of=how, first=pointer(x), second=pointer(grid), result=pointer(out))
+    step.keep(x, grid, out)
+    return step
+
+
+class Sequence(NamedTuple):
+    """One direction of a recurrent layer. `sums` (steps, batch, gates hidden), `y` (steps, batch, hidden), the initial and last states
+    (batch, hidden) may lie in larger arrays, but their last axis is dense."""
+
+    sums: Array
+    weights: Array  # packed (`packed_panels`)
+    bias: Array | None
+    y: Array | None
+    first: tuple[Array | None, Array | None]
+    last: tuple[Array | None, Array | None]
+
+
+def recurrent_step(of: Sequence, op: str, separate: bool, is_backward: bool, hidden: int) -> Step:
+    steps, batch, _ = of.sums.shape
+    item, states = of.sums.dtype.itemsize, [one for one in (*of.first, *of.last) if one is not None]
+    apart = [by // item for by in of.sums.strides[:2]] + ([by // item for by in of.y.strides[:2]] if of.y is not None else [hidden, hidden])
+    apart += [states[0].strides[0] // item if states else hidden]
+    null = library()[0].NULL
+    about = [null if one is None else pointer(one) for one in (of.bias, *of.first, *of.last)]
+    flags = [CELLS[op], separate, is_backward, dtype_of(of.sums)]
+    ffi, lib = library()
+    how, size = ffi.new("pysim_recurrent *", [steps, batch, hidden, *apart, *about, *flags]), ffi.new("int64_t *")
+    check(lib.pysim_recurrent_workspace_bytes(how, size))
+    workspace = aligned(int(size[0]), np.uint8)
+    room = {"workspace": pointer(workspace), "workspace_bytes": workspace.nbytes}
+    step = Step("RECURRENT", of=how, first=pointer(of.sums), second=pointer(of.weights), result=pointer(of.y), **room)
+    step.keep(*of[:4], *of.first, *of.last, workspace)
+    step.elsewhere = [(how, name) for name in ("h", "c", "last_h", "last_c")]
+    return step
+
+
+def packed_panels(weights: Array) -> Array:
+    """Weights R' (gates, hidden, hidden), whose last axis are the columns of a product, in panels of columns."""
+    gates, rows, columns = weights.shape
+    panel = library()[1].PYSIM_PANEL
+    count = -(-columns // panel)
+    padded = np.zeros((gates, rows, count * panel), weights.dtype)
+    padded[..., :columns] = weights
+    return np.ascontiguousarray(padded.reshape(gates, rows, count, panel).transpose(0, 2, 1, 3))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on quantised elements, run by the native library (`native/operators/integers.c`): conversions from and to float32, sums of
+integer products to elements, tables, pairs of elements, pools, padding.
+
+Each is a `Step`, which is called to run. A quantised element q stands for scale (q - zero). Arrays are dense; elements are uint8 or int8.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pysim.runtime.array_steps import merged_axes
+from pysim.runtime.cpu import Array, library
+from pysim.runtime.operators import Window
+from pysim.runtime.steps import Step
+
+BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
+_PAIR_AXES = 6
+
+
+class Quantity(NamedTuple):
+    """What a quantised value stands for; its elements have this type."""
+
+    scale: float
+    zero: int
+    dtype: "np.dtype[Any]"
+
+    @property
+    def least(self) -> int:
+        return int(np.iinfo(self.dtype).min)
+
+    @property
+    def most(self) -> int:
+        return int(np.iinfo(self.dtype).max)
+
+    def quantized(self, x: Array) -> Array:
+        """saturate(round(x / scale) + zero), as the native loops have it."""
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            shifted = np.rint(x.astype(np.float32) / np.float32(self.scale))
+        shifted = np.clip(np.nan_to_num(shifted, nan=-512.0), self.least - self.zero, self.most - self.zero)
+        return np.asarray(shifted + self.zero, self.dtype)
+
+    def numbers(self, x: Array) -> Array:
+        """What elements stand for."""
+        return np.asarray((x.astype(np.int32) - self.zero).astype(np.float32) * np.float32(self.scale))
+
+
+def _pointer(array: Array) -> Any:
+    return library()[0].cast("void *", array.ctypes.data)
+
+
+def _fields(of: Quantity) -> list[Any]:
+    return [of.scale, of.zero, of.dtype == np.int8]
+
+
+def _step(kind: str, how: Any, out: Array, first: Array, second: Array | None = None, third: Array | None = None) -> Step:
+    more = {name: _pointer(one) for name, one in (("second", second), ("third", third)) if one is not None}
+    step = Step(kind, of=how, first=_pointer(first), result=_pointer(out), **more)
+    step.keep(out, first, second, third)
+    return step
+
+
+def quantize_step(out: Array, x: Array, of: Quantity) -> Step:
+    """out = saturate(round(x / scale) + zero) of float32."""
+    return _step("QUANTIZE", library()[0].new("pysim_quantized *", [x.size, _fields(of)]), out, x)
+
+
+def dequantize_step(out: Array, x: Array, of: Quantity, zero: Array | None = None) -> Step:
+    """out = scale (x - zero); `zero`: an array that holds that of unsigned bytes when the step runs."""
+    ffi = library()[0]
+    at = ffi.NULL if zero is None else ffi.cast("uint8_t *", zero.ctypes.data)
+    step = _step("DEQUANTIZE", ffi.new("pysim_quantized *", [x.size, _fields(of), at]), out, x)
+    step.keep(out, x, zero)
+    return step
+
+
+def quantize_range_step(out: Array, x: Array, scale: Array, zero: Array) -> Step:
+    """DynamicQuantizeLinear: also writes the scale, a float32, and the zero, a uint8."""
+    return _step("QUANTIZE_RANGE", library()[0].new("pysim_quantized *", [x.size, [1.0, 0, 0]]), out, x, scale, zero)
+
+
+def table_step(out: Array, x: Array, table: Array) -> Step:
+    """out = table[x], where bytes are read as unsigned."""
+    return _step("TABLE", library()[0].new("pysim_quantized *", [x.size, [1.0, 0, 0]]), out, x, table)
+
+
+class Sums(NamedTuple):
+    """What becomes of a layer's whole sums x[outer][channels][inner], in int32 or float32: t = (x + input zero offset) (input scale scale)
+    + shift, and then saturate(round(t) + zero) within low..high of `to`, or t in float32. Input scale and zero are those of a dynamic
+    input, else 1."""
+
+    scale: Array
+    shift: Array
+    offset: Array
+    to: Quantity | None
+    low: int = 0
+    high: int = 0
+
+
+def sums_step(out: Array, x: Array, sums: Sums, inner: int, scale: Array | None = None, zero: Array | None = None) -> Step:
+    ffi, channels = library()[0], sums.scale.size
+    numbers = [ffi.cast(f"{kind} *", one.ctypes.data) for kind, one in zip(("float", "float", "int32_t"), sums[:3], strict=True)]
+    given = [ffi.NULL if one is None else ffi.cast(kind, one.ctypes.data) for kind, one in (("float *", scale), ("uint8_t *", zero))]
+    to = [1.0, 0, 0] if sums.to is None else _fields(sums.to)
+    sizes = [x.size // channels // inner, channels, inner]
+    how = ffi.new("pysim_sums *", [*sizes, *numbers, *given, to, sums.low, sums.high, sums.to is None, x.dtype == np.float32])
+    step = _step("SUMS", how, out, x)
+    step.keep(out, x, *sums[:3], scale, zero)
+    return step
+
+
+def byte_pair_step(
+    out: Array, a: Array, b: Array, of: tuple[Quantity, Quantity, Quantity], multiply: bool, low: int, high: int
+) -> Step | None:
+    """out = a + b or a b, broadcast as in NumPy, of quantised elements, within low..high. None for too many axes."""
+    left, right = (np.broadcast_to(x, out.shape) for x in (a, b))
+    axes = merged_axes(out.shape, left, right)
+    if len(axes) > _PAIR_AXES:
+        return None
+    sizes, *steps = ([*column] for column in zip(*axes, strict=True))
+    how = library()[0].new("pysim_byte_pair *", [sizes, *steps, len(axes), multiply, *map(_fields, of), low, high])
+    return _step("BYTE_PAIR", how, out, a, b)
+
+
+def byte_pool_step(out: Array, x: Array, window: Window, largest: bool, of: tuple[Quantity, Quantity], count_padding: bool) -> Step:
+    """The maximum or mean of windows over the last two axes."""
+    ffi, lib = library()
+    along = (number for pair in window for number in pair)
+    sizes = [x.size // (x.shape[-2] * x.shape[-1]), *x.shape[-2:], *out.shape[-2:], *along]
+    how = ffi.new("pysim_byte_pool *", [[*sizes, largest, count_padding, lib.PYSIM_S8, 0], *map(_fields, of)])
+    return _step("BYTE_POOL", how, out, x)
+
+
+def byte_pad_step(out: Array, x: Array, pads: tuple[int, int, int, int], value: int, flip: bool, zero: Array | None = None) -> Step:
+    """Images of bytes padded at the top, left, bottom and right by `value`, or by the byte of the array `zero`. `flip`: the upper bit of
+    each byte, also of that one, is flipped, which makes x - 128 of x."""
+    ffi, (*planes, height, width) = library()[0], x.shape
+    at = ffi.NULL if zero is None else ffi.cast("uint8_t *", zero.ctypes.data)
+    how = ffi.new("pysim_byte_pad *", [int(np.prod(planes, dtype=np.int64)), height, width, *pads, at, value, 0x80 if flip else 0])
+    step = _step("BYTE_PAD", how, out, x)
+    step.keep(out, x, zero)
+    return step

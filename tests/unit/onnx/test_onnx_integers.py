@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks that ONNX Runtime's own tool quantised: statically, in both of its forms, and dynamically."""
+
+import logging
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install onnx")
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install onnxruntime")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+import pysim  # noqa: E402
+from pysim.network import execution  # noqa: E402
+
+quantization = pytest.importorskip("onnxruntime.quantization")
+RNG = np.random.default_rng(0)
+
+
+class Written:
+    def __init__(self):
+        self.held, self.nodes = {}, []
+
+    def keep(self, name, *shape, scale=0.3):
+        self.held[name] = (RNG.standard_normal(shape) * scale).astype(np.float32)
+        return name
+
+    def add(self, op, inputs, out, **attributes):
+        self.nodes.append(helper.make_node(op, inputs, [out], name=f"{out}_node", **attributes))
+        return out
+
+    def layer(self, x, out, filters, channels, kernel=1, **attributes):
+        weights = self.keep(f"{out}_w", filters, channels, kernel, kernel), self.keep(f"{out}_b", filters)
+        return self.add("Conv", [x, *weights], out, **attributes)
+
+    def model(self, x, y):
+        sides = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name, shape in (("x", x), ("y", y))]
+        held = [numpy_helper.from_array(np.asarray(array), name) for name, array in self.held.items()]
+        graph = helper.make_graph(self.nodes, "one", *sides, held)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def convolutions():
+    """A stem, a depthwise layer, a residual, a squeeze and excitation, a concatenation, pools and a classifier."""
+    w = Written()
+    w.held |= {"zero": np.float32(0), "six": np.float32(6)}
+    x = w.add("Relu", [w.layer("x", "stem", 16, 3, 3, pads=[1] * 4, strides=[2, 2])], "stem_relu")
+    x = w.add("MaxPool", [x], "largest", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    y = w.add("Clip", [w.layer(x, "depthwise", 16, 1, 3, pads=[1] * 4, group=16), "zero", "six"], "clipped")
+    s = w.add("Relu", [w.add("Add", [w.layer(y, "linear", 16, 16), x], "residual")], "residual_relu")
+    gate = w.add("Sigmoid", [w.layer(w.add("GlobalAveragePool", [s], "squeezed"), "excited", 16, 16)], "gate")
+    s = w.add("HardSwish", [w.add("Mul", [s, gate], "scaled")], "swish")
+    s = w.add("AveragePool", [w.add("Concat", [s, x], "both", axis=1)], "mean", kernel_shape=[2, 2], strides=[2, 2])
+    s = w.add("Flatten", [w.add("GlobalAveragePool", [s], "means")], "flat")
+    w.add("Gemm", [s, w.keep("last_w", 10, 32), w.keep("last_b", 10)], "y", transB=1)
+    return w.model([1, 3, 32, 32], [1, 10])
+
+
+def attention(tokens=17, size=32, heads=2):
+    """A block of a transformer, with a ReLU in its MLP."""
+    w = Written()
+    w.held |= {"split": np.array([1, tokens, heads, size // heads]), "whole": np.array([1, tokens, size]), "quarter": np.float32(0.25)}
+
+    def linear(x, out, n, k):
+        return w.add("Add", [w.keep(f"{out}_b", n), w.add("MatMul", [x, w.keep(f"{out}_w", k, n)], f"{out}_product")], out)
+
+    def norm(x, out):
+        return w.add("LayerNormalization", [x, w.keep(f"{out}_g", size, scale=1), w.keep(f"{out}_s", size)], out, axis=-1)
+
+    x, parts = norm("x", "norm"), []
+    for name in "qkv":
+        part = w.add("Reshape", [linear(x, name, size, size), "split"], f"{name}_heads")
+        parts.append(w.add("Transpose", [part], f"{name}_turned", perm=[0, 2, 3, 1] if name == "k" else [0, 2, 1, 3]))
+    shares = w.add("Softmax", [w.add("Mul", [w.add("MatMul", parts[:2], "scores"), "quarter"], "scaled")], "shares", axis=-1)
+    y = w.add("Transpose", [w.add("MatMul", [shares, parts[2]], "values")], "turned", perm=[0, 2, 1, 3])
+    x = w.add("Add", ["x", linear(w.add("Reshape", [y, "whole"], "merged"), "projected", size, size)], "first")
+    y = w.add("Relu", [linear(norm(x, "second_norm"), "wide", 4 * size, size)], "active")
+    w.add("Add", [x, linear(y, "narrow", size, 4 * size)], "y")
+    return w.model([1, tokens, size], [1, tokens, size])
+
+
+class Samples(quantization.CalibrationDataReader):
+    def __init__(self, shape):
+        self.left = [{"x": RNG.standard_normal(shape).astype(np.float32)} for _ in range(3)]
+
+    def get_next(self):
+        return self.left.pop() if self.left else None
+
+
+@pytest.fixture(autouse=True, params=["s8", "f32"])
+def integers(monkeypatch, request):
+    """The rows that compute integer layers."""
+    monkeypatch.setattr(execution, "integer_rows", lambda *_: request.param)
+
+
+def results(path, x):
+    """ONNX Runtime's, operator by operator, and pysim's, whose operators are also named."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    right = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    model = pysim.load(path)
+    return right, model(x), [layer.node.op for layer in model.plan.layers]
+
+
+@pytest.mark.parametrize("make", [convolutions, attention])
+@pytest.mark.parametrize("kind", ["QUInt8", "QInt8"])
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_statically_quantised_networks(tmp_path, make, kind, form):
+    logging.disable(logging.WARNING)
+    model, kind = make(), quantization.QuantType[kind]
+    shape = [one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
+    onnx.save(model, tmp_path / "float.onnx")
+    about = {"quant_format": quantization.QuantFormat[form], "per_channel": form == "QDQ", "activation_type": kind}
+    quantization.quantize_static(
+        tmp_path / "float.onnx", tmp_path / "bytes.onnx", Samples(shape), weight_type=quantization.QuantType.QInt8, **about
+    )
+    right, found, ops = results(tmp_path / "bytes.onnx", RNG.standard_normal(shape).astype(np.float32))
+    assert not {"Conv", "Linear", "Add", "Mul"} & {*ops}
+    if form == "QOperator":
+        np.testing.assert_array_equal(found, right, strict=True)
+        return
+    # sums of numbers round differently from whole sums, so a few results of a layer are one step apart
+    steps = np.unique(right)
+    assert np.abs(found - right).max() <= 1.01 * np.diff(steps).min() * 2
+    assert make is convolutions or (found == right).mean() > 0.9
+
+
+@pytest.mark.parametrize("make", [convolutions, attention])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_dynamically_quantised_networks(tmp_path, make, per_channel):
+    logging.disable(logging.WARNING)
+    model = make()
+    shape = [one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
+    onnx.save(model, tmp_path / "float.onnx")
+    quantization.quantize_dynamic(
+        tmp_path / "float.onnx", tmp_path / "bytes.onnx", per_channel=per_channel, weight_type=quantization.QuantType.QInt8
+    )
+    right, found, ops = results(tmp_path / "bytes.onnx", RNG.standard_normal(shape).astype(np.float32))
+    assert not {"Conv", "Linear", "MatMulInteger", "ConvInteger", "Cast"} & {*ops}
+    np.testing.assert_allclose(found, right, rtol=0, atol=2e-6 * np.abs(right).max(), strict=True)
+
+
+def test_a_saved_integer_network_gives_the_same_bits(tmp_path):
+    logging.disable(logging.WARNING)
+    onnx.save(convolutions(), tmp_path / "float.onnx")
+    shape = [1, 3, 32, 32]
+    about = {"quant_format": quantization.QuantFormat.QOperator, "weight_type": quantization.QuantType.QInt8}
+    quantization.quantize_static(tmp_path / "float.onnx", tmp_path / "bytes.onnx", Samples(shape), **about)
+    model, x = pysim.load(tmp_path / "bytes.onnx"), RNG.standard_normal(shape).astype(np.float32)
+    model.save(tmp_path / "saved.pysim")
+    np.testing.assert_array_equal(pysim.load(tmp_path / "saved.pysim")(x), model(x), strict=True)
