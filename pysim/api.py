@@ -246,20 +246,10 @@ def conv2d(
 
 
 def convolved(
-    x: Any,
-    w: Any,
-    bias: Any,
-    windows: Windows,
-    activation: cuda.Activation = None,
-    machine: str | Machine | Gpu = "host",
-    threads: int = 1,
-    accuracy: Accuracy = "standard",
-    plan: values.Plan | None = None,
-    out: Any = None,
-    error_limit: float | None = None,
-    residual: Any = None,
-    layout: Layout = "nchw",
-) -> Any:
+    x: Any, w: Any, bias: Any, windows: Windows, activation: cuda.Activation = None, machine: str | Machine | Gpu = "host",
+    threads: int = 1, accuracy: Accuracy = "standard", plan: values.Plan | None = None, out: Any = None,
+    error_limit: float | None = None, residual: Any = None, layout: Layout = "nchw",
+) -> Any:  # fmt: skip
     """`conv2d` of images, or of volumes, by the rank of `windows`."""
     layout = _layout(plan, layout)
     accurate = _accurate(accuracy, error_limit)
