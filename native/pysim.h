@@ -54,7 +54,9 @@ typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation;
 /* Convolution, input [batch][channels][height][width], filters [filters][channels/groups][kernel_h][kernel_w],
  * output [batch][filters][P][Q] with P = (height + pad_top + pad_bottom - dilation_h*(kernel_h-1) - 1)/stride_h + 1.
  * dilation is 1 for a dense kernel. With channels in blocks of c (NCHWc) the input is [batch][channels/c][height][width][c]; filters of the
- * output likewise. Blocks divide the channels and filters of a group, or the groups where these have one of each. */
+ * output likewise. Blocks divide the channels and filters of a group, or the groups where these have one of each.
+ * Volumes have a depth before the height: input [batch][channels][depth][height][width], filters [..][kernel_d][kernel_h][kernel_w], output
+ * [batch][filters][O][P][Q]. Of images its six numbers are 0. */
 typedef struct {
     int64_t batch, groups;
     int64_t channels, height, width;
@@ -64,6 +66,7 @@ typedef struct {
     int32_t dtype;
     /* channels per block of the input; filters per block of the output (and a residual); 0 and 1: planes */
     int32_t input_block, output_block;
+    int64_t depth, kernel_d, stride_d, dilation_d, pad_front, pad_back; /* of volumes */
 } pysim_conv;
 
 /* C[m][n] = alpha op(A)[m][k] op(B)[k][n] + beta C (+ bias[n], activation), row-major; ld* in elements. */
@@ -136,6 +139,7 @@ const char *pysim_last_error(void);
 int32_t pysim_kernel_count(void);
 pysim_status pysim_kernel_at(int32_t index, pysim_kernel_info *out);
 
+/* P and Q; of volumes, those of a slice. */
 pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q);
 
 /* The second operand of a run (filters, B) is the result of pysim_prepare under the same problem and schedule, or the weights themselves

@@ -10,15 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["PysimError", "compare", "conv2d", "export", "gemm", "load", "plan", "plans", "prepare"]
+_CONVOLUTIONS = ["conv1d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+__all__ = ["PysimError", "compare", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "export",
+           "gemm", "load", "plan", "plans", "prepare"]  # fmt: skip
 
 if TYPE_CHECKING:
     from pysim.api import compare, conv2d, gemm, plan, plans, prepare
+    from pysim.convolutions import conv1d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
     from pysim.errors import PysimError
     from pysim.onnx.load import load
     from pysim.standalone import export
 
-_ELSEWHERE = {"PysimError": "pysim.errors", "export": "pysim.standalone", "load": "pysim.onnx.load"}
+_ELSEWHERE = {"PysimError": "pysim.errors", "export": "pysim.standalone", "load": "pysim.onnx.load"} | dict.fromkeys(
+    _CONVOLUTIONS, "pysim.convolutions"
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -32,7 +32,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import BY_NAME
 from pysim.problem.gemm import Gemm, product_of
 from pysim.problem.text import Layer, Workload, distinct, parse, resolve
-from pysim.problem.windows import Pair, windows_of
+from pysim.problem.windows import Pair, Windows, windows_of
 from pysim.record import plan as values
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
@@ -75,9 +75,10 @@ class Plan(values.Plan, frozen=True, kw_only=True):
         if isinstance(of, Gemm):
             how = (None, 1.0, 0.0, of.trans_a, of.trans_b, bias, activation)
             return gemm(x, w, *how, plan=self, out=out, threads=threads, dtype=of.dtype)
-        stride, dilation = (of.stride_h, of.stride_w), (of.dilation_h, of.dilation_w)
-        padding = (of.pad_top, of.pad_left, of.pad_bottom, of.pad_right)
-        return conv2d(x, w, bias, stride, padding, dilation, of.groups, activation, plan=self, out=out, threads=threads)
+        axes = [of.slices] * of.is_volume + [of.rows, of.columns]
+        pads = (*(axis.before for axis in axes), *(axis.after for axis in axes))
+        stride, dilation = tuple(axis.stride for axis in axes), tuple(axis.dilation for axis in axes)
+        return convolved(x, w, bias, Windows(stride, pads, dilation, of.groups), activation, plan=self, out=out, threads=threads)
 
 
 class GpuPrepared:
@@ -90,7 +91,7 @@ class GpuPrepared:
     def __init__(self, plan: Plan, weights: Any, bias: Any = None, activation: cuda.Activation = None) -> None:
         w = self.workload = plan.workload
         if isinstance(w, Conv):
-            name, right = "w", cast("tuple[int, ...]", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w))
+            name, right = "w", w.filter_shape
         else:
             name, right = "b", (w.n, w.k) if w.trans_b else (w.k, w.n)
         if (shape := tuple(np.shape(weights))) != right:
@@ -240,8 +241,17 @@ def conv2d(
     `machine="cuda"` or a GPU's plan. `prepare` packs filters once for many calls. Raises OperandError for arrays that do not fit, and
     PlanError and MachineError as `plan` does.
     """
-    layout = _layout(plan, layout)
     windows = windows_of(stride, padding, dilation, groups)
+    return convolved(x, w, bias, windows, activation, machine, threads, accuracy, plan, out, error_limit, residual, layout)
+
+
+def convolved(
+    x: Any, w: Any, bias: Any, windows: Windows, activation: cuda.Activation = None, machine: str | Machine | Gpu = "host",
+    threads: int = 1, accuracy: Accuracy = "standard", plan: values.Plan | None = None, out: Any = None,
+    error_limit: float | None = None, residual: Any = None, layout: Layout = "nchw",
+) -> Any:  # fmt: skip
+    """`conv2d` of images, or of volumes, by the rank of `windows`."""
+    layout = _layout(plan, layout)
     accurate = _accurate(accuracy, error_limit)
     threads = whole(threads, "threads", 1, MOST_THREADS)
     arrays.refuse_gradients(x=x, w=w, bias=bias, out=out, residual=residual)

@@ -11,8 +11,9 @@ import pysim
 import pysim.torch
 from pysim import cachemodel
 
+CONVOLUTIONS = ("conv2d", "conv1d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 PUBLIC: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "pysim": (pysim, ("conv2d", "gemm", "prepare", "plan", "plans", "compare", "load", "export")),
+    "pysim": (pysim, (*CONVOLUTIONS, "gemm", "prepare", "plan", "plans", "compare", "load", "export")),
     "pysim.torch": (pysim.torch, ("optimize", "backend", "report", "refresh")),
     "pysim.cachemodel": (cachemodel, ("Cache", "Hierarchy", "SharedMemory")),
 }

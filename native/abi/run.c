@@ -37,6 +37,10 @@ static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, py
     if (p->kind == PYSIM_CONV && !algorithm->blocks && (p->conv.input_block > 1 || p->conv.output_block > 1))
         return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; algorithm %s reads and writes planes",
                           (int)p->conv.input_block, (int)p->conv.output_block, algorithms[s->algorithm].name);
+    if (p->kind == PYSIM_CONV && p->conv.depth && !algorithm->volumes)
+        return pysim_fail(PYSIM_UNSUPPORTED, "depth is %lld; algorithm %s computes images", (long long)p->conv.depth,
+                          algorithms[s->algorithm].name);
+    if (p->kind == PYSIM_CONV) job->problem.conv = pysim_as_volume(&p->conv);
     status = algorithm->open(&job->problem, s, row, job);
     if (status == PYSIM_OK) job->algorithm = algorithm;
     return status;

@@ -116,6 +116,33 @@ static pysim_status check_blocks(const pysim_conv *c) {
     return check_block("output_block", c->output_block, depthwise ? "groups" : "filters of a group", c->filters / groups);
 }
 
+static pysim_status depth_fields(const pysim_conv *c) {
+    const named of_images[] = {{"kernel_d", c->kernel_d},
+                               {"stride_d", c->stride_d},
+                               {"dilation_d", c->dilation_d},
+                               {"pad_front", c->pad_front},
+                               {"pad_back", c->pad_back}};
+    const named positive[] = {{"depth", c->depth}, {"kernel_d", c->kernel_d}, {"stride_d", c->stride_d}, {"dilation_d", c->dilation_d}};
+    const named padding[] = {{"pad_front", c->pad_front}, {"pad_back", c->pad_back}};
+    for (size_t i = 0; !c->depth && i < sizeof of_images / sizeof *of_images; i++)
+        if (of_images[i].value)
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "depth is 0, so of an image, and %s is %lld; expected 0", of_images[i].name,
+                              (long long)of_images[i].value);
+    if (!c->depth) return PYSIM_OK;
+    const pysim_status status = check_least(positive, 4, 1);
+    return status == PYSIM_OK ? check_least(padding, 2, 0) : status;
+}
+
+pysim_conv pysim_as_volume(const pysim_conv *c) {
+    pysim_conv of = *c;
+    if (!of.depth) of.depth = of.kernel_d = of.stride_d = of.dilation_d = 1;
+    return of;
+}
+
+int64_t pysim_out_slices(const pysim_conv *c) {
+    return c->depth ? (c->depth + c->pad_front + c->pad_back - c->dilation_d * (c->kernel_d - 1) - 1) / c->stride_d + 1 : 1;
+}
+
 static pysim_status conv_fields(const pysim_conv *c) {
     const named positive[] = {
         {"batch", c->batch},       {"groups", c->groups},     {"channels", c->channels},     {"height", c->height},
@@ -130,6 +157,7 @@ static pysim_status conv_fields(const pysim_conv *c) {
     };
     pysim_status status = check_least(positive, (int32_t)(sizeof positive / sizeof *positive), 1);
     if (status == PYSIM_OK) status = check_least(padding, (int32_t)(sizeof padding / sizeof *padding), 0);
+    if (status == PYSIM_OK) status = depth_fields(c);
     if (status == PYSIM_OK) status = pysim_check_dtype(c->dtype);
     if (status != PYSIM_OK) return status;
     if (c->channels % c->groups)
@@ -142,26 +170,30 @@ static pysim_status conv_fields(const pysim_conv *c) {
 }
 
 pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim_operands *operands) {
-    int64_t rows = 0, columns = 0;
+    int64_t rows = 0, columns = 0, slices = 1;
     if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the convolution is NULL");
     pysim_status status = conv_fields(c);
     if (status == PYSIM_OK)
         status = output_axis("height", c->height, c->pad_top, c->pad_bottom, c->kernel_h, c->stride_h, c->dilation_h, &rows);
     if (status == PYSIM_OK)
         status = output_axis("width", c->width, c->pad_left, c->pad_right, c->kernel_w, c->stride_w, c->dilation_w, &columns);
+    if (status == PYSIM_OK && c->depth)
+        status = output_axis("depth", c->depth, c->pad_front, c->pad_back, c->kernel_d, c->stride_d, c->dilation_d, &slices);
     if (status != PYSIM_OK) return status;
 
     const int32_t result = pysim_result_dtype(c->dtype);
+    const pysim_conv v = pysim_as_volume(c);
     const int64_t element = pysim_dtype_bytes(c->dtype), wide = pysim_dtype_bytes(result);
-    const int64_t input[] = {c->batch, c->channels, c->height, c->width, element};
-    const int64_t filters[] = {c->filters, c->channels / c->groups, c->kernel_h, c->kernel_w, element};
-    const int64_t output[] = {c->batch, c->filters, rows, columns, wide};
+    const int64_t input[] = {c->batch, c->channels, v.depth, c->height, c->width, element};
+    const int64_t filters[] = {c->filters, c->channels / c->groups, v.kernel_d, c->kernel_h, c->kernel_w, element};
+    const int64_t output[] = {c->batch, c->filters, slices, rows, columns, wide};
     pysim_operands of = {{"input", c->dtype, 0}, {"filters", c->dtype, 0}, {"output", result, 0}, 0};
-    status = pysim_product("the input's bytes, batch x channels x height x width x element", 5, input, &of.first.bytes);
+    status = pysim_product("the input's bytes, batch x channels x depth x height x width x element", 6, input, &of.first.bytes);
     if (status == PYSIM_OK)
-        status =
-            pysim_product("the filters' bytes, filters x channels/groups x kernel_h x kernel_w x element", 5, filters, &of.second.bytes);
-    if (status == PYSIM_OK) status = pysim_product("the output's bytes, batch x filters x P x Q x element", 5, output, &of.result.bytes);
+        status = pysim_product("the filters' bytes, filters x channels/groups x kernel_d x kernel_h x kernel_w x element", 6, filters,
+                               &of.second.bytes);
+    if (status == PYSIM_OK)
+        status = pysim_product("the output's bytes, batch x filters x O x P x Q x element", 6, output, &of.result.bytes);
     if (status != PYSIM_OK) return status;
     of.bias_bytes = c->filters * wide; /* No more than the output's bytes, which fit. */
     if (p) *p = rows;

@@ -36,6 +36,10 @@ typedef struct {
  * NULL. */
 pysim_status pysim_check_problem(const pysim_problem *p, pysim_operands *operands);
 pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim_operands *operands); /* p, q, operands may be NULL */
+/* A checked convolution with an image as a volume of depth 1. */
+pysim_conv pysim_as_volume(const pysim_conv *c);
+/* Slices of the output of a checked convolution. */
+int64_t pysim_out_slices(const pysim_conv *c);
 
 /* Checks an epilogue for the problem's dtype: a known activation, an aligned bias, and alpha and beta that the result can represent (1
  * and 0 for a convolution). Checks operands: not NULL, aligned to their elements, written ones not overlapping any other. */

@@ -42,6 +42,7 @@ struct pysim_algorithm {
     int adds;      /* run applies call->residual; if 0, `finish` does */
     int blocks;    /* open accepts operands in channel blocks (NCHWc) */
     int quantised; /* run obeys the epilogue's fields of quantised operands */
+    int volumes;   /* open accepts volumes, and gets images as volumes of depth 1 */
 };
 
 /* A run on one thread whose kernels are replaced by stubs, so that any CPU can trace any row. The checks of a run apply, but nothing is

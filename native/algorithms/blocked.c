@@ -87,4 +87,4 @@ static void run_blocked(const pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_blocked = {open_blocked, prepare_blocked, run_blocked, 1, 0, 0, 0};
+const pysim_algorithm pysim_algorithm_blocked = {open_blocked, prepare_blocked, run_blocked, 1, 0, 0, 0, 0};

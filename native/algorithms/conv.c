@@ -1,39 +1,68 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution on the loop nest: windows are output pixels in row-major order. A tile may cross output rows; padding is packed as zeros. */
+ * Convolution on the loop nest: windows are output pixels in row-major order, of volumes slice by slice. A tile may cross output
+ * rows and slices; padding is packed as zeros. */
 #include <string.h>
 
 #include "algorithm.h"
 
-static int64_t output_columns(const pysim_conv *c) {
-    return (c->width + c->pad_left + c->pad_right - c->dilation_w * (c->kernel_w - 1) - 1) / c->stride_w + 1;
+static int64_t outputs(int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride, int64_t dilation) {
+    return (size + before + after - dilation * (kernel - 1) - 1) / stride + 1;
 }
 
-int pysim_conv_padded(const pysim_conv *c) { return c->pad_top || c->pad_left || c->pad_bottom || c->pad_right; }
+static int64_t output_columns(const pysim_conv *c) {
+    return outputs(c->width, c->pad_left, c->pad_right, c->kernel_w, c->stride_w, c->dilation_w);
+}
 
+static int64_t output_rows(const pysim_conv *c) {
+    return outputs(c->height, c->pad_top, c->pad_bottom, c->kernel_h, c->stride_h, c->dilation_h);
+}
+
+int pysim_conv_padded(const pysim_conv *c) {
+    return c->pad_top || c->pad_left || c->pad_bottom || c->pad_right || c->pad_front || c->pad_back;
+}
+
+/* Taps [*first, *end) of an axis of `size` that lie inside for at least one of its outputs [from, to]: tap r of output p is inside where
+ * 0 <= p*stride - before + r*dilation < size. The last output has the least r, the first the greatest. */
+static void live_taps(int64_t from, int64_t to, int64_t size, int64_t before, int64_t kernel, int64_t stride, int64_t dilation,
+                      int64_t *first, int64_t *end) {
+    const int64_t low = from * stride - before, high = to * stride - before;
+    *first = pysim_min(kernel, high >= 0 ? 0 : pysim_ceil_div(-high, dilation));
+    *end = low >= size ? 0 : pysim_min(kernel, (size - 1 - low) / dilation + 1);
+    if (*end < *first) *end = *first;
+}
+
+/* Kernel rows are numbered over the slices of the kernel, rows of outputs over the slices of the output. Of several live slices, those rows in
+ * between that only meet padding are live, too. */
 static void conv_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
     const pysim_conv *c = n->problem;
-    const int64_t q = output_columns(c);
-    const int64_t top = t0 / q * c->stride_h - c->pad_top, bottom = (t0 + nw - 1) / q * c->stride_h - c->pad_top;
-    /* kernel row r of output row p is inside where 0 <= p*stride - pad + r*dilation < height; the last output row has the least r, the
-     * first the greatest */
-    *r0 = pysim_min(c->kernel_h, bottom >= 0 ? 0 : pysim_ceil_div(-bottom, c->dilation_h));
-    *r1 = top >= c->height ? 0 : pysim_min(c->kernel_h, (c->height - 1 - top) / c->dilation_h + 1);
-    if (*r1 < *r0) *r1 = *r0;
+    const int64_t q = output_columns(c), top = t0 / q, bottom = (t0 + nw - 1) / q;
+    if (c->kernel_d == 1 && c->depth == 1) { /* an image */
+        live_taps(top, bottom, c->height, c->pad_top, c->kernel_h, c->stride_h, c->dilation_h, r0, r1);
+        return;
+    }
+    const int64_t p = output_rows(c), front = top / p, back = bottom / p;
+    int64_t d0, d1, first = 0, end = c->kernel_h;
+    live_taps(front, back, c->depth, c->pad_front, c->kernel_d, c->stride_d, c->dilation_d, &d0, &d1);
+    if (front == back) live_taps(top % p, bottom % p, c->height, c->pad_top, c->kernel_h, c->stride_h, c->dilation_h, &first, &end);
+    *r0 = d0 * c->kernel_h + first;
+    *r1 = d1 > d0 && end > first ? (d1 - 1) * c->kernel_h + end : *r0;
 }
 
 static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst) {
     const pysim_conv *c = n->problem;
-    const int64_t q = output_columns(c);
-    const int64_t plane = c->height * c->width, pitch = n->schedule.windows;
-    const char *image = n->input + c0 * plane * n->bytes;
+    const int64_t q = output_columns(c), slice = output_rows(c);
+    const int64_t pitch = n->schedule.windows;
+    const char *image = n->input + c0 * n->input_pitch * n->bytes;
     for (int64_t r = r0; r < r1; r++) {
         char *out = (char *)dst + (r - r0) * pysim_nest_depth(n, nc * c->kernel_w) * pitch * n->bytes;
         for (int64_t j = 0; j < nw;) {
-            const int64_t p = (t0 + j) / q, column = (t0 + j) % q, count = pysim_min(nw - j, q - column);
-            const int64_t y = p * c->stride_h - c->pad_top + r * c->dilation_h;
+            const int64_t row = (t0 + j) / q, column = (t0 + j) % q, count = pysim_min(nw - j, q - column);
+            const int64_t z = row / slice * c->stride_d - c->pad_front + r / c->kernel_h * c->dilation_d;
+            const int64_t y = row % slice * c->stride_h - c->pad_top + r % c->kernel_h * c->dilation_h;
+            const int inside = z >= 0 && z < c->depth && y >= 0 && y < c->height;
             const pysim_segment segment = {
-                .row = y >= 0 && y < c->height ? image + y * c->width * n->bytes : NULL,
-                .row_channel = plane,
+                .row = inside ? image + (z * c->height + y) * c->width * n->bytes : NULL,
+                .row_channel = n->input_pitch,
                 .width = c->width,
                 .first = column * c->stride_w - c->pad_left,
                 .stride = c->stride_w,
@@ -71,13 +100,12 @@ static pysim_status panels_bytes(const pysim_nest *n, int64_t groups, int64_t *b
 }
 
 pysim_nest pysim_conv_nest(const pysim_conv *c) {
-    const int64_t q = output_columns(c);
-    const int64_t p = (c->height + c->pad_top + c->pad_bottom - c->dilation_h * (c->kernel_h - 1) - 1) / c->stride_h + 1;
+    const int64_t windows = pysim_out_slices(c) * output_rows(c) * output_columns(c);
     return (pysim_nest){
-        .windows = p * q,
+        .windows = windows,
         .filters = c->filters / c->groups,
         .channels = c->channels / c->groups,
-        .rows = c->kernel_h,
+        .rows = c->kernel_d * c->kernel_h,
         .taps = c->kernel_w,
         .bytes = pysim_dtype_bytes(c->dtype),
         .out_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
@@ -86,8 +114,8 @@ pysim_nest pysim_conv_nest(const pysim_conv *c) {
         .live_rows = conv_live_rows,
         .finish = pysim_conv_padded(c) ? pysim_recompute_padded : NULL,
         .problem = c,
-        .input_pitch = c->height * c->width,
-        .output_pitch = p * q,
+        .input_pitch = c->depth * c->height * c->width,
+        .output_pitch = windows,
         .alpha = 1,
     };
 }
@@ -102,7 +130,8 @@ pysim_status pysim_conv_panels(pysim_job *job) {
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
     pysim_nest *n = &job->nest;
     *n = pysim_conv_nest(c);
-    const int pointwise = c->kernel_h == 1 && c->kernel_w == 1 && c->stride_h == 1 && c->stride_w == 1 && !pysim_conv_padded(c);
+    const int one_tap = c->kernel_d == 1 && c->kernel_h == 1 && c->kernel_w == 1;
+    const int pointwise = one_tap && c->stride_d == 1 && c->stride_h == 1 && c->stride_w == 1 && !pysim_conv_padded(c);
     pysim_status status = row(s, c->dtype, &n->row);
     if (status == PYSIM_OK) status = pysim_nest_schedule(n, s, pointwise);
     return status == PYSIM_OK ? pysim_conv_panels(job) : status;
@@ -208,4 +237,4 @@ void pysim_conv_run(const pysim_job *job, const pysim_call *call) {
 }
 
 const pysim_algorithm pysim_algorithm_sconv = {
-    .open = open_conv, .prepare = pysim_conv_prepare, .run = pysim_conv_run, .finishes = 1, .adds = 1, .quantised = 1};
+    .open = open_conv, .prepare = pysim_conv_prepare, .run = pysim_conv_run, .finishes = 1, .adds = 1, .quantised = 1, .volumes = 1};

@@ -211,4 +211,4 @@ static void run_depthwise(const pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, prepare_depthwise, run_depthwise, 1, 0, 1, 0};
+const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, prepare_depthwise, run_depthwise, 1, 0, 1, 0, 0};

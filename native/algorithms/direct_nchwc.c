@@ -270,4 +270,4 @@ static void run_nchwc(const pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_direct_nchwc = {open_nchwc, prepare_nchwc, run_nchwc, 1, 1, 1, 0};
+const pysim_algorithm pysim_algorithm_direct_nchwc = {open_nchwc, prepare_nchwc, run_nchwc, 1, 1, 1, 0, 0};

@@ -50,6 +50,10 @@ static pysim_status open_im2col(const pysim_problem *of, const pysim_schedule *s
     if (status != PYSIM_OK) return status;
     if (bytes > INT64_MAX - 2 * ALIGN) return pysim_fail(PYSIM_OVERFLOW, "the columns exceed int64 bytes");
     job->own = (pysim_conv){.batch = 1,
+                            .depth = 1,
+                            .kernel_d = 1,
+                            .stride_d = 1,
+                            .dilation_d = 1,
                             .groups = c->groups,
                             .channels = c->channels * c->kernel_h * c->kernel_w,
                             .height = p,
@@ -86,4 +90,4 @@ static void run_im2col(const pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_im2col = {open_im2col, pysim_conv_prepare, run_im2col, 1, 1, 0, 0};
+const pysim_algorithm pysim_algorithm_im2col = {open_im2col, pysim_conv_prepare, run_im2col, 1, 1, 0, 0, 0};

@@ -175,4 +175,4 @@ static void run_polyphase(const pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_polyphase = {open_polyphase, pysim_conv_prepare, run_polyphase, 1, 0, 0, 0};
+const pysim_algorithm pysim_algorithm_polyphase = {open_polyphase, pysim_conv_prepare, run_polyphase, 1, 0, 0, 0, 0};

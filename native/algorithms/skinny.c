@@ -165,4 +165,4 @@ static void run_skinny(const pysim_job *job, const pysim_call *call) {
         *call->profile = (pysim_profile){.pack_seconds = copied - start, .kernel_seconds = pysim_now() - copied, .kernel_calls = r.parts};
 }
 
-const pysim_algorithm pysim_algorithm_skinny = {open_skinny, NULL, run_skinny, 0, 0, 0, 0};
+const pysim_algorithm pysim_algorithm_skinny = {open_skinny, NULL, run_skinny, 0, 0, 0, 0, 0};

@@ -172,6 +172,10 @@ static pysim_conv stride_one(const pysim_conv *c, int64_t p, int64_t q) {
     const int64_t stride = c->stride_h, taps = pysim_ceil_div(c->kernel_h, stride);
     if (stride == 1) return *c;
     return (pysim_conv){.batch = c->batch,
+                        .depth = 1,
+                        .kernel_d = 1,
+                        .stride_d = 1,
+                        .dilation_d = 1,
                         .groups = c->groups,
                         .channels = c->channels * stride * stride,
                         .height = p + taps - 1,
@@ -492,4 +496,4 @@ static void run_winograd(const pysim_job *job, const pysim_call *call) {
     pysim_parallel_for(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
-const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0, 1, 0};
+const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0, 1, 0, 0};

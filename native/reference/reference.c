@@ -3,6 +3,7 @@
  *
  *   O[n][m][p][q] = act( bias[m] + residual[n][m][p][q] + sum_{c,r,s} I[n][c][p*stride_h + r*dilation_h - pad_top][q*stride_w + s*dilation_w - pad_left]
  *                                              F[m][c][r][s] )        an index outside the image contributes nothing
+ *                                                                     (volumes: another index o before p, summed over t before r)
  *   C[i][j]       = act( alpha sum_p op(A)[i][p] op(B)[p][j] + beta C[i][j] + bias[j] )      a term whose factor is 0 contributes nothing
  *
  * Sums are kept in double for f32 and bf16 and in long double for f64 and rounded once, so the result is the nearest value to the
@@ -59,15 +60,17 @@ enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the
         return (R)activated(e, (long double)value);                                                                                        \
     }                                                                                                                                      \
                                                                                                                                            \
-    static void windows_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t y0, int64_t x0, int64_t p,    \
-                                int64_t q, SUM *sum) {                                                                                     \
+    static void windows_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t z0, int64_t y0, int64_t x0,   \
+                                int64_t p, int64_t q, SUM *sum) {                                                                          \
         const int64_t channels = c->channels / c->groups, step = c->input_block > 1 ? c->input_block : 1;                                  \
-        for (int64_t ch = 0; ch < channels; ch++) {                                                                                        \
-            const T *plane = image + place(first + ch, c->input_block, c->height * c->width, 0);                                           \
+        for (int64_t tap = 0; tap < channels * c->kernel_d; tap++) {                                                                       \
+            const int64_t ch = tap / c->kernel_d, z = z0 + tap % c->kernel_d * c->dilation_d;                                              \
+            if (z < 0 || z >= c->depth) continue;                                                                                          \
+            const T *plane = image + place(first + ch, c->input_block, c->depth * c->height * c->width, z * c->height * c->width);         \
             for (int64_t r = 0; r < c->kernel_h; r++)                                                                                      \
                 for (int64_t s = 0; s < c->kernel_w; s++) {                                                                                \
                     const int64_t y = y0 + r * c->dilation_h, x = x0 + s * c->dilation_w;                                                  \
-                    const SUM weight = (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                                       \
+                    const SUM weight = (SUM)VALUE(filter[(tap * c->kernel_h + r) * c->kernel_w + s]);                                      \
                     int64_t top, bottom, left, right;                                                                                      \
                     inside(y, c->stride_h, c->height, p, &top, &bottom);                                                                   \
                     inside(x, c->stride_w, c->width, q, &left, &right);                                                                    \
@@ -78,23 +81,24 @@ enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the
         }                                                                                                                                  \
     }                                                                                                                                      \
                                                                                                                                            \
-    static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,                  \
+    static void plane_##dtype(const pysim_conv *c, int64_t slices, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,  \
                               const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output, int64_t at) {         \
         R *out = (R *)output + at;                                                                                                         \
         const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                                             \
         const int64_t columns = q < RUN ? q : RUN, rows = p < RUN / columns ? p : RUN / columns;                                           \
-        for (int64_t i = 0; i < p; i += rows)                                                                                              \
-            for (int64_t j = 0; j < q; j += columns) {                                                                                     \
-                const int64_t high = p - i < rows ? p - i : rows, wide = q - j < columns ? q - j : columns;                                \
-                SUM sum[RUN] = {0};                                                                                                        \
-                windows_##dtype(c, (const T *)input + image, first, (const T *)filters + filter, i * c->stride_h - c->pad_top,             \
-                                j * c->stride_w - c->pad_left, high, wide, sum);                                                           \
-                for (int64_t l = 0; l < high * wide; l++) {                                                                                \
-                    const int64_t to = place(m, c->output_block, p * q, (i + l / wide) * q + j + l % wide);                                \
-                    const SUM added = (bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0);                                      \
-                    out[to] = finish_##dtype(added + sum[l], e);                                                                           \
+        for (int64_t o = 0; o < slices; o++)                                                                                               \
+            for (int64_t i = 0; i < p; i += rows)                                                                                          \
+                for (int64_t j = 0; j < q; j += columns) {                                                                                 \
+                    const int64_t high = p - i < rows ? p - i : rows, wide = q - j < columns ? q - j : columns;                            \
+                    SUM sum[RUN] = {0};                                                                                                    \
+                    windows_##dtype(c, (const T *)input + image, first, (const T *)filters + filter, o * c->stride_d - c->pad_front,       \
+                                    i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left, high, wide, sum);                         \
+                    for (int64_t l = 0; l < high * wide; l++) {                                                                            \
+                        const int64_t to = place(m, c->output_block, slices * p * q, (o * p + i + l / wide) * q + j + l % wide);           \
+                        const SUM added = (bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0);                                  \
+                        out[to] = finish_##dtype(added + sum[l], e);                                                                       \
+                    }                                                                                                                      \
                 }                                                                                                                          \
-            }                                                                                                                              \
     }                                                                                                                                      \
                                                                                                                                            \
     static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                                 \
@@ -117,20 +121,21 @@ DEFINE_REFERENCE(f64, double, long double, double, PYSIM_SAME, PYSIM_SAME)
 DEFINE_REFERENCE(bf16, uint16_t, double, float, pysim_bf16_value, PYSIM_SAME)
 DEFINE_REFERENCE(s8, int8_t, uint64_t, int32_t, PYSIM_RESIDUE_64, PYSIM_RESIDUE_64)
 
-static void reference_conv(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters, void *output) {
+static void reference_conv(const pysim_conv *given, const pysim_epilogue *e, const void *input, const void *filters, void *output) {
+    const pysim_conv volume = pysim_as_volume(given), *c = &volume;
     int64_t p, q;
-    pysim_conv_output(c, &p, &q);
-    const int64_t channels = c->channels / c->groups, per_group = c->filters / c->groups;
-    const int64_t filter_size = channels * c->kernel_h * c->kernel_w;
+    pysim_conv_output(given, &p, &q);
+    const int64_t channels = c->channels / c->groups, per_group = c->filters / c->groups, slices = pysim_out_slices(c);
+    const int64_t filter_size = channels * c->kernel_d * c->kernel_h * c->kernel_w;
     for (int64_t n = 0; n < c->batch; n++)
         for (int64_t m = 0; m < c->filters; m++) {
-            const int64_t image = n * c->channels * c->height * c->width, first = m / per_group * channels;
-            const int64_t filter = m * filter_size, out = n * c->filters * p * q;
+            const int64_t image = n * c->channels * c->depth * c->height * c->width, first = m / per_group * channels;
+            const int64_t filter = m * filter_size, out = n * c->filters * slices * p * q;
             switch (c->dtype) {
-            case PYSIM_F32: plane_f32(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
-            case PYSIM_F64: plane_f64(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
-            case PYSIM_BF16: plane_bf16(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
-            case PYSIM_S8: plane_s8(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_F32: plane_f32(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_F64: plane_f64(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_BF16: plane_bf16(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_S8: plane_s8(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
             }
         }
 }
@@ -181,6 +186,7 @@ pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns)
     int64_t p, q, bytes;
     pysim_status status = pysim_check_conv(c, &p, &q, NULL);
     if (status != PYSIM_OK) return status;
+    if (c->depth) return pysim_fail(PYSIM_UNSUPPORTED, "depth is %lld; im2col is of images", (long long)c->depth);
     const int64_t channels = c->channels / c->groups, element = pysim_dtype_bytes(c->dtype);
     const int64_t size[] = {channels, c->kernel_h, c->kernel_w, p, q, element};
     status = pysim_product("the columns' bytes, channels/groups x kernel_h x kernel_w x P x Q x element", 6, size, &bytes);

@@ -349,6 +349,7 @@ static void column_row(tracer *t, const pysim_conv *c, int64_t p, int64_t q, int
 pysim_status pysim_im2col_trace(const pysim_conv *c, const pysim_trace_bases *at, pysim_trace_sink sink, void *context) {
     int64_t p, q, bytes;
     pysim_status status = pysim_check_conv(c, &p, &q, NULL);
+    if (status == PYSIM_OK && c->depth) status = pysim_fail(PYSIM_UNSUPPORTED, "depth is %lld; im2col is of images", (long long)c->depth);
     if (status == PYSIM_OK) status = check_trace(at, sink);
     if (status != PYSIM_OK) return status;
     const int64_t channels = c->channels / c->groups, element = pysim_dtype_bytes(c->dtype);

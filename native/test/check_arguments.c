@@ -171,6 +171,7 @@ static const struct {
     FIELD(I64, of.conv.groups, 3, CONV, BAD_ARGUMENT, "channels"), FIELD(I64, of.conv.filters, 5, CONV, BAD_ARGUMENT, "filters"),
     FIELD(I64, of.conv.kernel_h, 9, CONV, BAD_ARGUMENT, "height"), FIELD(I64, of.conv.kernel_w, 10, CONV, BAD_ARGUMENT, "width"),
     FIELD(I64, of.conv.dilation_h, 4, CONV, BAD_ARGUMENT, "height"), FIELD(I64, of.conv.dilation_w, 5, CONV, BAD_ARGUMENT, "width"),
+    FIELD(I64, of.conv.depth, -1, CONV, BAD_ARGUMENT, "depth"), FIELD(I64, of.conv.kernel_d, 2, CONV, BAD_ARGUMENT, "kernel_d"), FIELD(I64, of.conv.depth, 4, CONV, BAD_ARGUMENT, "kernel_d"),
     FIELD(I32, of.conv.dtype, 6, CONV, BAD_ARGUMENT, "dtype"), FIELD(I32, of.conv.dtype, -1, CONV, BAD_ARGUMENT, "dtype"),
     FIELD(I32, of.conv.dtype, PYSIM_F16, CONV, UNSUPPORTED, "f16"), FIELD(I32, of.conv.dtype, PYSIM_S32, CONV, UNSUPPORTED, "s32"),
     FIELD(I32, of.conv.input_block, -1, CONV, BAD_ARGUMENT, "input_block"), FIELD(I32, of.conv.input_block, 3, CONV, BAD_ARGUMENT, "input_block"),

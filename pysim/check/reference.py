@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands of one problem and their correct results, by a reference that shares no code with the kernels.
 
-The reference is im2col by NumPy strides and a matrix product by NumPy's BLAS. Results have axes [N][M][P][Q] (of a product [m][n]) in any
-memory layout.
+The reference is im2col by NumPy strides and a matrix product by NumPy's BLAS. Results have axes [N][M][P][Q]
+(of a product [m][n], of volumes [N][M][O][P][Q]) in any memory layout.
 1. Exact fill, every output. A batch repeats at most DISTINCT images in random order (a product at most DISTINCT_ROWS rows of A), so the
    reference costs the same for any batch and every output is still compared.
 2. Random fill in float64 on `picked` windows (rows). Unlike the exact fill it detects products rounded to fewer bits, in any windows. On a
@@ -11,6 +11,7 @@ memory layout.
 Worked number: 64 channels, 3x3, 64 filters: k = 576, so 150,000,000 / (576 * 64) = 4069 windows are picked, cut to 2048.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -58,8 +59,8 @@ class Repeated(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """Numbers of windows (over N, P, Q) or of rows of a product, with A B (`want`) and |A||B| (`scale`) there in float64, each [window][M]
-    or [row][n]."""
+    """Numbers of windows (over N, P, Q, of volumes N, O, P, Q) or of rows of a product, with A B (`want`) and |A||B| (`scale`)
+    there in float64, each [window][M] or [row][n]."""
 
     at: Array
     want: Array
@@ -69,8 +70,8 @@ class Picked(NamedTuple):
         """The same windows of a result."""
         if result.ndim == 2:
             return result[self.at]
-        n, p, q = np.unravel_index(self.at, (result.shape[0], *result.shape[2:]))
-        taken: Array = result[n, :, p, q]
+        n, *window = np.unravel_index(self.at, (result.shape[0], *result.shape[2:]))
+        taken: Array = np.moveaxis(result, 1, -1)[(n, *window)]
         return taken
 
 
@@ -96,9 +97,7 @@ def shapes(workload: Workload) -> Shapes:
         m, n, k = workload.m, workload.n, workload.k
         return Shapes((k, m) if workload.trans_a else (m, k), (n, k) if workload.trans_b else (k, n), (m, n), k)
     c = workload
-    weights = (c.filters, c.channels // c.groups, c.kernel_h, c.kernel_w)
-    out = (c.batch, c.filters, c.out_h, c.out_w)
-    return Shapes((c.batch, c.channels, c.height, c.width), weights, out, math.prod(weights[1:]))
+    return Shapes(c.input_shape, c.filter_shape, c.output_shape, c.products)
 
 
 def trial(workload: Workload, result: np.dtype[Any], on_gpu: bool = False, seed: int = 0) -> Trial:
@@ -149,7 +148,7 @@ def reference(workload: Workload, x: Array, w: Array) -> Array:
     if isinstance(workload, Gemm):
         product: Array = (x.T if workload.trans_a else x) @ (w.T if workload.trans_b else w)
         return product
-    return np.stack([_image(workload, image, w) for image in _padded(workload, x)])
+    return np.stack([_image(workload, image, w) for image in _padded(workload, x)]).reshape(len(x), *expected.out[1:])
 
 
 def _row_axis(workload: Workload) -> int:
@@ -158,28 +157,30 @@ def _row_axis(workload: Workload) -> int:
 
 
 def _padded(c: Conv, x: Array) -> Array:
-    return np.pad(x, ((0, 0), (0, 0), (c.pad_top, c.pad_bottom), (c.pad_left, c.pad_right)))
+    """Padded volumes, [N][C][D][H][W]."""
+    volumes = x.reshape(*x.shape[:2], *(1,) * (5 - x.ndim), *x.shape[2:])
+    return np.pad(volumes, ((0, 0), (0, 0), *((axis.before, axis.after) for axis in (c.slices, c.rows, c.columns))))
 
 
 def _image(c: Conv, image: Array, w: Array) -> Array:
-    """One padded image [C][H][W] -> [M][P][Q], a few output rows at a time."""
+    """One padded volume [C][D][H][W] -> [M][O][P][Q], a few output rows at a time."""
     per_group = c.channels // c.groups
     filters = w.reshape(c.groups, c.filters // c.groups, -1)
-    row_bytes = c.channels * c.kernel_h * c.kernel_w * c.out_w * image.itemsize
+    row_bytes = c.channels * c.taps * c.out_w * image.itemsize
     step = max(1, COLUMN_BYTES // row_bytes)
-    out = np.empty((c.filters, c.out_h, c.out_w), image.dtype)
-    plane, row, column = image.strides
-    taps = (c.dilation_h * row, c.dilation_w * column)
-    for p in range(0, c.out_h, step):
+    out = np.empty((c.filters, c.out_d, c.out_h, c.out_w), image.dtype)
+    plane, slice_, row, column = image.strides
+    taps = (c.dilation_d * slice_, c.dilation_h * row, c.dilation_w * column)
+    for o, p in itertools.product(range(c.out_d), range(0, c.out_h, step)):
         rows = min(step, c.out_h - p)
         windows = np.lib.stride_tricks.as_strided(
-            image[:, p * c.stride_h :],
-            (c.groups, per_group, c.kernel_h, c.kernel_w, rows, c.out_w),
+            image[:, o * c.stride_d :, p * c.stride_h :],
+            (c.groups, per_group, c.kernel_d, c.kernel_h, c.kernel_w, rows, c.out_w),
             (per_group * plane, plane, *taps, c.stride_h * row, c.stride_w * column),
             writeable=False,
         )
         columns = windows.reshape(c.groups, filters.shape[2], rows * c.out_w)
-        out[:, p : p + rows] = np.matmul(filters, columns).reshape(c.filters, rows, c.out_w)
+        out[:, o, p : p + rows] = np.matmul(filters, columns).reshape(c.filters, rows, c.out_w)
     return out
 
 
@@ -202,10 +203,13 @@ def _in_float64(workload: Workload, x: Array, w: Array, at: Array) -> Pair:
         b = (w.T if workload.trans_b else w).astype(np.float64)
         return a @ b, np.abs(a) @ np.abs(b)
     c = workload
-    n, p, q = np.unravel_index(at, (c.batch, c.out_h, c.out_w))
-    h = (p * c.stride_h)[:, None] + np.arange(c.kernel_h) * c.dilation_h
-    v = (q * c.stride_w)[:, None] + np.arange(c.kernel_w) * c.dilation_w
-    taken = _padded(c, x)[n[:, None, None, None], np.arange(c.channels)[:, None, None], h[:, None, :, None], v[:, None, None, :]]
+    n, *places = np.unravel_index(at, (c.batch, c.out_d, c.out_h, c.out_w))
+    axes = zip(places, (c.slices, c.rows, c.columns), strict=True)
+    d, h, v = ((place * axis.stride)[:, None] + np.arange(axis.kernel) * axis.dilation for place, axis in axes)
+    channels = np.arange(c.channels)[:, None, None, None]
+    taken = _padded(c, x)[
+        n[:, None, None, None, None], channels, d[:, None, :, None, None], h[:, None, None, :, None], v[:, None, None, None]
+    ]
     columns = taken.astype(np.float64).reshape(len(at), c.groups, -1).transpose(1, 2, 0)
     filters = w.astype(np.float64).reshape(c.groups, c.filters // c.groups, -1)
     want, scale = np.matmul(filters, columns), np.matmul(np.abs(filters), np.abs(columns))

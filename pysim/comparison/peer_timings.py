@@ -14,6 +14,7 @@ from pysim.comparison.bench import Bench
 from pysim.errors import MissingError, PysimError
 from pysim.peers import Peer
 from pysim.peers.peer import Make, Ready
+from pysim.problem.conv import Conv
 
 
 class Entry(NamedTuple):
@@ -47,8 +48,11 @@ def field_of(bench: Bench, peers: Mapping[str, Peer], gpu: str) -> Field:
     """The checked peers that compute a bench's problem. `gpu`: the machine's name, for analytic peers."""
     field = Field({}, {}, {}, {})
     for name, peer in peers.items():
-        if isinstance(bench.trial.workload, peer.computes):
-            if peer.analytic:
+        workload = bench.trial.workload
+        if isinstance(workload, peer.computes):
+            if isinstance(workload, Conv) and workload.is_volume:
+                field.missing[name] = "peers are timed on images and products, and these are volumes"
+            elif peer.analytic:
                 _estimate(field, bench, name, peer, gpu)
             else:
                 _enter(field, bench, name, peer)

@@ -49,8 +49,10 @@ def read_bytes(w: Workload) -> int:
         return SIZES[w.dtype] * (w.m * w.k + w.k * w.n)
     high, wide = min(w.height, w.out_h * w.kernel_h), min(w.width, w.out_w * w.kernel_w)
     met = max(0, high - w.pad_top - w.pad_bottom) * max(0, wide - w.pad_left - w.pad_right)  # without padding
+    if w.is_volume:
+        met *= max(0, min(w.depth, w.out_d * w.kernel_d) - w.pad_front - w.pad_back)
     rows, columns = live_taps(w)
-    taps = ceil_div(rows, w.out_h) * ceil_div(columns, w.out_w)  # at most those inside the image
+    taps = ceil_div(rows, w.out_rows) * ceil_div(columns, w.out_w)  # at most those inside the image
     return SIZES[w.dtype] * (w.batch * w.channels * met + w.filters * (w.channels // w.groups) * taps)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of volumes (N, C, D, H, W) as convolutions of images, after fusion. A volume becomes D N images of C channels:
+"""Convolutions of volumes (N, C, D, H, W), after fusion: as what they are, or as convolutions of images, whichever the plans of all of them
+say is faster. As images, a volume becomes D N images of C channels:
 
     y[d] = act(bias + residual[d] + sum over taps t of conv(x[d stride + t dilation - pad], w[:, :, t]))
 
@@ -9,19 +10,36 @@ before and after the volume are the padding of the depth. Between two convolutio
 Worked number: 3 x 3 x 3 taps over 8 images of a volume, padded by one on every side, are three 3x3 convolutions of batch 8.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
+import msgspec
 import numpy as np
 
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Graph, Node, live
-from pysim.problem.conv import Conv
+from pysim.problem.conv import DEPTH_FIELDS, Conv
+from pysim.problem.windows import conv_of
 
 _TO_IMAGES, _TO_VOLUME = (2, 0, 1, 3, 4), (1, 2, 0, 3, 4)
 
 
+Seconds = Callable[[Conv], float]  # of the best plan
+
+
+def with_volumes(graph: Graph, seconds: Seconds) -> Graph:
+    """The graph with a `problem` for each convolution of volumes, which has none so far."""
+    volumes = _Volumes(graph)
+    found = [node for node in graph.nodes if _is_of_volumes(node)]
+    direct = sum(seconds(volumes.problem(node).folded) for node in found)
+    taps = sum(graph.tensors[node.inputs[1]].shape[2] * seconds(volumes.problem_of_tap(node)) for node in found)
+    if not found or taps < direct:
+        return as_images(graph)
+    nodes = (node.having(problem=volumes.problem(node).folded) if _is_of_volumes(node) else node for node in graph.nodes)
+    return graph._replace(nodes=tuple(nodes))
+
+
 def as_images(graph: Graph) -> Graph:
-    """The graph with convolutions of images instead of those of volumes, which have no attribute `problem`."""
+    """The graph with convolutions of images instead of those of volumes."""
     if not any(map(_is_of_volumes, graph.nodes)):
         return graph
     volumes = _Volumes(graph)
@@ -46,7 +64,7 @@ class _Volumes:
             yield from self._as_images(name)
         (stride, *_), (dilation, *_), pads = (node.attributes[name] for name in ("strides", "dilations", "pads"))
         padded = yield from self._padded(x, pads[0], pads[3])
-        problem, depth, count = self._problem(node), self.tensors[node.output].shape[2], self.tensors[w].shape[2]
+        problem, depth, count = self.problem_of_tap(node), self.tensors[node.output].shape[2], self.tensors[w].shape[2]
         total = self._images.get(residual, "")
         for tap in range(count):
             made = f"{node.output}:tap{tap}"
@@ -62,18 +80,18 @@ class _Volumes:
         self._images[node.output] = total
         yield from self._as_volume(node.output)
 
-    def _problem(self, node: Node) -> Conv:
+    def problem(self, node: Node) -> Conv:
+        """The convolution of the volumes."""
+        x, w, about = *(self.tensors[name] for name in node.inputs[:2]), node.attributes
+        dtype = "f32" if x.dtype == np.float32 else "f64"
+        return conv_of(x.shape, w.shape, about["strides"], about["pads"], about["dilations"], about["group"], dtype)
+
+    def problem_of_tap(self, node: Node) -> Conv:
         """The convolution of all images for one tap of the depth."""
-        x, w, y = (self.tensors[name] for name in (*node.inputs[:2], node.output))
-        about = node.attributes
-        (_, stride_h, stride_w), (_, dilation_h, dilation_w) = about["strides"], about["dilations"]
-        _, top, left, _, bottom, right = about["pads"]
-        return Conv(
-            batch=x.shape[0] * y.shape[2], channels=x.shape[1], height=x.shape[3], width=x.shape[4], filters=w.shape[0],
-            kernel_h=w.shape[3], kernel_w=w.shape[4], stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w,
-            pad_top=top, pad_left=left, pad_bottom=bottom, pad_right=right, groups=about["group"],
-            dtype="f32" if x.dtype == np.float32 else "f64",
-        )  # fmt: skip
+        count = self.tensors[node.output].shape[2]
+        image = dict.fromkeys(DEPTH_FIELDS[:4], 1) | dict.fromkeys(DEPTH_FIELDS[4:], 0)
+        whole = self.problem(node)
+        return msgspec.structs.replace(whole, batch=whole.batch * count, **image)
 
     def _made(self, node: Node, like: str, shape: Sequence[int]) -> Node:
         """The node, with the shape of its output noted; `like`: a value of its type."""

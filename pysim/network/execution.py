@@ -23,12 +23,12 @@ from pysim.network.along import SEVERAL
 from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.attention import fuse_attention
-from pysim.network.conv3d import as_images
+from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.integers import with_integers
-from pysim.network.plan import Layer, NetworkPlan, integer_rows, layers_of, with_layouts
+from pysim.network.plan import Layer, NetworkPlan, integer_rows, layers_of, seconds_of, with_layouts
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu
@@ -69,7 +69,8 @@ class Network:
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
         integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
-        graph = as_images(fuse_attention(fuse_transpositions(fuse(integers, _supports))))
+        graph = fuse_attention(fuse_transpositions(fuse(integers, _supports)))
+        graph = with_volumes(graph, lambda problem: seconds_of(problem, on, accuracy)) if self.blocks else as_images(graph)
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
@@ -119,7 +120,7 @@ class Network:
             return IntegerLayer(layer.node, self._graph.tensors[layer.node.inputs[0]], layer.plan, self.threads)
         w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:RESIDUAL_INPUT] if name)
         bias, problem = (rest[0] if rest else None), layer.plan.workload
-        weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
+        weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) else problem.filter_shape)
         activation = layer.node.attributes.get("activation")
         try:
             prepared: Prepared = self.prepared_type.of(layer.plan, weights, bias, activation, self.threads)

@@ -170,6 +170,14 @@ def _block_of(graph: Graph, on: Machine) -> int:
     return max(rows, default=1)
 
 
+def seconds_of(problem: Workload, on: Machine, accuracy: Accuracy) -> float:
+    """Predicted seconds of a convolution within a network, on one thread; infinity without a plan."""
+    try:
+        return float(planned(Request(problem, on, state="chained", accuracy=accuracy, prepared=True)).seconds or 0.0)
+    except PlanError:
+        return math.inf
+
+
 def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> LayoutChoice:
     """The graph with the layouts of least predicted time on one thread."""
 

@@ -26,6 +26,7 @@ from pysim.onnx.sparse import make_dense
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload
+from pysim.problem.windows import conv_of as convolution
 
 if TYPE_CHECKING:
     import onnx
@@ -373,39 +374,20 @@ def _sizes(tensor: ValueType) -> list[int]:
 
 def conv_of(x: ValueType, w: ValueType, attributes: Mapping[str, Any], dtype: str) -> Conv:
     image, weights = _sizes(x), _sizes(w)
-    if len(image) != 4:
+    if not 3 <= len(image) <= 5:
         kind = f", a {len(image) - 2}-D convolution" if len(image) > 2 else ""
-        raise ProblemError(f"its input is {_shape(x)}{kind}; only 2-D convolutions are read, whose inputs have four dimensions")
-    if len(weights) != 4:
-        raise ProblemError(f"its weights are {_shape(w)}; a 2-D convolution has four dimensions")
+        raise ProblemError(f"its input is {_shape(x)}{kind}; convolutions along one, two or three axes are read")
+    if len(weights) != len(image):
+        raise ProblemError(f"its weights are {_shape(w)}; those of its input, {_shape(x)}, have as many dimensions")
     groups = integers_of(attributes, "group", [1])[0]
     if weights[1] * groups != image[1]:
         raise ProblemError(f"its input is {_shape(x)}, but weights {_shape(w)} take {weights[1] * groups} channels")
     if (kernel := integers_of(attributes, "kernel_shape", weights[2:])) != weights[2:]:
         raise ProblemError(f"kernel_shape is {kernel}, but the weights are {_shape(w)}")
-    strides = integers_of(attributes, "strides", [1, 1])
-    dilations = integers_of(attributes, "dilations", [1, 1])
+    ones = [1] * len(kernel)
+    strides, dilations = (integers_of(attributes, name, ones) for name in ("strides", "dilations"))
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
-    top, left, bottom, right = pads_of(attributes, image[2:], extents, strides)
-    return Conv(
-        batch=image[0],
-        channels=image[1],
-        height=image[2],
-        width=image[3],
-        filters=weights[0],
-        kernel_h=kernel[0],
-        kernel_w=kernel[1],
-        stride_h=strides[0],
-        stride_w=strides[1],
-        dilation_h=dilations[0],
-        dilation_w=dilations[1],
-        pad_top=top,
-        pad_left=left,
-        pad_bottom=bottom,
-        pad_right=right,
-        groups=groups,
-        dtype=dtype,
-    )
+    return convolution(image, weights, strides, pads_of(attributes, image[2:], extents, strides), dilations, groups, dtype)
 
 
 def integers_of(attributes: Mapping[str, Any], name: str, default: list[int]) -> list[int]:

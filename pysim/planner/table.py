@@ -27,7 +27,8 @@ from pysim.algorithms.contract import Algorithm, Array, Candidates, least_cycles
 from pysim.cachemodel.costs import Costs
 from pysim.errors import choose
 from pysim.planner.accuracy_filter import accurate
-from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
+from pysim.problem.conv import Conv
+from pysim.record.cost import Cost, CsaCost, NoneLegal, Reason, Rejected
 from pysim.record.plan import Considered, Plan, Request, named
 from pysim.record.schedule import AnySchedule
 from pysim.registry.cpu import Kernel, cpu_kernel, loop_nest
@@ -64,7 +65,7 @@ class Table(NamedTuple):
         able: list[Algorithm] = []
         csa_algorithm = loop_nest(request.problem)
         for algorithm in algorithms_for(request.problem, request.machine, request.algorithm):
-            if reason := algorithm.refuses(request.problem, request.machine, request.layout):
+            if reason := _of_volumes(algorithm, request) or algorithm.refuses(request.problem, request.machine, request.layout):
                 rejected.append(Rejected(algorithm.NAME, reason.sentence, reason.code))
             elif request.model == "csa" and csa_algorithm != algorithm.NAME:
                 rejected.append(Rejected(algorithm.NAME, f"the csa model costs {csa_algorithm} only", "type"))
@@ -209,6 +210,13 @@ class Table(NamedTuple):
         first = min(rejected, key=lambda one: order.get(one.code, len(order)), default=None)
         why = f"{first.what}: {first.reason}" if first else "the registry has no kernel for it"
         return f"nothing computes {request.problem.text} on {request.machine.name}: {why}"
+
+
+def _of_volumes(algorithm: Algorithm, request: Request) -> Reason | None:
+    """Why a convolution of volumes is not for an algorithm, unless it says that it computes them (`VOLUMES`)."""
+    if not isinstance(request.problem, Conv) or not request.problem.is_volume or getattr(algorithm, "VOLUMES", False):
+        return None
+    return Reason("shape", "it computes images, and these are volumes (id, kd)")
 
 
 def _renumbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int64]:

@@ -2,11 +2,12 @@
 """Problems as text: one word each, lists of them, and the built-in sets.
 
 The text is benchdnn's grammar (oneDNN, `tests/benchdnn/doc/driver_conv.md`): `dh` is the dilation less one, and the bottom padding
-follows from `oh`.
+follows from `oh`. A convolution with `id` and `kd` is of volumes; one with `iw` and `kw` alone is of sequences, images of one row.
+`deconv:` is a transposed convolution, read as the convolution of its phases (`pysim.problem.transposed`).
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,14 +20,16 @@ from pysim.problem.conv import Axis, Conv
 from pysim.problem.dtypes import CONV_DTYPES, GEMM_DTYPES, TABLE
 from pysim.problem.fields import INT64_MAX, quote
 from pysim.problem.gemm import LAYOUTS, Gemm
+from pysim.problem.transposed import transposed
 
 SHIPPED = Path(__file__).parent / "sets"
 
 _SIZES = {"g": "groups", "mb": "batch", "ic": "channels", "oc": "filters", "ih": "height", "iw": "width"}
 _SIZES |= {"kh": "kernel_h", "kw": "kernel_w", "sh": "stride_h", "sw": "stride_w"}
-_FROM_ZERO = ("ph", "pw", "dh", "dw")
-_FIELDS = (*_SIZES, "oh", "ow", *_FROM_ZERO)
-_DEPTH = ("id", "od", "kd", "sd", "pd", "dd")
+_SIZES |= {"id": "depth", "kd": "kernel_d", "sd": "stride_d"}
+_FROM_ZERO = ("ph", "pw", "dh", "dw", "pd", "dd")
+_FIELDS = (*_SIZES, "oh", "ow", "od", *_FROM_ZERO)
+_KINDS = ("conv:", "deconv:", "gemm:")
 _CONV_RIGHT = "conv:mb1ic64ih56oc64kh3ph1"
 _GEMM_RIGHT = "gemm:512x2048x1024"
 _TOKEN = re.compile(r"(?P<name>[a-z]+)(?P<digits>[0-9]*)|_+|(?P<other>.)", re.ASCII | re.DOTALL)
@@ -73,19 +76,21 @@ def _parse(text: str, bare: bool = False) -> Layer:
         last = max((matched.end() for matched in _LABEL_END.finditer(descriptor)), default=0)
         if (at := descriptor.find("n", last)) >= 0:
             label, parts[0] = label or descriptor[at + 1 :], (descriptor[:at], start)
-        return Layer(_parse_conv(parts), label)
+        problem = _parse_conv(parts, kind == "deconv")
+        return Layer(problem, label or masked.strip("_") * (kind == "deconv"))
     except ProblemError as error:
         raise ProblemError(f"{quote(text)}: {error}") from None
 
 
 def _split(text: str, bare: bool) -> tuple[str, list[tuple[str, int]]]:
     """The kind, and the parts between the colons after it, each with its position in the text."""
-    kind, at = text[:4], 5
-    if text[:5] not in ("conv:", "gemm:"):
+    kind = text.partition(":")[0]
+    at = len(kind) + 1
+    if not text.startswith(_KINDS):
         if not bare and text.partition(":")[0] in sets():
             raise _wrong(0, "a built-in set has several problems, and one is expected here", f"{_CONV_RIGHT} or {_GEMM_RIGHT}")
         if not bare or not re.match(r"[a-z0-9]", text):
-            raise _wrong(0, 'a problem begins with "conv:" or "gemm:"', f"{_CONV_RIGHT} or {_GEMM_RIGHT}")
+            raise _wrong(0, 'a problem begins with "conv:", "deconv:" or "gemm:"', f"{_CONV_RIGHT} or {_GEMM_RIGHT}")
         kind, at = "gemm" if text[0].isdigit() else "conv", 0
     parts = []
     for part in text[at:].split(":"):
@@ -101,34 +106,63 @@ def _wrong(at: int, what: str, right: str = _CONV_RIGHT) -> ProblemError:
 _kept = lru_cache(maxsize=256)(_parse)
 
 
-def _parse_conv(parts: list[tuple[str, int]]) -> Conv:
+def _parse_conv(parts: list[tuple[str, int]], is_transposed: bool) -> Conv:
     descriptor, start = parts[0]
     fields = _conv_fields(descriptor, start)
-    end = start + len(descriptor)
     dtype, _ = _suffixes(parts[1:], layouts=False)
-    given = {"mb": 1, "g": 1, "sh": 1, "dh": 0} | {name: number for name, (number, _) in fields.items()}
-    for name in ("ic", "ih", "oc", "kh"):
-        if name not in given:
-            raise _wrong(end, f'the field "{name}" ({_SIZES[name]}) is missing')
-    for name in "iksd":
-        given.setdefault(f"{name}w", given[f"{name}h"])
-    rows = Axis(given["ih"], given["kh"], given["sh"], given["dh"] + 1)
-    columns = Axis(given["iw"], given["kw"], given["sw"], given["dw"] + 1)
-    top, out_h = given.get("ph"), given.get("oh")
-    left = given.get("pw", top)
-    out_w = given.get("ow", out_h if rows == columns and left == top else None)
-    rows = _padded("oh", rows, top, out_h, fields.get("oh", (0, end))[1])
-    columns = _padded("ow", columns, left, out_w, fields.get("ow", (0, end))[1])
+    counts = {name: number for name, (number, _) in fields.items()}
+    axes = _axes(fields, start + len(descriptor), _cut if is_transposed else _padded)
+    batch, channels, filters, groups = counts.get("mb", 1), counts["ic"], counts["oc"], counts.get("g", 1)
+    if is_transposed:
+        each = ([axis[at] for axis in axes] for at in range(6))
+        sizes, kernel, strides, dilations, pads, outs = each
+        return transposed(batch, channels, sizes, filters, kernel, strides, dilations, pads, outs, groups, dtype).problem
+    slices, rows, columns = axes
     return Conv(
-        dilation_h=rows.dilation,
-        dilation_w=columns.dilation,
-        pad_top=rows.before,
-        pad_left=columns.before,
-        pad_bottom=rows.after,
-        pad_right=columns.after,
-        dtype=dtype,
-        **{field: given[name] for name, field in _SIZES.items()},
-    )
+        batch=batch, channels=channels, filters=filters, groups=groups, dtype=dtype,
+        depth=slices.size, height=rows.size, width=columns.size,
+        kernel_d=slices.kernel, kernel_h=rows.kernel, kernel_w=columns.kernel,
+        stride_d=slices.stride, stride_h=rows.stride, stride_w=columns.stride,
+        dilation_d=slices.dilation, dilation_h=rows.dilation, dilation_w=columns.dilation,
+        pad_front=slices.before, pad_top=rows.before, pad_left=columns.before,
+        pad_back=slices.after, pad_bottom=rows.after, pad_right=columns.after,
+    )  # fmt: skip
+
+
+def _axes(
+    fields: Mapping[str, tuple[int, int]], end: int, complete: Callable[[str, Axis, int | None, int | None, int], Axis]
+) -> list[Axis]:
+    """Depth, height and width, with padding by `complete`. An axis without fields is like the one before it, or has one element if there
+    is none before it; fields of the width that are left out copy the height's."""
+    given = {
+        along: {name[0]: number for name, (number, _) in fields.items() if name[0] in "iksdpo" and name[1:] == along} for along in "dhw"
+    }
+    sequence = given["w"] and not given["d"] and not given["h"]
+    needed = ["ic", "iw", "oc", "kw"] if sequence else ["ic", "ih", "oc", "kh"] if given["h"] or not given["d"] else ["ic", "oc"]
+    for name in (*needed, *["id", "kd"] * bool(given["d"])):
+        if name not in fields:
+            raise _wrong(end, f'the field "{name}" ({_SIZES[name]}) is missing')
+    axes: list[Axis] = []
+    before: dict[str, int] = {}  # the fields of the axis before
+    for along, own in given.items():
+        if not own and not before:
+            axes.append(complete("", Axis(1, 1, 1, 1), None, None, end))
+            continue
+        sizes = {"s": 1, "d": 0} | (before if along == "w" or not own else {}) | own
+        axis, pad = Axis(sizes["i"], sizes["k"], sizes["s"], sizes["d"] + 1), sizes.get("p")
+        alike = {**before, "o": 0} == {**sizes, "o": 0}
+        out = own.get("o", before.get("o") if alike else None)
+        axes.append(complete(f"o{along}", axis, pad, out, fields.get(f"o{along}", (0, end))[1]))
+        before = {name: number for name, number in sizes.items() if name != "o"} | ({} if out is None else {"o": out})
+    return axes
+
+
+def _cut(field: str, axis: Axis, before: int | None, out: int | None, at: int) -> Axis:
+    """An axis of a transposed convolution: `before` outputs are cut off at the beginning, and `after` is the number that remains."""
+    whole = (axis.size - 1) * axis.stride + axis.extent
+    if before is None:
+        before = 0 if out is None else max(0, whole - out) // 2
+    return axis._replace(before=before, after=whole - 2 * before if out is None else out)
 
 
 def _padded(field: str, axis: Axis, before: int | None, out: int | None, at: int) -> Axis:
@@ -154,8 +188,7 @@ def _conv_fields(descriptor: str, start: int) -> dict[str, tuple[int, int]]:
         if not name:
             continue
         if name not in _FIELDS:
-            also = " of a 2-D convolution, and no other is read" if name in _DEPTH else ""
-            raise _wrong(at, f"{quote(name)} is not a field{also}; {choose(name, _FIELDS)}")
+            raise _wrong(at, f"{quote(name)} is not a field; {choose(name, _FIELDS)}")
         if name in fields:
             raise _wrong(at, f'the field "{name}" stands twice')
         if not digits:
@@ -250,7 +283,7 @@ def resolve(specs: Sequence[str], read_model: Callable[[ModelFile], Iterable[Lay
         if not isinstance(spec, str):
             raise ProblemError(f"{quote(spec)} names no problem; expected a text such as {_CONV_RIGHT}, a set, @file or model.onnx")
         word = spec.strip()
-        if word.startswith(("conv:", "gemm:")):
+        if word.startswith(_KINDS):
             layers.append(_parse(word))
         elif word.startswith("@"):
             if word == "@":

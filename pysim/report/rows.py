@@ -132,7 +132,7 @@ def _by_operand(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _written_bytes(w: Workload) -> int:
-    return SIZES[w.dtype] * (w.batch * w.filters * w.out_h * w.out_w if isinstance(w, Conv) else w.m * w.n)
+    return SIZES[w.dtype] * (w.output_elements if isinstance(w, Conv) else w.m * w.n)
 
 
 # Files

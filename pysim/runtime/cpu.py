@@ -165,7 +165,7 @@ def conv_struct(w: Conv) -> Any:
 
 
 def _conv_fields(w: Conv) -> dict[str, int]:
-    return {name: getattr(w, name) for name in w.__struct_fields__ if name != "dtype"} | {"dtype": _dtype_code(w.dtype)}
+    return w.sizes | {"dtype": _dtype_code(w.dtype)}
 
 
 def _gemm_fields(w: Gemm) -> dict[str, int]:
@@ -391,10 +391,10 @@ def reference_conv(
 ) -> Array:
     """The reference that defines a correct result: plain loops in C, accumulated in the next wider type. Slow."""
     ffi, lib = executor.library()
-    out = aligned((w.batch, w.filters, w.out_h, w.out_w), RESULT_DTYPES[w.dtype])
+    out = aligned(w.output_shape, RESULT_DTYPES[w.dtype])
     epilogue = epilogue_struct(1.0, 0.0, bias, activation, residual)
-    x = operand(x, "x", (w.batch, w.channels, w.height, w.width), w.dtype)
-    weights = operand(weights, "w", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), w.dtype)
+    x = operand(x, "x", w.input_shape, w.dtype)
+    weights = operand(weights, "w", w.filter_shape, w.dtype)
     pointers = (ffi.from_buffer(x), ffi.from_buffer(weights), ffi.from_buffer(out))
     check(lib.pysim_reference(problem_struct(w), epilogue, *pointers), executor)
     return out

@@ -103,9 +103,9 @@ class Launch:
         if isinstance(w, Conv):
             blocks = blocks_of(layout)
             self._names, self._count = ("x", "w"), w.filters
-            self._first_shape = blocked_shape((w.batch, w.channels, w.height, w.width), blocks[0])
-            self._second_shape: tuple[int, ...] = (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w)
-            self._out_shape = blocked_shape((w.batch, w.filters, w.out_h, w.out_w), blocks[1])
+            self._first_shape = blocked_shape(w.input_shape, blocks[0])
+            self._second_shape: tuple[int, ...] = w.filter_shape
+            self._out_shape = blocked_shape(w.output_shape, blocks[1])
         else:
             self._names, self._count = ("a", "b"), w.n
             self._first_shape, self._second_shape = (w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n)

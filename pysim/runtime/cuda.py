@@ -138,7 +138,7 @@ def problem_struct(w: Workload, result: str, layout: str = "nchw", pitches: tupl
     ffi, lib = library()
     types = {"dtype": dtype_code(w.dtype), "c_dtype": dtype_code(result)}
     if isinstance(w, Conv):
-        shape = {name: getattr(w, name) for name in w.__struct_fields__} | {"dtype": types["dtype"]}
+        shape = w.sizes | {"dtype": types["dtype"]}
         conv = {"shape": shape, "layout": CONV_LAYOUTS.index(layout), "out_dtype": types["c_dtype"]}
         return ffi.new("pysim_cuda_problem *", {"kind": lib.PYSIM_CONV, "conv": conv})
     lda, ldb, ldc = pitches or (w.m if w.trans_a else w.k, w.k if w.trans_b else w.n, w.n)

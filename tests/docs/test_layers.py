@@ -15,7 +15,7 @@ ORDER = (
     *("errors", "logs", "file_io", "caches", "arguments", "problem", "registry", "machine", "record", "cachemodel"),
     *("algorithms", "planner", "runtime", "check", "measure", "peers", "explain", "comparison", "calibration", "tuning"),
     *("standalone", "network", "onnx", "torch"),
-    *("api", "__init__", "sweep", "report", "commands", "cli", "__main__"),
+    *("api", "convolutions", "__init__", "sweep", "report", "commands", "cli", "__main__"),
 )
 LATER = {  # importer -> imported, where a higher part is needed at run time only
     "pysim.cachemodel.simulator.hierarchy": {"pysim.runtime.cpu"},  # simulates natively

@@ -34,6 +34,8 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
         if (size.value < size.least || size.value > limit::CONV_SIZE)
             return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it lies in %lld..%lld", size.name, (long long)size.value, (long long)size.least,
                         (long long)limit::CONV_SIZE);
+    if (s.depth || s.kernel_d || s.stride_d || s.dilation_d || s.pad_front || s.pad_back)
+        return fail(PYSIM_UNSUPPORTED, "depth is %lld; the CUDA kernels compute images, of depth 0", (long long)s.depth);
     if (s.channels % s.groups || s.filters % s.groups)
         return fail(PYSIM_BAD_ARGUMENT, "%lld channels and %lld filters do not part into %lld groups", (long long)s.channels,
                     (long long)s.filters, (long long)s.groups);

@@ -16,6 +16,7 @@ from pysim.record.plan import Layout
 
 NAME = "sconv"
 COMPUTES = Conv
+VOLUMES = True
 tolerance, prepare, largest_part = direct_sum, packed_filters, nest_part
 
 _NEST = OnNest(nest_of, "direct convolution by slicing, tiles of windows packed on demand", rooms=1)

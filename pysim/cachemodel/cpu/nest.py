@@ -3,7 +3,8 @@
 
     O[f][w] = sum over c < channels, r < kernel_h, s < kernel_w of F[f][c][r][s] * I[c][row(w) * stride_h + r * dilation_h - pad_top][...]
 
-once for each image and group. A matrix product C[m][n] = A[m][k] B[k][n] is the 1x1 case: filters = m (A), windows = n (columns
+once for each image and group. Volumes have a depth more: kernel rows are those of all slices of the kernel, rows of outputs those of all
+slices of the output. A matrix product C[m][n] = A[m][k] B[k][n] is the 1x1 case: filters = m (A), windows = n (columns
 of B), channels = k. Windows are numbered row by row, so a tile of windows may span rows of outputs.
 
 Worked number: 56x56 outputs of a 3x3 kernel with one row of padding, tiles of 32 windows: 98 tiles. Kernel row 0 meets only padding for the
@@ -15,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from pysim.errors import PlanError
-from pysim.problem.conv import Axis, Conv
+from pysim.problem.conv import DEPTH_FIELDS, Axis, Conv
 from pysim.problem.dtypes import RESULT_BYTES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
@@ -54,6 +55,11 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
         return self.batch * self.groups
 
     @property
+    def touched_d(self) -> int:
+        """Slices of a stored volume that windows read."""
+        return min(self.depth, self.out_d * self.kernel_d, (self.out_d - 1) * self.stride_d + (self.kernel_d - 1) * self.dilation_d + 1)
+
+    @property
     def span_h(self) -> int:
         """Rows of the padded input between the first and the last that any window reads."""
         return (self.out_h - 1) * self.stride_h + (self.kernel_h - 1) * self.dilation_h + 1
@@ -76,7 +82,26 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
     @property
     def plane_bytes(self) -> int:
         """Bytes between one channel and the next."""
-        return self.height * self.width * self.element_bytes
+        return self.depth * self.height * self.width * self.element_bytes
+
+    @property
+    def touched_rows(self) -> int:
+        """Rows of a channel that windows read."""
+        return self.touched_d * self.touched_h
+
+    @property
+    def row_step(self) -> float:
+        """Rows that windows of a row of outputs read and those of the row before did not, on average over a channel."""
+        if self.out_d == 1:
+            return min(self.stride_h, self.kernel_h) * self.touched_d
+        return min(self.stride_d, self.kernel_d) * self.touched_h / self.out_h
+
+    @property
+    def reached_rows(self) -> int:
+        """Rows between the first and the last that a window reads, those of slices between its own included."""
+        if self.out_d == 1:
+            return self.touched_d * min((self.kernel_h - 1) * self.dilation_h + 1, self.touched_h)
+        return min((self.kernel_d - 1) * self.dilation_d + 1, self.touched_d) * self.touched_h
 
     @property
     def input_pitch(self) -> int:
@@ -100,20 +125,23 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
         size, gaps = self.element_bytes, self.touched_h < min(self.height, self.span_h)
         step = self.width * size * (self.stride_h if gaps else 1)  # bytes from one row that is read to the next
         start = math.gcd(line, self.plane_bytes, step)  # rows start on multiples of this
-        return self.touched_h * min(step, ceil_div(self.touched_w * size, start) * start + line - start)
+        return self.touched_rows * min(step, ceil_div(self.touched_w * size, start) * start + line - start)
 
     def run_edge(self, tile: int, line: int) -> int:
         """Bytes of input lines that packing reads for one run of windows and again for the next run of the same output row."""
         size, extent = self.element_bytes, (self.kernel_w - 1) * self.dilation_w + 1
-        rows = self.width * size if self.out_h > 1 else 0
+        rows = self.width * size if self.out_rows > 1 else 0
         columns = size if self.kernel_w > 1 or self.pad_left else tile * self.stride_w * size
         return line_rest(line, self.plane_bytes, rows, columns) + max(0, extent - self.stride_w) * size
 
     def live_rows(self, tile: int) -> tuple[int, int]:
         """Live kernel rows summed over tiles of `tile` windows: (over the full tiles, of the partial last tile).
 
-        A kernel row is skipped in a tile if all windows of the tile meet it in vertical padding.
+        A kernel row is skipped in a tile if all windows of the tile meet it in vertical padding; of volumes the same, but rows between live
+        ones are not skipped. There a tile counts as one of its slice alone.
         """
+        if self.is_volume:
+            return self._live_rows_of_slices(tile)
         last_tile, partial, last_row, wide = (self.windows - 1) // tile, self.windows % tile != 0, self.out_h - 1, self.out_w
         if live_taps(self)[0] == self.out_h * self.kernel_h:  # none lies in padding
             return (last_tile + 1 - partial) * self.kernel_h, partial * self.kernel_h
@@ -124,6 +152,17 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
             tiles += high - low + first.terms
             edge += partial * last.at_least(last_tile * tile // wide)
         return tiles - edge, edge
+
+    def _live_rows_of_slices(self, tile: int) -> tuple[int, int]:
+        tiles, partial = ceil_div(self.windows, tile), self.windows % tile != 0
+        image = Nest(**{name: getattr(self, name) for name in self.__struct_fields__ if name not in DEPTH_FIELDS})
+        most, of_image = image.windows, min(tile, image.windows)
+        in_slice = sum(image.live_rows(of_image)) / ceil_div(most, of_image)
+        slices = _live(self.out_d, self.kernel_d, self.stride_d, self.dilation_d, self.pad_front, self.depth) / self.out_d
+        mean = max(0.0, slices - 1) * self.kernel_h + min(1.0, slices) * in_slice
+        all_rows = round(tiles * mean)
+        edge = partial * min(self.kernel_rows, round(mean))
+        return max(0, all_rows - edge), edge
 
 
 class Progression(NamedTuple):
@@ -166,12 +205,14 @@ def floor_sum(count: int, step: int, start: int, divisor: int) -> int:
 def live_taps(w: Conv) -> tuple[int, int]:
     """Kernel rows that meet the image, summed over rows of outputs, and taps of a row that do, summed over columns."""
     rows = _live(w.out_h, w.kernel_h, w.stride_h, w.dilation_h, w.pad_top, w.height)
+    if w.is_volume:
+        rows *= _live(w.out_d, w.kernel_d, w.stride_d, w.dilation_d, w.pad_front, w.depth)
     return rows, _live(w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, w.width)
 
 
 def used_taps(w: Conv) -> int:
     """Taps of a kernel that meet the image for some output; weights of other taps are never read."""
-    return _used(w.rows) * _used(w.columns)
+    return _used(w.slices) * _used(w.rows) * _used(w.columns)
 
 
 def _used(axis: Axis) -> int:
@@ -215,7 +256,7 @@ def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
 
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of packed panels of one thread, each rounded up to 64, as `pysim_workspace_bytes` answers."""
-    depth = nest.kernel_h * _whole_groups(nest, schedule, schedule.channels * nest.kernel_w) * nest.element_bytes
+    depth = nest.kernel_rows * _whole_groups(nest, schedule, schedule.channels * nest.kernel_w) * nest.element_bytes
     window_tiles, filter_tiles = ceil_div(nest.windows, schedule.windows), ceil_div(nest.group_filters, schedule.filters)
     if schedule.stationary == "input_stationary":
         filter_panels, window_panels = min(schedule.k2, filter_tiles), min(schedule.k3, window_tiles)
@@ -231,7 +272,7 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
 def panel_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of filters in panels, whole tiles."""
     tiles = ceil_div(nest.group_filters, schedule.filters)
-    return nest.groups * tiles * schedule.filters * nest.kernel_h * channels_depth(nest, schedule) * nest.element_bytes
+    return nest.groups * tiles * schedule.filters * nest.kernel_rows * channels_depth(nest, schedule) * nest.element_bytes
 
 
 def channels_depth(nest: Nest, schedule: Schedule) -> int:
@@ -273,7 +314,7 @@ def nest_of(workload: Workload) -> Nest:
         return _nest_of_gemm(workload)
     fields = {name: getattr(workload, name) for name in workload.__struct_fields__}
     if workload.pointwise:
-        fields |= {"height": 1, "width": workload.windows}
+        fields |= {"depth": 1, "height": 1, "width": workload.windows}
     return Nest(**fields, in_place=workload.pointwise)
 
 

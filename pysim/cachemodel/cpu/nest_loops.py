@@ -127,11 +127,11 @@ def _raw_input(rates: Rates) -> Extent:
     """Input that packing reads for tiles of windows: the rows that kernels reach; whole rows as soon as tiles share them."""
     nest, others = rates.nest, np.maximum(1.0, rates.window_tiles - 1)
     touched, live = nest.touched_bytes(rates.machine.line_bytes), live_taps(nest)[0]
-    row = touched / nest.touched_h
-    step = min(nest.stride_h, nest.kernel_h) * row
-    halo = max(0.0, min((nest.kernel_h - 1) * nest.dilation_h + 1, nest.touched_h) * row - step)
-    reread = max(0, live - nest.touched_h) * nest.touched_w * nest.element_bytes  # by other tiles, not by the same tile twice
-    shared = reread / np.maximum(others, nest.out_h - 1) + rates.pack_edge / others
+    row = touched / nest.touched_rows
+    step = nest.row_step * row
+    halo = max(0.0, nest.reached_rows * row - step)
+    reread = max(0, live - nest.touched_rows) * nest.touched_w * nest.element_bytes  # by other tiles, not by the same tile twice
+    shared = reread / np.maximum(others, nest.out_rows - 1) + rates.pack_edge / others
     return Extent(rates.windows / nest.out_w * step, touched, halo, (live * row + rates.pack_edge) / rates.window_tiles, shared)
 
 

@@ -69,7 +69,7 @@ def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] 
     """The description of a plan with a schedule of SConv's nest."""
     s, on = on_cpu(plan)
     loops, names = sliced(nest, on, s)
-    taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.taps > 1 else ""
+    taps = f" x {'x'.join(map(str, nest.filter_shape[2:]))}" if nest.taps > 1 else ""
     inner = f"{s.kernel} on {s.windows} windows x {s.filters} filters x {s.channels} channels{taps}"
     summary = f"{summary}, {s.stationary.replace('_', ' ')}"
     tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.group_filters, s.filters)
@@ -173,7 +173,7 @@ def _peak(nest: Nest, on: Machine, name: str) -> float:
     unit = on.unit(kernel.target) if kernel else None
     if kernel is None or unit is None:
         return 0.0
-    live = sum(nest.live_rows(kernel.windows)) / (ceil_div(nest.windows, kernel.windows) * nest.kernel_h)
+    live = sum(nest.live_rows(kernel.windows)) / (ceil_div(nest.windows, kernel.windows) * nest.kernel_rows)
     return 2 * products_per_cycle(kernel, unit, nest.result_bytes // nest.element_bytes) * on.clock_hz / live if live else 0.0
 
 

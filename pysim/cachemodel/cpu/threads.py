@@ -104,7 +104,12 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
 
 def rows_of(w: Conv, images: int, rows: int, filters: int, groups: int = 1) -> Conv:
     """A convolution of some rows of outputs from the middle, for some images and groups, and some filters of each group."""
-    cut = {"height": (rows - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1, "pad_top": 0, "pad_bottom": 0} if rows < w.out_h else {}
+    cut = {}
+    if w.is_volume and rows < w.out_rows:  # whole slices, or rows of one
+        slices = ceil_div(rows, w.out_h)
+        cut = {"depth": (slices - 1) * w.stride_d + w.dilation_d * (w.kernel_d - 1) + 1, "pad_front": 0, "pad_back": 0}
+    if rows < w.out_h:
+        cut |= {"height": (rows - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1, "pad_top": 0, "pad_bottom": 0}
     channels = w.group_channels * groups
     return msgspec.structs.replace(w, batch=images, groups=groups, channels=channels, filters=filters * groups, **cut)
 
@@ -125,9 +130,9 @@ def even_parts(w: Workload, threads: int) -> Iterator[Workload]:
             found.add(msgspec.structs.replace(w, n=ceil_div(w.n, of_rows), m=ceil_div(w.m, of_filters)))
         elif w.batch * w.groups >= threads:
             groups = w.groups if w.batch >= threads else min(w.groups, max(2, ceil_div(w.batch * w.groups, threads)))
-            found.add(rows_of(w, ceil_div(w.batch, threads), w.out_h, w.group_filters, groups))
+            found.add(rows_of(w, ceil_div(w.batch, threads), w.out_rows, w.group_filters, groups))
         else:
-            rows, filters = ceil_div(w.out_h, max(1, of_rows // w.batch)), ceil_div(w.group_filters, of_filters)
+            rows, filters = ceil_div(w.out_rows, max(1, of_rows // w.batch)), ceil_div(w.group_filters, of_filters)
             found.add(rows_of(w, w.batch, rows, filters, w.groups))
     yield from sorted(found, key=lambda one: one.text)
 

@@ -72,9 +72,9 @@ def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     if problem is None and x.native and len(x.shape) > 2:
         _check_window(node, graph)
     constant = all(name in constants for name in node.inputs[1:] if name)
-    if problem is None or not constant:
+    if problem is None or not constant or not is_image(node.inputs[0], graph):
         return _conv_by_taps(node, graph, constant)
-    told, made = graph.tensors[node.output].shape, (problem.batch, problem.filters, problem.out_h, problem.out_w)
+    told, made = graph.tensors[node.output].shape, problem.output_shape
     if told != made:
         raise ProblemError(f'{node.op} "{printable(node.name)}" makes the shape {list(made)}, where the model says {list(told)}')
     return Node("Conv", node.name, node.inputs, node.outputs, {"problem": problem})
@@ -116,7 +116,7 @@ def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> N
 
 
 def _by_phases(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    plain = _transposed(node, graph, constants, 0) if is_image(node.inputs[0], graph) else None
+    plain = _transposed(node, graph, constants, 0) if len(graph.tensors[node.inputs[0]].shape) in (4, 5) else None
     return None if plain is None else transposed_by_phases(plain, graph, constants)
 
 
@@ -503,6 +503,8 @@ def _dequantize(node: Node, graph: Graph, constants: Constants, opset: int) -> N
 
 def _conv_integer(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """The node with its problem; it runs by its definition unless it becomes part of an integer layer."""
+    if len(graph.tensors[node.inputs[0]].shape) != 4:
+        return node
     x, w = (layers.ValueType(graph.tensors[name].shape, "INT8") for name in node.inputs[:2])
     try:
         problem = layers.conv_of(x, w, node.attributes, "s8")

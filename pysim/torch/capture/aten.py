@@ -17,7 +17,7 @@ from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.lowering import array_operators
 from pysim.network.lowering.conv_transpose import transposed_by_phases
 from pysim.network.operator_seconds import DTYPES
-from pysim.problem.conv import Conv
+from pysim.problem.windows import conv_of
 from pysim.runtime.integer_steps import BYTES, Quantity
 from pysim.torch.capture.forms import Form
 from pysim.torch.capture.lowering import Arguments, Lowering, Made, Operator, UnknownError, array_of, name_of
@@ -39,8 +39,6 @@ def _convolution(low: Lowering, node: fx.Node, given: Arguments) -> str:
     weights, shape, out, axes = low[given["weight"]], low.shape(x), _form(node).shape, w.ndim - 2
     strides, pads, dilations = (_pair_of(given[name], axes) for name in ("stride", "padding", "dilation"))
     if given["transposed"]:
-        if axes != 2:
-            raise UnknownError("transposed convolutions are of images")
         window = {"strides": strides, "pads": [*pads, *pads], "dilations": dilations, "group": given["groups"]}
         about = Node("ConvTranspose", low.label, (x, weights, *bias), (f"{low.label}:y",), window)
         graph = Graph((), (), (), low.tensors | {about.output: Tensor(out, low.dtype(x))}, low.constants)
@@ -51,14 +49,9 @@ def _convolution(low: Lowering, node: fx.Node, given: Arguments) -> str:
     if axes == 1:
         x, weights = low.view(x, (*shape[:2], 1, shape[2])), low.new(w.reshape(*w.shape[:2], 1, w.shape[2]))
         strides, pads, dilations = [1, *strides], [0, *pads], [1, *dilations]
-    n, c, height, width = low.shape(x)
-    filters, _, kernel_h, kernel_w = low.shape(weights)
-    problem = Conv(
-        batch=n, channels=c, height=height, width=width, filters=filters, kernel_h=kernel_h, kernel_w=kernel_w, stride_h=strides[0],
-        stride_w=strides[1], dilation_h=dilations[0], dilation_w=dilations[1], pad_top=pads[0], pad_left=pads[1], pad_bottom=pads[0],
-        pad_right=pads[1], groups=given["groups"], dtype=DTYPES[w.dtype.name],
-    )  # fmt: skip
-    return low.view(low.add("Conv", (x, weights, *bias), (n, filters, problem.out_h, problem.out_w), problem=problem), out)
+    dtype = DTYPES[w.dtype.name]
+    problem = conv_of(low.shape(x), low.shape(weights), strides, [*pads, *pads], dilations, given["groups"], dtype)
+    return low.view(low.add("Conv", (x, weights, *bias), problem.output_shape, problem=problem), out)
 
 
 def _linear(low: Lowering, x: str, matrix: Any, bias: Any, shape: Sequence[int]) -> str:

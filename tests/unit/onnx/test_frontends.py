@@ -153,8 +153,7 @@ def test_the_element_type_is_that_of_the_input(model, element, dtype):
 @pytest.mark.parametrize(
     ("op", "shapes", "attributes", "reason"),
     [
-        ("Conv", [(1, 3, 8), (4, 3, 3)], {}, "a 1-D convolution"),
-        ("Conv", [(1, 3, 8, 8, 8), (4, 3, 3, 3, 3)], {}, "a 3-D convolution"),
+        ("Conv", [(1, 3, 8, 8, 8, 8), (4, 3, 3, 3, 3, 3)], {}, "a 4-D convolution"),
         ("Conv", [(1, 3, 8, 8), (4, 3, 3)], {}, "its weights are [4, 3, 3]"),
         ("Conv", [(1, 3, 8, 8), (4, 2, 3, 3)], {}, "weights [4, 2, 3, 3] take 2 channels"),
         ("Conv", [(1, 3, 8, 8), (4, 3, 3, 3)], {"kernel_shape": [5, 5]}, "kernel_shape is [5, 5]"),

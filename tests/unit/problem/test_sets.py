@@ -7,11 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from checkout import ROOT, tool
+from checkout import tool
 
 from pysim.errors import ProblemError
-from pysim.problem.text import Layer, ModelFile, distinct, parse, resolve, sets
+from pysim.problem.text import SHIPPED, Layer, ModelFile, distinct, parse, resolve, sets
 
+SEVERAL_AXES = ("r3d18", "slowfast", "unet3d", "wav2vec2", "encodec", "dcgan")
 NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet")
 
 
@@ -67,7 +68,7 @@ def test_a_list_that_is_no_file_is_refused(name):
     [
         ("resnet5", 'did you mean "resnet50"?'),
         ("ResNet-50", 'did you mean "resnet50"?'),
-        ("nothing_like_it", "there are: cutlass, googlenet"),
+        ("nothing_like_it", "there are: cutlass, dcgan"),
         ("mb1ic64ih56oc64kh3ph1", 'did you mean "conv:mb1ic64ih56oc64kh3ph1"?'),
         ("512x64:64x8", 'did you mean "gemm:512x8x64"?'),
         ("model.onnx", "no reader of .onnx models"),
@@ -113,6 +114,7 @@ def test_distinct_adds_counts_and_keeps_the_first_label():
         ("googlenet", 57, 49, 1.43),
         ("inception_v2", 69, 38, 2.02),
         ("squeezenet", 26, 18, 0.35),
+        ("r3d18", 20, 11, 40.70),  # torchvision's documentation, with its last product
     ],
 )
 def test_the_networks_have_their_known_layers_and_work(name, count, kinds, gigamacs):
@@ -126,8 +128,8 @@ def test_the_seven_networks_have_the_393_convolutions_of_the_sconv_paper():
     assert len(resolve(NETWORKS)) == 393
 
 
-def test_the_sets_are_the_ten_that_are_promised():
-    assert sets() == sorted((*NETWORKS, "mec", "opencnn", "cutlass"))
+def test_the_sets_are_those_that_are_promised():
+    assert sets() == sorted((*NETWORKS, "mec", "opencnn", "cutlass", *SEVERAL_AXES))
 
 
 def test_the_mec_layers_have_the_work_and_memory_of_the_im2win_table():
@@ -171,9 +173,15 @@ def test_the_layers_of_a_network_follow_each_other(name):
 def test_the_shipped_sets_are_what_the_script_writes():
     pytest.importorskip("onnx")
     texts = tool("extract_workloads").files()
-    assert sorted(texts) == sets()
+    assert sorted((*texts, *SEVERAL_AXES)) == sets()
     for name, text in texts.items():
-        assert (ROOT / "pysim" / "problem" / "sets" / f"{name}.txt").read_text(encoding="utf-8") == text
+        assert (SHIPPED / f"{name}.txt").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("name", ["unet3d", "slowfast", "dcgan"])
+def test_the_shipped_sets_are_what_pytorchs_modules_run(name):
+    pytest.importorskip("torch")
+    assert (SHIPPED / f"{name}.txt").read_text(encoding="utf-8") == tool("extract_torch_workloads").text_of_set(name)
 
 
 def test_a_set_may_be_of_another_batch_and_type():

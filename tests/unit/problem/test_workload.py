@@ -202,14 +202,15 @@ def test_a_gemm_text_is_m_n_k_then_what_is_transposed():
 @pytest.mark.parametrize(
     ("text", "position", "says"),
     [
-        ("cnv:ic3", 1, 'begins with "conv:" or "gemm:"'),
-        ("", 1, 'begins with "conv:" or "gemm:"'),
+        ("cnv:ic3", 1, 'begins with "conv:", "deconv:" or "gemm:"'),
+        ("", 1, 'begins with "conv:", "deconv:" or "gemm:"'),
         ("resnet50:mb4", 1, "a built-in set has several problems, and one is expected here"),
         ("gemm:8x8x8:Float16", 12, "'Float16' is not a suffix; did you mean \"f16\"?"),
         ("conv:ic3ih8oc4kh3:int8", 19, "'int8' is not a suffix; did you mean \"s8\"?"),
         ("conv:mb1ic64ih56xx3", 17, "'xx' is not a field"),
         ("conv:mb1icc64ih56oc64kh3", 9, "'icc' is not a field; did you mean \"ic\"?"),
-        ("conv:ic64id3ih56oc64kh3", 10, "'id' is not a field of a 2-D convolution"),
+        ("conv:ic64id3ih56oc64kh3", 24, '"kd" (kernel_d) is missing'),
+        ("conv:ic64iw9oc64", 17, '"kw" (kernel_w) is missing'),
         ("conv:ic64ih56oc64kh3ic3", 21, '"ic" stands twice'),
         ("conv:ic64ih56oc64kh", 20, '"kh" has no number'),
         ("conv:ic64ih56oc64kh3ph-1", 23, '"ph" has no number'),

@@ -156,6 +156,10 @@ OPERATORS = {
     "transposed by groups": nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False),
     "of sequences": nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 5, 3, stride=2, padding=1), nn.ReLU()),
     "of volumes": nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 3, (2, 3, 3), stride=(1, 2, 1), padding=(1, 0, 1))),
+    "transposed, of sequences": nn.Sequential(nn.Flatten(2), nn.ConvTranspose1d(4, 5, 4, stride=2, padding=1, dilation=2), nn.ReLU()),
+    "transposed, of volumes": nn.Sequential(
+        nn.Unflatten(1, (2, 2)), nn.ConvTranspose3d(2, 4, (1, 2, 3), stride=(1, 2, 2), padding=(0, 0, 1), groups=2), nn.ReLU()
+    ),
     "batch norm": nn.Sequential(nn.ReLU(), settled(nn.Sequential(nn.BatchNorm2d(4)))),
     "group norm": nn.Sequential(nn.GroupNorm(2, 4), nn.GroupNorm(1, 4, affine=False)),
     "instance norm": nn.InstanceNorm2d(4, affine=True),

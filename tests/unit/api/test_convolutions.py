@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of sequences and volumes, and transposed ones, equal PyTorch's in float64."""
+
+import numpy as np
+import pytest
+
+import pysim
+from pysim.errors import OperandError, ProblemError
+
+torch = pytest.importorskip("torch")
+RANKS = (1, 2, 3)
+KINDS = {"conv1d": 1, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3}
+
+
+def drawn(rng: np.random.Generator, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, object]]:
+    rank, groups = KINDS[name], int(rng.choice([1, 2, 3]))
+    channels, filters = groups * int(rng.integers(1, 4)), groups * int(rng.integers(1, 4))
+    each = {"stride": rng.integers(1, 4, rank), "dilation": rng.integers(1, 3, rank), "padding": rng.integers(0, 4, rank)}
+    kernel = rng.integers(1, 5, rank)
+    size = rng.integers(1, 9, rank) + each["dilation"] * (kernel - 1) * ("transpose" not in name)
+    if "transpose" in name:
+        each["output_padding"] = rng.integers(0, np.maximum(each["stride"], each["dilation"]))
+        whole = (size - 1) * each["stride"] + each["dilation"] * (kernel - 1) + 1 + each["output_padding"]
+        each["padding"] = np.minimum(each["padding"], (whole - 1) // 2)
+    shape = (channels, filters // groups, *kernel) if "transpose" in name else (filters, channels // groups, *kernel)
+    x, w, bias = (torch.from_numpy(rng.standard_normal(tuple(map(int, s)))) for s in ((2, channels, *size), shape, (filters,)))
+    return x, w, bias, {name: tuple(map(int, one)) for name, one in each.items()} | {"groups": groups}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_any_stride_padding_dilation_and_groups_give_pytorchs_result(name):
+    rng = np.random.default_rng(len(name))
+    for _ in range(12):
+        x, w, bias, how = drawn(rng, name)
+        want, got = getattr(torch.nn.functional, name)(x, w, bias, **how), getattr(pysim, name)(x, w, bias, **how)
+        assert got.shape == want.shape, how
+        assert torch.allclose(got, want, rtol=1e-11, atol=1e-11), how
+
+
+@pytest.mark.parametrize(("name", "rank"), [("conv1d", 1), ("conv3d", 3), ("conv_transpose3d", 3)])
+def test_padding_may_differ_between_the_two_ends(name, rank):
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal((1, 2, *(6,) * rank)), rng.standard_normal((2, 2, *(3,) * rank))
+    got = getattr(pysim, name)(x, w, padding=(*(0,) * rank, *(2,) * rank))
+    if name == "conv_transpose3d":
+        want = pysim.conv_transpose3d(x, w)[(..., *(slice(None, -2),) * rank)]
+    else:
+        want = getattr(pysim, name)(np.pad(x, ((0, 0), (0, 0), *((0, 2),) * rank)), w)
+    assert np.allclose(got, want, atol=1e-12)
+
+
+def test_results_go_to_out_and_residuals_are_added():
+    rng = np.random.default_rng(2)
+    for name, size, taps in (("conv1d", (20,), (3,)), ("conv3d", (4, 5, 6), (3, 1, 2)), ("conv3d", (1, 5, 6), (1, 3, 3))):
+        x, w = rng.standard_normal((1, 4, *size)).astype(np.float32), rng.standard_normal((4, 4, *taps)).astype(np.float32)
+        plain = getattr(pysim, name)(x, w)
+        out = np.empty_like(plain)
+        assert getattr(pysim, name)(x, w, residual=plain, activation="relu", out=out) is out
+        assert np.allclose(out, np.maximum(2 * plain, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda x, w: pysim.conv3d(x[..., 0], w), "x must be"),
+        (lambda x, w: pysim.conv3d(x, w, padding=(1, 2)), "(depth, height, width) or (front"),
+        (lambda x, w: pysim.conv_transpose3d(x, w, output_padding=1), "output_padding is 1"),
+        (lambda x, w: pysim.conv_transpose3d(x[:, :1], w), "w takes 2 channels"),
+        (lambda x, w: pysim.conv_transpose3d(x, w, padding=9), "leaves no output"),
+        (lambda x, w: pysim.conv_transpose3d(x, w, out=x), "takes none"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_sentence(call, says):
+    x, w = np.ones((1, 2, 4, 4, 4), np.float32), np.ones((2, 2, 3, 3, 3), np.float32)
+    with pytest.raises((OperandError, ProblemError)) as caught:
+        call(x, w)
+    assert says in str(caught.value)
