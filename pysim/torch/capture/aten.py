@@ -18,7 +18,7 @@ from pysim.network.lowering import array_operators
 from pysim.network.lowering.conv_transpose import transposed_by_phases
 from pysim.network.operator_seconds import DTYPES
 from pysim.problem.windows import conv_of
-from pysim.runtime.integer_steps import BYTES, Quantity
+from pysim.torch.capture.conversions import conversion
 from pysim.torch.capture.forms import Form
 from pysim.torch.capture.lowering import Arguments, Lowering, Made, Operator, UnknownError, array_of, name_of
 
@@ -457,26 +457,8 @@ def _resize(mode: bytes) -> Operator:
     return lower
 
 
-def _quantized(op: str) -> Operator:
-    """A conversion from or to bytes of one scale and zero."""
-
-    def lower(low: Lowering, node: fx.Node, given: Arguments) -> str:
-        x, form = low[given["input"]], _form(node)
-        scale, zero, kind = given["scale"], given["zero_point"], np.dtype(str(given["dtype"]).removeprefix("torch."))
-        if not isinstance(scale, float) or not isinstance(zero, int) or kind not in BYTES or low.dtype(x) not in (np.float32, kind):
-            raise UnknownError("its scale and zero are no numbers, or its values are neither bytes nor float32")
-        of = Quantity(scale, zero, kind)
-        if (given["quant_min"], given["quant_max"]) != (of.least, of.most) or not 0 < np.float32(scale) < math.inf:
-            raise UnknownError(
-                f"its range is {given['quant_min']} to {given['quant_max']}, not that of its type, or its scale is not positive"
-            )
-        return low.add(op, (x,), form.shape, np.dtype(np.float32) if op == "Dequantize" else kind, of=of)
-
-    return lower
-
-
 OPERATORS: dict[str, Operator] = {
-    "dequantize_per_tensor": _quantized("Dequantize"), "quantize_per_tensor": _quantized("Quantize"),
+    "dequantize_per_tensor": conversion("Dequantize"), "quantize_per_tensor": conversion("Quantize"),
     "_adaptive_avg_pool2d": _adaptive_pool, "_native_batch_norm_legit": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention, "_softmax": _softmax, "_to_copy": _same, "_unsafe_view": _view,
     "abs": _unary("Abs"), "add": _arithmetic("Add"), "addcmul": _addcmul, "addmm": _addmm, "alias": _same, "as_strided": _restrided,
