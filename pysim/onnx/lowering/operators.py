@@ -24,10 +24,9 @@ from pysim.network.numpy_ops.recurrent import INPUTS, WEIGHTS, recurrent
 from pysim.network.numpy_ops.selecting import widened, with_places
 from pysim.network.operators import UFUNCS, checked
 from pysim.onnx import layers, shape_inference
-from pysim.runtime.integer_steps import BYTES, Quantity
+from pysim.onnx.lowering.quantities import conv_integer, dequantize, quantize
 
 _SLOPE, _STEEPNESS, _EPSILON = (float(np.float32(number)) for number in (0.01, 0.2, 1e-5))  # defaults are float32, as attributes are
-_SINGLE = (None, 0, 1)  # precisions: unset, or float32
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
@@ -477,42 +476,6 @@ def _cast(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     return Node(node.op, node.name, node.inputs, node.outputs) if _of_numpy(node, graph) else None
 
 
-def _quantity(node: Node, graph: Graph, constants: Constants, bytes_of: str) -> Node | None:
-    """A conversion from or to bytes, whose scale and zero are one constant each."""
-    scale, zero = constants.get(node.inputs[1]), constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
-    x, y, dtype = graph.tensors[node.inputs[0]], graph.tensors[node.output], graph.tensors[bytes_of].dtype
-    if dtype not in BYTES or {x.dtype, y.dtype} != {np.dtype(np.float32), dtype}:
-        return None
-    if scale is None or scale.size != 1 or scale.dtype != np.float32 or (zero is None) != (len(node.inputs) < 3 or not node.inputs[2]):
-        return None
-    if (zero is not None and zero.size != 1) or node.attributes.get("block_size") or node.attributes.get("precision") not in _SINGLE:
-        return None
-    of = Quantity(float(scale.reshape(())), 0 if zero is None else int(zero.reshape(())), dtype)
-    if not 0 < of.scale < math.inf:
-        return None
-    return Node(node.op.removesuffix("Linear"), node.name, node.inputs[:1], node.outputs, {"of": of})
-
-
-def _quantize(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    return _quantity(node, graph, constants, node.output)
-
-
-def _dequantize(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    return _quantity(node, graph, constants, node.inputs[0])
-
-
-def _conv_integer(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """The node with its problem; it runs by its definition unless it becomes part of an integer layer."""
-    if len(graph.tensors[node.inputs[0]].shape) != 4:
-        return node
-    x, w = (layers.ValueType(graph.tensors[name].shape, "INT8") for name in node.inputs[:2])
-    try:
-        problem = layers.conv_of(x, w, node.attributes, "s8")
-    except ProblemError:
-        return node
-    return node.having(problem=problem)
-
-
 EXPANSIONS = {
     "ConvTranspose": _by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
     "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS, **along.EXPANSIONS,
@@ -520,7 +483,7 @@ EXPANSIONS = {
 }  # fmt: skip
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Cast": _cast, "Clip": _clip, "Concat": _concat, "Conv": _conv,
-    "ConvInteger": _conv_integer, "DequantizeLinear": _dequantize, "QuantizeLinear": _quantize,
+    "ConvInteger": conv_integer, "DequantizeLinear": dequantize, "QuantizeLinear": quantize,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
     "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX's conversions from and to bytes, and its convolution of bytes, as nodes of the network (`pysim.network.integers` combines them)."""
+
+import math
+
+import numpy as np
+
+from pysim.errors import ProblemError
+from pysim.network.graph import Graph, Node
+from pysim.network.lowering.array_operators import Constants
+from pysim.onnx import layers
+from pysim.runtime.integer_steps import BYTES, Quantity
+
+_SINGLE = (None, 0, 1)  # precisions: unset, or float32
+
+
+def _quantity(node: Node, graph: Graph, constants: Constants, bytes_of: str) -> Node | None:
+    """A conversion from or to bytes, whose scale and zero are one constant each."""
+    scale, zero = constants.get(node.inputs[1]), constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+    x, y, dtype = graph.tensors[node.inputs[0]], graph.tensors[node.output], graph.tensors[bytes_of].dtype
+    if dtype not in BYTES or {x.dtype, y.dtype} != {np.dtype(np.float32), dtype}:
+        return None
+    if scale is None or scale.size != 1 or scale.dtype != np.float32 or (zero is None) != (len(node.inputs) < 3 or not node.inputs[2]):
+        return None
+    if (zero is not None and zero.size != 1) or node.attributes.get("block_size") or node.attributes.get("precision") not in _SINGLE:
+        return None
+    of = Quantity(float(scale.reshape(())), 0 if zero is None else int(zero.reshape(())), dtype)
+    if not 0 < of.scale < math.inf:
+        return None
+    return Node(node.op.removesuffix("Linear"), node.name, node.inputs[:1], node.outputs, {"of": of})
+
+
+def quantize(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    return _quantity(node, graph, constants, node.output)
+
+
+def dequantize(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    return _quantity(node, graph, constants, node.inputs[0])
+
+
+def conv_integer(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """The node with its problem; it runs by its definition unless it becomes part of an integer layer."""
+    if len(graph.tensors[node.inputs[0]].shape) != 4:
+        return node
+    x, w = (layers.ValueType(graph.tensors[name].shape, "INT8") for name in node.inputs[:2])
+    try:
+        problem = layers.conv_of(x, w, node.attributes, "s8")
+    except ProblemError:
+        return node
+    return node.having(problem=problem)
