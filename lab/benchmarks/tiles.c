@@ -16,6 +16,9 @@
 #define RUN_mma(dtype, form, windows, filters)
 #define RUN_avx2(dtype, form, windows, filters) DECLARE(dtype##_##form##_##windows##x##filters##__avx2)
 #define RUN_avx512(dtype, form, windows, filters) DECLARE(dtype##_##form##_##windows##x##filters##__avx512)
+#define RUN_avxvnni(dtype, form, windows, filters)
+#define RUN_avx512vnni(dtype, form, windows, filters)
+#define RUN_avx512bf16(dtype, form, windows, filters)
 #define DECLARE(name) void name(int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
 #include "kernels.inc"
 #undef DECLARE
@@ -79,8 +82,14 @@ int main(void) {
     if (pysim_kernel_at(index++, &info) == PYSIM_OK && info.available) call(#name, name, info.windows, info.filters);
 #undef RUN_portable
 #undef RUN_mma
+#undef RUN_avxvnni
+#undef RUN_avx512vnni
+#undef RUN_avx512bf16
 #define RUN_portable(dtype, form, windows, filters) index++;
 #define RUN_mma(dtype, form, windows, filters) index++;
+#define RUN_avxvnni(dtype, form, windows, filters) index++;
+#define RUN_avx512vnni(dtype, form, windows, filters) index++;
+#define RUN_avx512bf16(dtype, form, windows, filters) index++;
 #include "kernels.inc"
     return 0;
 }
