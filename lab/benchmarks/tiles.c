@@ -55,7 +55,7 @@ static void call(const char *name, pysim_micro_kernel run, int64_t nw, int64_t n
 
 static void packing(int64_t taps, int64_t stride, int64_t channels, int64_t count) {
     enum { PITCH = 64, WIDTH = 200 };
-    const pysim_segment s = {windows, 4 * WIDTH, WIDTH, 0, stride, 1, taps, channels, count, taps * PITCH, PITCH};
+    const pysim_segment s = {windows, 4 * WIDTH, WIDTH, 0, stride, 1, taps, channels, count, taps * PITCH, PITCH, 0, 0};
     const int64_t calls = 20000 / channels;
     double best = 1e9;
     for (int repeat = 0; repeat < 20; repeat++) {
