@@ -135,8 +135,10 @@ class Network:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def results(self, arrays: Sequence[Array]) -> list[Array]:
-        """The outputs, of dense arrays that have the shapes and types of the inputs, in their order."""
-        return self._results(dict(zip(self._graph.inputs, arrays, strict=True)))
+        """The outputs, of dense arrays that have the shapes of the inputs, in their order. Steps read them by address alone, so their types
+        are looked at: a number of Python's comes as one of float64, whatever it is multiplied with."""
+        named, tensors = zip(self._graph.inputs, arrays, strict=True), self._graph.tensors
+        return self._results({name: x if x.dtype == tensors[name].dtype else x.astype(tensors[name].dtype) for name, x in named})
 
     def _results(self, inputs: dict[str, Array]) -> list[Array]:
         run = self._borrow_run()

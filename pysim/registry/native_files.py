@@ -6,6 +6,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "([\w/]+\.h)"$', re.MULTILINE)
 
 
 def native_file(name: str) -> Path:
@@ -15,8 +16,9 @@ def native_file(name: str) -> Path:
 
 
 def declarations(*headers: str) -> str:
-    """The declarations for cffi from headers of `native/`: the parts between their marks, concatenated."""
-    return "".join(native_file(name).read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0] for name in headers)
+    """The declarations for cffi from headers of `native/`: the parts between their marks with what these include, concatenated."""
+    parts = (native_file(name).read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0] for name in headers)
+    return _INCLUDE.sub(lambda found: native_file(found[1]).read_text(), "".join(parts))
 
 
 def epilogue_numbers(name: str) -> dict[str, int]:

@@ -74,7 +74,7 @@ def cuda_sources_of(plan: Plan, code: Code | None) -> CudaSources:
     cut = {path: _cut(path, text, lines, kept) for path, text in texts.items()}
     if code:
         cut |= _with_epilogue(cut, code)
-    files = {path if path in ("pysim.h", "pysim_cuda.h") else f"cuda/{path}": text for path, text in cut.items()}
+    files = {path if path in ("pysim.h", "pysim_cuda.h", "abi/operators.h") else f"cuda/{path}": text for path, text in cut.items()}
     return CudaSources(files, units, f"cuda/{units[0].path}", any(family.gpus == "hopper" for family, _, _ in wanted))
 
 

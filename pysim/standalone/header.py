@@ -176,9 +176,10 @@ def _epilogue(result: str, text: str, code: Code, on_gpu: bool) -> list[str]:
 
 def _fields(w: Workload) -> dict[str, object]:
     """The fields of a problem's struct in native/pysim.h, of dense row-major operands."""
-    fields: dict[str, object] = {name: getattr(w, name) for name in w.__struct_fields__} | {"dtype": f"PYSIM_{w.dtype.upper()}"}
+    dtype: dict[str, object] = {"dtype": f"PYSIM_{w.dtype.upper()}"}
     if isinstance(w, Conv):
-        return fields
+        return {**w.sizes, **dtype}
+    fields: dict[str, object] = {name: getattr(w, name) for name in w.__struct_fields__} | dtype
     return fields | {"lda": w.m if w.trans_a else w.k, "ldb": w.k if w.trans_b else w.n, "ldc": w.n}
 
 
