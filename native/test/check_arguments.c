@@ -388,6 +388,9 @@ static void combinations(void) {
             x.of.gemm.dtype = PYSIM_S8, x.e.alpha = factors[i].alpha, x.e.beta = factors[i].beta;
             refuse(GEMM_REFERENCE, &x, factors[i].status, "alpha");
             x.s.kernel = kernel_of(PYSIM_S8, 1, &row), x.s.windows = row.windows, x.s.filters = row.filters;
+            const int64_t before = x.workspace_bytes;
+            if (pysim_workspace_bytes(&x.of, &x.s, 1, &x.workspace_bytes) != PYSIM_OK) check_fail("%s", pysim_last_error());
+            x.workspace -= x.workspace_bytes - before; /* which ends at a guard page */
             refuse(GEMM_RUN, &x, factors[i].status, "alpha");
         }
         check_end();
@@ -445,7 +448,7 @@ static void without_operands(void) {
     expect("clock/null", "pysim_probe_clock(NULL)", pysim_probe_clock(NULL), PYSIM_BAD_ARGUMENT);
     expect("fma/null", "pysim_probe_fma(NULL)", pysim_probe_fma(NULL, PYSIM_F32, &rate), PYSIM_BAD_ARGUMENT);
     expect("fma/result", "pysim_probe_fma with no result", pysim_probe_fma("portable", PYSIM_F32, NULL), PYSIM_BAD_ARGUMENT);
-    expect("fma/dtype", "pysim_probe_fma of dtype 9", pysim_probe_fma("portable", 9, &rate), PYSIM_BAD_ARGUMENT);
+    expect("fma/dtype", "pysim_probe_fma of dtype 10", pysim_probe_fma("portable", 10, &rate), PYSIM_BAD_ARGUMENT);
     expect("fma/unknown", "pysim_probe_fma of an unknown target", pysim_probe_fma("abacus", PYSIM_F32, &rate), PYSIM_UNSUPPORTED);
     expect("fma/long", "pysim_probe_fma of an endless target", pysim_probe_fma(endless, PYSIM_F32, &rate), PYSIM_UNSUPPORTED);
     pysim_status (*const streams[])(void *, int64_t, double, double *) = {pysim_probe_read, pysim_probe_write};
