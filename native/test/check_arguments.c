@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Bad arguments. Each case changes one thing in a valid call; the call must return the right status, name the error, and leave every operand
- * unchanged. */
+ * Bad arguments. Each case changes one thing in a valid call, which must return the right status, name the error and change no operand. */
 #include <math.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -388,9 +387,7 @@ static void combinations(void) {
             x.of.gemm.dtype = PYSIM_S8, x.e.alpha = factors[i].alpha, x.e.beta = factors[i].beta;
             refuse(GEMM_REFERENCE, &x, factors[i].status, "alpha");
             x.s.kernel = kernel_of(PYSIM_S8, 1, &row), x.s.windows = row.windows, x.s.filters = row.filters;
-            const int64_t before = x.workspace_bytes;
-            if (pysim_workspace_bytes(&x.of, &x.s, 1, &x.workspace_bytes) != PYSIM_OK) check_fail("%s", pysim_last_error());
-            x.workspace -= x.workspace_bytes - before; /* which ends at a guard page */
+            x.workspace -= 4096, x.workspace_bytes += 4096; /* another row needs more */
             refuse(GEMM_RUN, &x, factors[i].status, "alpha");
         }
         check_end();
