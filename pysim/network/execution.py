@@ -148,6 +148,7 @@ class Network:
                 call()
             return run.results(self._graph.outputs)
         finally:
+            run.end()
             self._idle.append(run)
 
     def profile(self, *arrays: Any, calls: int = 5, **named: Any) -> list[Timed]:
@@ -161,6 +162,7 @@ class Network:
                 start = time.perf_counter()
                 step()
                 row[at] = time.perf_counter() - start
+        run.end()
         self._idle.append(run)
         return [Timed(layer, float(seconds)) for layer, seconds in zip(self.plan.layers, np.median(spent[1:], axis=0), strict=True)]
 
@@ -201,7 +203,7 @@ Moves = dict[str, list[tuple[Slot, int]]]  # for the values that lie elsewhere i
 
 class _Run:
     """An arena and the calls that compute its values. Native steps are bound to stand-ins for the caller's arrays; Python's calls look all
-    arrays up in `values`. `fresh` names the outputs that a step writes to new memory; other outputs are copied from the arena."""
+    arrays up in `values`. Outputs in `_still`, by their places in the arena, are written to new memory; others are copied."""
 
     def __init__(self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | IntegerLayer | None], threads: int) -> None:
         buffers = plan.buffers
@@ -223,6 +225,7 @@ class _Run:
         self.calls = _join_native(self.steps)
         makers = {name: step for layer, step in zip(plan.layers, self.steps, strict=True) for name in layer.node.outputs}
         self._still = {name: self.values[name] for name in graph.outputs if self._is_written_once(name, graph, makers, buffers)}
+        self._between_calls = self._stand_ins | self._still
         self.moves, self.step_moves = (self._moves(calls, bound, makers) for calls in (self.calls, self.steps))
 
     def _is_written_once(self, name: str, graph: Graph, makers: dict[str, Call], buffers: Buffers) -> bool:
@@ -258,9 +261,13 @@ class _Run:
                 setattr(struct, field, cast("void *", start + offset))
 
     def results(self, names: Sequence[str]) -> list[Array]:
-        found = [self.values[name] if name in self._still else np.array(self.values[name]) for name in names]
-        self.values.update(self._still)  # so that results are the caller's alone
-        return found
+        return [self.values[name] if name in self._still else np.array(self.values[name]) for name in names]
+
+    def end(self) -> None:
+        """Lets go of the caller's arrays and of results, which are the caller's alone."""
+        self.values.update(self._between_calls)
+        for view in self._views:
+            view()
 
     def _step(self, layer: Layer, graph: Graph, native: Prepared | IntegerLayer | None, buffers: Buffers) -> Call:
         node, values = layer.node, self.values

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -299,6 +300,15 @@ def test_a_size_that_is_not_known_is_named():
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "rows"
     with pytest.raises(ProblemError, match="rows"):
         reading.graph_of(proto, "a model")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_network_keeps_neither_what_it_was_given_nor_what_it_returned(seed):
+    proto = random_model(seed)
+    model, x = model_of(proto), given(proto)
+    kept = [weakref.ref(one) for one in (x, *several(model(x)))]
+    del x
+    assert all(one() is None for one in kept)
 
 
 @pytest.mark.parametrize(
