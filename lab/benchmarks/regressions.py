@@ -46,7 +46,7 @@ def plant(by: float) -> None:
     def planted(calls: dict[str, Any], *given: Any, **named: Any) -> Any:
         return interleave({label: slower(call, by) if label == compare.OURS else call for label, call in calls.items()}, *given, **named)
 
-    compare.interleave = planted  # type: ignore[assignment]
+    compare.interleave = planted  # type: ignore[assignment]  # in this process alone
 
 
 def run(given: argparse.Namespace, store: str, by: float, *options: str) -> tuple[int, str]:

@@ -40,7 +40,7 @@ class IntegerLayer:
         if self._stores:
             result = "f32" if sums.to is None else "u8" if sums.to.dtype == np.uint8 else "s8"
             zero = 0 if sums.to is None else sums.to.zero
-            integers = Integers(x.dtype == np.uint8, self._zero, sums.scale, result, zero)  # type: ignore[arg-type]
+            integers = Integers(x.dtype == np.uint8, self._zero, sums.scale, result, zero)  # type: ignore[arg-type]  # one of three words
             activation = None if sums.to is None else ("clamp", float(sums.low), float(sums.high))
             bias = sums.offset if sums.offset.any() else None
         elif not self._floats:
