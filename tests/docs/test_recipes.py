@@ -118,7 +118,8 @@ def run(tmp_path: Path) -> Run:
     for name in ("native", "pysim", "lab"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
     shutil.copytree(ROOT / "pysim" / "machine" / "data", tmp_path / "pysim" / "machine" / "data")
-    for name in ("meson.build", "meson.options"):
+    (tmp_path / "docs").mkdir()
+    for name in ("meson.build", "meson.options", "docs/pysim.1"):
         shutil.copy(ROOT / name, tmp_path / name)
 
     def run(*command: str, **more: str) -> str:
