@@ -104,7 +104,7 @@ def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_pan
         # a tile as the micro-kernel reads it; the last panel may be partial, but fills its lines
         panel = np.ceil(rates.packed_window * table.channels * rates.windows / PANEL_ALIGN) * PANEL_ALIGN * packed
         panels = panel * np.minimum(set_size, rates.panel_windows / rates.windows)
-        raw = {**outer, "channels": Extent(packed, nest.group_channels * packed), WINDOWS: _raw_input(rates)}
+        raw = {**outer, "channels": Extent(packed, nest.group_channels * packed), WINDOWS: raw_input(rates)}
         if inner == WINDOWS:
             yield Operand("input", raw, sets)
             yield Operand("packed input", {WINDOWS: Extent(panel, panels)}, sets, written=True)
@@ -123,7 +123,7 @@ def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_pan
         yield Operand("input in place", {**outer, "channels": Extent(1 - packed, nest.group_channels * (1 - packed)), WINDOWS: tile}, inner)
 
 
-def _raw_input(rates: Rates) -> Extent:
+def raw_input(rates: Rates) -> Extent:
     """Input that packing reads for tiles of windows: the rows that kernels reach; whole rows as soon as tiles share them."""
     nest, others = rates.nest, np.maximum(1.0, rates.window_tiles - 1)
     touched, live = nest.touched_bytes(rates.machine.line_bytes), live_taps(nest)[0]

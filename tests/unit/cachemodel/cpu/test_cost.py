@@ -70,7 +70,7 @@ def predictions(text: str, on: Machine, dtype: str = "f32", state: State = "hot"
     """Every candidate of a problem, input stationary then weight stationary."""
     rows = space.rows(on, dtype).kernels
     costs = rates(nest_of(parse(text)), on, rows)
-    return [predict(table, state) for table in each_order(space.table(costs)[0])]
+    return [predict(table, state) for table in each_order(space.table(costs))]
 
 
 def each_order(table: Table) -> list[Table]:
@@ -215,7 +215,7 @@ def sample(seed: int) -> Iterator[tuple[str, Machine, Schedule]]:
     for text in problems:
         for on in machines:
             kept = [kernel for kernel in space.rows(on, "f32").kernels if kernel.name in ("f32_win_32x14__avx512", "f32_fil_14x32__avx512")]
-            tables = each_order(space.table(rates(nest_of(parse(text)), on, kept))[0])
+            tables = each_order(space.table(rates(nest_of(parse(text)), on, kept)))
             table = tables[int(chosen.integers(2))]
             prediction = predict(table)
             yield text, on, schedule_of(prediction, int(chosen.integers(table.kernel.size)))
