@@ -32,8 +32,8 @@ from pysim.registry.cpu import Kernel, kernels
 
 FEW = 32  # sets or schedules, which are not worth bounds on their traffic
 NEAR = 1.05  # times the least compute: sets that may well be the best
-FIRST_SETS, FIRST_SCHEDULES = 16, 24  # of least bounds, that are tried first
-SLACK = 1.005  # of the best schedule over the least bound, mostly
+SLACK = 1.015  # of the best schedule over the least bound of a set, mostly
+FIRST_SCHEDULES = 24  # of least bounds, that are predicted first
 ROUNDING = 1 + 1e-9  # bounds and predictions add in another order
 
 
@@ -146,8 +146,7 @@ def pruned(sets: Sequence[Table], state: State, most: float | None = None) -> li
     near = NEAR * least(_Search.of_sets, 1)
     for one in searches:
         one.tighten(near)
-    tried(least(_Search.of_sets, FIRST_SETS))
-    first = tried(np.minimum(best, SLACK * least(_Search.of_schedules, 1)))
+    first = tried(np.minimum(best, SLACK * least(_Search.of_sets, 1)))
     for one in first if most is None else first[:1]:
         one.predict(least(_Search.of_schedules, FIRST_SCHEDULES, [one]), best)
     for one in tried(best):
@@ -156,15 +155,15 @@ def pruned(sets: Sequence[Table], state: State, most: float | None = None) -> li
 
 
 class _Search:
-    """The search in a nest: lower `bounds` of all sets of channels, of compute alone or `tight`; the `schedules` of the sets that are open,
-    with their bounds; and the prediction of some of these. `kind`: the number of the first loop order's kind, if each order is a kind."""
+    """The search in a nest: lower `bounds` of all sets of channels, of compute alone or `tight`; the `schedules` of the sets that are
+    `opened`, with their bounds; the prediction of those that are `known`. `kind`: that of the first loop order, if each is a kind."""
 
     def __init__(self, sets: Table, state: State, kind: int | None) -> None:
         self.sets, self.state, self.kind, self.tight = sets, state, kind, False
         self.bounds = np.sum([*compute_cycles(sets).values()], axis=0) / ROUNDING
         self.opened = np.zeros(self.bounds.size, bool)
         self.schedules, self.schedule_bounds = select(sets, self.opened), np.empty(0)
-        self.prediction, self.known = predict(self.schedules, state), self.schedule_bounds
+        self.prediction, self.known = predict(self.schedules, state), np.empty(0, bool)
 
     def kinds(self, table: Table) -> NDArray[np.int64]:
         return np.zeros(table.kernel.size, np.int64) if self.kind is None else self.kind + 1 - table.keeps_windows
@@ -185,19 +184,21 @@ class _Search:
         return within
 
     def open(self, limit: Array) -> None:
-        """Lists the schedules of the sets whose bounds are within the limit of their kind."""
-        within = self.tighten(limit)
-        if (within > self.opened).any():
+        """Lists the schedules of the sets whose bounds are within the limit of their kind, too."""
+        within, before = self.tighten(limit) | self.opened, self.opened
+        if (within > before).any():
             self.opened, (self.schedules, which) = within, tilings.tiled(select(self.sets, within))
             few = which.size <= FEW
             self.schedule_bounds = self.bounds[within][which] if few else _bounds(self.schedules, tiled=True)
+            known = before[within][which]  # the schedules of a set always have the same order
+            known[known] = self.known
+            self.known = known
 
     def predict(self, limit: Array, best: Array) -> None:
         """Predicts the open schedules whose bounds are within the limit of their kind, and lowers the best of the kinds."""
-        limit = np.minimum(limit, best)
-        within = self.schedule_bounds <= limit[self.kinds(self.schedules)]
-        if np.count_nonzero(within) > np.count_nonzero(self.known <= limit[self.kinds(self.prediction.table)]):
-            self.prediction, self.known = predict(select(self.schedules, within), self.state), self.schedule_bounds[within]
+        within = self.schedule_bounds <= np.minimum(limit, best)[self.kinds(self.schedules)]
+        if (within > self.known).any():
+            self.prediction, self.known = predict(select(self.schedules, within), self.state), within
             np.minimum.at(best, self.kinds(self.prediction.table), self.prediction.cycles)
 
     def found(self) -> Prediction:

@@ -123,7 +123,7 @@ def sets(rates: Rates) -> Table:
 
 
 def tiled(sets: Table) -> tuple[Table, NDArray[np.int64]]:
-    """The candidates with these sets of channels: each set with every K2, and each of those with every K3. And the row of each in `sets`."""
+    """The candidates with these sets of channels, in their order: every K2, and each with every K3. Second, the row of each in `sets`."""
     rates, swap = sets.rates, sets.keeps_windows
     window, filters = _window_bytes(rates, sets.packed) * sets.channels, rates.stored_tile * sets.channels
     out = rates.windows * rates.filters * rates.nest.result_bytes
