@@ -62,7 +62,7 @@ from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
-from pysim.cachemodel.cpu.nest_loops import OPERANDS, streams_of
+from pysim.cachemodel.cpu.nest_loops import OPERANDS, nests_of, streams_of
 from pysim.cachemodel.cpu.occupancy import traffic
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
@@ -120,10 +120,15 @@ class Prediction(NamedTuple):
 
 def predict(table: Table, state: State = "hot") -> Prediction:
     """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start."""
-    if not table.kernel.size:
-        machine = table.rates.machine
-        return Prediction(table, Pass(machine, {"kernel": np.empty(0)}, OPERANDS, np.zeros((len(machine.levels), 2 * len(OPERANDS), 0))))
-    return assemble(table, compute_cycles(table), traffic(table, streams_of(table, state)))
+    machine, nests = table.rates.machine, nests_of(table)
+    none = np.zeros((len(machine.levels), 2 * len(OPERANDS), table.kernel.size))
+    if not nests:
+        return Prediction(table, Pass(machine, {"kernel": np.empty(0)}, OPERANDS, none))
+    inner = machine.levels[0]
+    holds = state == "hot" and not inner.starts_cold and inner.page_share == 1  # then runs that fit L1 miss nothing
+    if holds and max(of.working_set.sum(axis=0).max() for of in nests.values()) < inner.size_bytes - len(OPERANDS):
+        return assemble(table, compute_cycles(table), none)
+    return assemble(table, compute_cycles(table), traffic(table, streams_of(table, nests, state)))
 
 
 def assemble(table: Table, compute: Mapping[str, Array], moved: Array, tiled: bool = True) -> Prediction:

@@ -182,15 +182,21 @@ def _buffers(names: Sequence[str]) -> list[int]:
     return [BUFFERS.get(name, PACKED) for name in names]
 
 
-def streams_of(table: Table, state: State) -> TableStreams:
-    """The reuses of a table of schedules, with first touches in caches of a `state`."""
-    nest, n, split = table.rates.nest, table.kernel.size, int(np.count_nonzero(table.keeps_windows))
-    columns = [span for span in (slice(0, split), slice(split, n)) if span.start < span.stop]
-    nests = [described(select(table, span), span.start < split) for span in columns]
-    roles = _roles(tuple(of.structure for of in nests), state)
+def nests_of(table: Table) -> dict[bool, LoopNest]:
+    """The schedules of each loop order in a table, by whether it keeps windows, in the table's order."""
+    split = int(np.count_nonzero(table.keeps_windows))
+    orders = ((True, slice(0, split)), (False, slice(split, None)))
+    return {keeps: described(select(table, span), keeps) for keeps, span in orders if (split if keeps else table.kernel.size - split)}
+
+
+def streams_of(table: Table, nests: Mapping[bool, LoopNest], state: State) -> TableStreams:
+    """The reuses of a table of schedules with these nests, with first touches in caches of a `state`."""
+    nest, n, split = table.rates.nest, table.kernel.size, nests[True].columns if True in nests else 0
+    columns = [slice(0, split) if keeps else slice(split, n) for keeps in nests]
+    roles = _roles(tuple(of.structure for of in nests.values()), state)
     most, depth = roles.operand.shape[1], roles.interleaved.shape[1]
     size, between, planes, working_set = (np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (2, depth), (len(OPERANDS),)))
-    for of, span in zip(nests, columns, strict=True):
+    for of, span in zip(nests.values(), columns, strict=True):
         reused = of.reused_bytes
         count = len(reused)
         size[:count, span] = reused
