@@ -116,7 +116,7 @@ def compare(
         planned = history.without_saved(planned, saved_as, state, threads)
     say(f"{on.description}; {state} caches, {options['layout'] + ' convolutions' if on_gpu else plural(threads, 'thread')}")
     kept = history.Kept(saved_as, before, []) if saved_as or baseline else None
-    how = {"threads": threads, "state": state, "min_seconds": min_seconds, **(history.carefully() if kept else {})}
+    how = {"threads": threads, "state": state, "min_seconds": min_seconds, **(history.carefully(threads) if kept else {})}
     comparisons = timing.measured(planned, on, peers_by_name, kept, **how)
     networks = measured(problems, on, threads, peers, min_seconds)
     shown = [] if emulated else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]

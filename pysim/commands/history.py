@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pysim.measure.store import Store
     from pysim.record.measurement import Comparison
 
-RUNS, MOST_RUNS = 3, 4  # of a layer that is saved; of one that is compared with what was saved
+RUNS, FEWEST_RUNS, MOST_RUNS = 3, 2, 5  # of a layer that is saved; of one that is compared with what was saved
 SAMPLES = 90  # at least, of a library in such a run
 _COLOURS = {"slower": "bold red", "faster": "green", "same": ""}
 
@@ -82,7 +82,7 @@ def saved(name: str) -> "list[Series]":
 
 class Kept(NamedTuple):
     """The runs of `compare --save` and `--baseline`, each with operands elsewhere in memory: RUNS of each layer under the name `saved_as`,
-    or beside `before` as many, at most MOST_RUNS, as it takes to be sure that a plan is not slower. `runs`: those of all layers so far."""
+    or beside `before` FEWEST_RUNS, and up to MOST_RUNS while it may be slower. `runs`: those of all layers so far."""
 
     saved_as: str | None
     before: "Sequence[Series]"
@@ -103,15 +103,15 @@ class Kept(NamedTuple):
         return first
 
     def _lacks(self, made: list[str], store: "Store") -> bool:
-        if self.saved_as and len(made) < RUNS:
+        if len(made) < (RUNS if self.saved_as else FEWEST_RUNS):
             return True
         changes = [one.change for one in _since(self.before, made, store)] if self.before and len(made) < MOST_RUNS else []
         return any(change is not None and change.doubtful for change in changes)
 
 
-def carefully() -> dict[str, Any]:
-    """How such runs are measured: longer than for a table, and marked as one series."""
-    return {"min_samples": SAMPLES, "series": str(uuid.uuid4())}
+def carefully(threads: int) -> dict[str, Any]:
+    """How such runs are measured: longer than for a table, on one thread in the time that the process had, and marked as one series."""
+    return {"min_samples": SAMPLES, "own_time": threads == 1, "series": str(uuid.uuid4())}
 
 
 def _since(before: "Sequence[Series]", runs: "Iterable[str]", store: "Store") -> "list[Compared]":

@@ -21,7 +21,7 @@ from pysim.errors import MissingError, PlanError, PysimError
 from pysim.explain.roof import above
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
-from pysim.measure.clock import Call, Timed, copies_for, interleave, rotating
+from pysim.measure.clock import Call, CpuClock, Timed, copies_for, interleave, rotating
 from pysim.measure.cpu_load import widened
 from pysim.measure.speed import PLAIN, Speed, Speedometer
 from pysim.measure.statistics import quartiles, ratio
@@ -46,7 +46,7 @@ Planned = tuple[Layer, Plan | PlanError]
 class How(NamedTuple):
     """How plans are measured: our threads on a CPU, cache state, whether a call is profiled by parts, least seconds of samples per
     candidate (unless the medians reach CERTAIN earlier), most seconds per plan, seed of the operands; `min_samples`: least samples per
-    candidate; `series`: kept with the samples (`history`)."""
+    candidate; `series`: kept with the samples (`history`); `own_time`: of this process, on one CPU thread (`CpuClock`)."""
 
     threads: int = 1
     state: RunState = "hot"
@@ -56,6 +56,7 @@ class How(NamedTuple):
     seed: int = 0
     min_samples: int = 30
     series: str = ""
+    own_time: bool = False
 
 
 def plan_layers(layers: Iterable[Layer], on: Machine | Gpu, **terms: Any) -> list[Planned]:
@@ -203,6 +204,8 @@ def _timed(
             calls[label] = rotating([entry.make(one).call for one in copies])
             kept += copies
     clock = bench.clock()
+    if how.own_time and isinstance(clock, CpuClock):
+        clock = clock._replace(own_time=True)
     certain = 0.0 if clock.asynchronous else CERTAIN  # a device slows down while it is busy
     limits: dict[str, Any] = {
         "min_samples": how.min_samples,

@@ -7,10 +7,11 @@ version, timed in turns with the plan. So a change is that of the plan's time ov
     change = r_after / r_before,   r = exp(median_i log(plan_i / peer_i)) over the rounds i of a run
 
 of the peer whose ratio is known best. Of the rounds the UNDISTURBED share counts in which plan and peer together took the least time:
-others had the core in the rest, and choosing by the product favours neither. Without a common peer it is that of the cycles at the clock of
-each run. Runs of one series are averaged: their buffers lie elsewhere in memory, so that equal runs differ by BETWEEN_RUNS. The interval
-has three standard deviations to either side: those of the medians and BETWEEN_RUNS, over the root of the runs of each side, or what these
-differ by if that is more. A plan is slower if the change is above LEAST_CHANGE and its whole interval above 1.
+others had the core in the rest, and choosing by the product favours neither. Where there is no common peer, and beside peers where both
+sides have several runs, cycles at each run's clock are compared as well: a busy memory slows some peers more than a plan. Runs of one
+series are averaged: their buffers lie elsewhere in memory, so that equal runs differ by BETWEEN_RUNS. The interval has three standard
+deviations to either side: those of the medians and BETWEEN_RUNS, over the root of the runs of each side, or what these differ by if that
+is more. A plan is slower if the change is above LEAST_CHANGE and its whole interval above 1.
 
 Worked number: medians known to 0.4 % each, three runs before and one after: sqrt(0.4^2 / 3 + 0.4^2 + 0.7^2 / 3 + 0.7^2) = 0.9 %; a plan
 that takes 5 % more time has the interval 1.021 to 1.080 and is slower, one that takes 2 % more is not told apart from an equal one.
@@ -111,15 +112,15 @@ def baseline(store: Store, name: str) -> list[Series]:
 def change_of(before: Series, after: Series) -> Change | None:
     """The change between two series of one setting; None if nothing tells the computer's change from the plan's."""
     logs = {name: (_mean(_log_ratio, before, name), _mean(_log_ratio, after, name)) for name in _common(*before, *after)}
-    if not any(map(all, logs.values())):
-        logs = {_CLOCK: (_mean(_log_cycles, before), _mean(_log_cycles, after))}
+    if min(len(before), len(after)) > 1 or not any(map(all, logs.values())):
+        logs[_CLOCK] = _mean(_log_cycles, before), _mean(_log_cycles, after)
     found = []
     for name, (then, now) in logs.items():
         if then and now:
             deviation = math.hypot(then[1], now[1])
             value, low, high = (math.exp(now[0] - then[0] + sign * DEVIATIONS * deviation) for sign in (0, -1, 1))
-            found.append((deviation, Change(value, low, high, name)))
-    return min(found)[1] if found else None
+            found.append(Change(value, low, high, name))
+    return min(found, key=lambda one: one.high / one.low, default=None)
 
 
 def _common(first: Run, *others: Run) -> list[str]:
