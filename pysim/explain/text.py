@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pysim.algorithms import algorithm_named
 from pysim.explain.advice import advice, verdict, would_help
+from pysim.explain.energy import energy_line
 from pysim.explain.roof import above
 from pysim.machine.gpu import Gpu
 from pysim.record.cost import Cost, CsaCost
@@ -69,6 +70,8 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
         )
         yield from _wrapped(verdict([(1, plan)]))
         yield from _wrapped(would_help(advice([(1, plan)])))
+        if energy := energy_line(plan):
+            yield from _wrapped(energy)
     else:
         yield f"{plan.problem} on {plan.machine}: csa cost {plan.cost.cost:,} cycles (the sum of the latencies of all lines)"
     if wrong := above(plan, plan.seconds, "predicted"):

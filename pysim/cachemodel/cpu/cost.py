@@ -342,10 +342,10 @@ def transfer_cycles(machine: Machine, moved: Array) -> Array:
 
 @lru_cache(maxsize=256)
 def assumed(machine: Machine, target: str, latencies: bool = False, unread: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Paths of the assumed numbers that a cost on a unit uses. Left out: other units, what is `unread`, and latencies of caches and memory
-    unless the cost has `latencies`."""
+    """Paths of the assumed numbers that a cost on a unit uses. Left out: other units, energy, what is `unread`, and latencies of caches and
+    memory unless the cost has `latencies`."""
     others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
-    paths = (path for path in machine.assumed() if not path.startswith(("csa", *others, *unread)))
+    paths = (path for path in machine.assumed() if not path.startswith(("csa", "energy", *others, *unread)))
     return tuple(path for path in paths if latencies or not path.endswith(".latency_cycles"))
 
 
