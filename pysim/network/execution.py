@@ -9,6 +9,7 @@ their addresses.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RES
 from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.integers import with_integers
+from pysim.network.operator_seconds import reordering_seconds
 from pysim.network.plan import Layer, NetworkPlan, integer_rows, layers_of, seconds_of, with_layouts
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
@@ -70,8 +72,12 @@ class Network:
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
         integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
         graph = fuse_attention(fuse_transpositions(fuse(integers, _supports)))
-        graph = with_volumes(graph, lambda problem: seconds_of(problem, on, accuracy)) if self.blocks else as_images(graph)
-        graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
+        if self.blocks:
+            copying = partial(reordering_seconds, on=on)
+            graph = with_volumes(graph, lambda problem: seconds_of(problem, on, accuracy), copying)
+            graph = with_layouts(graph, on, accuracy).graph
+        else:
+            graph = as_images(graph)
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
         self.threads, self._idle = threads, list[_Run]()
