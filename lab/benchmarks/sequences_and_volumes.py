@@ -5,7 +5,8 @@
 
 LAYER is a benchdnn line, a built-in set, or SET:NUMBER, its layer of that number from 0; without one, 33 layers of the sets below and of
 a few lines of depthwise kernels. Each is a model of one node, which all three read and run interleaved; a result that is further than 1e-4
-of the largest from float64 is an error. Times are lower deciles of the samples. One JSON line a layer: seconds, errors, the plans, and the
+of the largest from float64 is an error. Times are CPU times, the
+lower deciles of the samples. One JSON line a layer: seconds, errors, the plans, and the
 faster peer's time over ours.
 """
 
@@ -14,8 +15,6 @@ import json
 import math
 import re
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import onnx
 import onnxruntime
 import openvino
 from onnx import TensorProto, helper, numpy_helper
+from products import lower_deciles
 
 import pysim
 from pysim.check.reference import reference
@@ -108,18 +108,6 @@ def measure(line: str, seconds: float) -> dict[str, Any]:
     plans = [layer.plan.name for layer in ours.plan.layers if layer.plan]
     ratio = min(times["onnxruntime"], times["openvino"]) / times["pysim"]
     return {"problem": line, "seconds": times, "errors": errors, "plans": plans, "ratio": ratio}
-
-
-def lower_deciles(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    end, rounds = time.perf_counter() + seconds, 0
-    while rounds < 5 or time.perf_counter() < end:
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            samples[name].append(time.perf_counter() - start)
-        rounds += 1
-    return {name: float(np.quantile(of, 0.1)) for name, of in samples.items()}
 
 
 def main() -> None:
