@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "algorithm.h"
-#include "depthwise.h"
+#include "portable/depthwise_portable.h"
 
 enum {
     MAX_STRIDE = INT32_MAX / 16, /* the kernels' gathers use 32-bit indices */

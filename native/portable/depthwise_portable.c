@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Few channels per group in plain C. Only taps inside the image are multiplied, so results are right for any weights. */
-#include "algorithms/depthwise.h"
+#include "depthwise_portable.h"
 
 enum { WINDOWS = 64 };
 
