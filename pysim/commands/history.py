@@ -26,7 +26,8 @@ _COLOURS = {"slower": "bold red", "faster": "green", "same": ""}
 @click.option("--baseline", metavar="NAME", help="Each setting's last run beside the run of this name (pysim compare --save NAME).")
 @json_option
 def history(problems: tuple[str, ...], baseline: str | None, as_json: bool) -> None:
-    """List the runs of each PROBLEM in the measurement store, oldest first, each beside the first one of the same machine, threads and layout.
+    """List the runs of each PROBLEM in the measurement store, oldest first, each beside the first one of its machine, threads
+    and layout.
 
     A change is that of the plan's time over the time of a library that was timed in turns with it, so a computer that is busier than it was
     changes little. Without a PROBLEM: the saved names, and how many runs each problem has.
