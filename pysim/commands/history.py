@@ -11,7 +11,7 @@ from pysim.commands.common import Cell, Column, document, json_option, layers_of
 from pysim.errors import StoreError, choose
 
 if TYPE_CHECKING:
-    from pysim.commands.timing import Planned
+    from pysim.comparison.compare import Planned
     from pysim.comparison.history import Compared, Run, Series
     from pysim.measure.store import Store
     from pysim.record.measurement import Comparison
