@@ -11,7 +11,7 @@ from pysim.commands.common import Cell, Column, document, json_option, layers_of
 from pysim.errors import StoreError, choose
 
 if TYPE_CHECKING:
-    from pysim.commands.timing import Planned
+    from pysim.comparison.compare import Planned
     from pysim.comparison.history import Compared, Run, Series
     from pysim.measure.store import Store
     from pysim.record.measurement import Comparison
@@ -26,10 +26,11 @@ _COLOURS = {"slower": "bold red", "faster": "green", "same": ""}
 @click.option("--baseline", metavar="NAME", help="Each setting's last run beside the run of this name (pysim compare --save NAME).")
 @json_option
 def history(problems: tuple[str, ...], baseline: str | None, as_json: bool) -> None:
-    """The runs of each PROBLEM in the measurement store, oldest first, each beside the first of its setting.
+    """List the runs of each PROBLEM in the measurement store, oldest first, each beside the first one of its machine, threads
+    and layout.
 
     A change is that of the plan's time over the time of a library that was timed in turns with it, so a computer that is busier than it was
-    changes nothing. Without a PROBLEM: the saved names, and how many runs each problem has.
+    changes little. Without a PROBLEM: the saved names, and how many runs each problem has.
 
     \b
     Examples

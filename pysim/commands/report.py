@@ -63,7 +63,7 @@ def report(
     options: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Plans and measurements as one page: summary, table of layers, charts, and every plan with its reasons.
+    """Write plans and measurements as one page: summary, table of layers, charts, and every plan with its reasons.
 
     A SOURCE is a problem, which is planned for each machine; a document of pysim plan, run or compare (--json > FILE.json); or the results
     of a sweep (FILE.jsonl). The HTML page needs no other file and no network.

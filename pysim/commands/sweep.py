@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 @click.option("--dask", "scheduler", metavar="ADDRESS", help="A Dask scheduler, e.g. tcp://10.0.0.1:8786, whose workers share the tasks.")
 @json_option
 def sweep(spec: Path, output: Path | None, workers: int | None, scheduler: str | None, as_json: bool) -> None:
-    """Every combination of the problems, machines and options in SPEC, a TOML file.
+    """Predict, simulate or measure every combination of the problems, machines and options in SPEC, a TOML file.
 
-    Stopped, it goes on where it was: results that the file of results has are not computed again.
+    Stopped and started again, it goes on where it was: what the file of results has is not computed again.
 
     \b
     A SPEC is

@@ -105,6 +105,8 @@ def test_history_shows_what_the_store_knows(tmp_path, monkeypatch):
 @native
 def test_a_comparison_is_saved_resumed_and_compared_with(monkeypatch):
     quick = ("--seconds", "0", "--json")
+    for name, value in {"RUNS": 2, "FEWEST_RUNS": 1, "MOST_RUNS": 1, "SAMPLES": 5}.items():
+        monkeypatch.setattr(f"pysim.commands.history.{name}", value)
     one, both = (SMALL,), (SMALL, "gemm:64x48x32")
     ok("compare", *one, "--save", "monday", *quick)
     again = invoke("compare", *both, "--save", "monday", "--resume", *quick)
@@ -112,6 +114,9 @@ def test_a_comparison_is_saved_resumed_and_compared_with(monkeypatch):
     assert [found["problem"] for found in json.loads(again.stdout)["comparisons"]] == [both[1]]
     assert "both" in invoke("compare", *both, "--resume").stderr
     assert {one["problem"] for one in document("history", "--baseline", "monday")["changes"]} == {*both}
+    with Store() as store:
+        assert [count for _, count, _ in store.marks()] == [4]  # two runs of each
+        assert [len(series) for series in baseline(store, "monday")] == [2, 2]
     monkeypatch.setattr("pysim.comparison.history.change_of", lambda before, after: change_of(run(1), run(2, slower=1.3)))
     told = invoke("compare", *one, "--baseline", "monday", "--seconds", "0")
     assert told.exit_code == 1 and 'since "monday": 1 plan slower of 1' in told.output
