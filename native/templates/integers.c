@@ -178,6 +178,13 @@ INLINE void columns_sum(const pysim_pool *w, pysim_byte of, const uint8_t *restr
 
 /* Windows along columns, `stride` apart. */
 INLINE void along_largest(const pysim_pool *w, const int64_t stride, const uint8_t *restrict from, uint8_t *restrict y) {
+    if (w->kernel_w == 3 && w->dilation_w == 1) {
+        for (int64_t q = 0; q < w->out_w; q++) {
+            const uint8_t a = from[q * stride], b = from[q * stride + 1], c = from[q * stride + 2], most = a > b ? a : b;
+            y[q] = most > c ? most : c;
+        }
+        return;
+    }
     memset(y, 0, (size_t)w->out_w);
     for (int64_t s = 0; s < w->kernel_w; s++, from += w->dilation_w)
         for (int64_t q = 0; q < w->out_w; q++) y[q] = from[q * stride] > y[q] ? from[q * stride] : y[q];

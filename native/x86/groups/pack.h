@@ -108,18 +108,79 @@ INLINE void store_groups(const ROW16 row[GROUP], const ROW16 flip, uint32_t *to,
 #define PACK2(dtype, target, what) PACK3(dtype, target, what)
 #define PACK(what) PACK2(DTYPE, TARGET, what)
 
+#if WIDTH == 512
+/* Columns of a tap for 16 windows that are known for all channels, strides 1 and 2. */
+typedef struct {
+    int64_t column;
+    uint32_t mask;
+} known_place;
+
+INLINE ROW16 known_row(const int stride, const E *row, known_place at, ROW16 fill) {
+#ifdef HALVES
+    if (stride == 1) return _mm256_mask_loadu_epi16(fill, (__mmask16)at.mask, row + at.column);
+    return _mm512_cvtepi32_epi16(_mm512_mask_loadu_epi16(_mm512_broadcast_i64x4(fill), at.mask, row + at.column));
+#else
+    if (stride == 1) return _mm_mask_loadu_epi8(fill, (__mmask16)at.mask, row + at.column);
+    return _mm256_cvtepi16_epi8(_mm256_mask_loadu_epi8(_mm256_broadcastsi128_si256(fill), at.mask, row + at.column));
+#endif
+}
+
+/* Packs GROUP channels, which are `taps` groups, at a time for at most 16 windows. taps: a constant. */
+INLINE void pack_channels(const int taps, const int stride, const pysim_segment *s, int64_t j, int64_t channels, uint32_t *dst) {
+    const int64_t count = pysim_min(STEP, s->count - j), step = s->row_channel, pitch = s->pitch;
+    const ROW16 fill = r_set1(s->fill), flip = r_set1(s->flip);
+    known_place at[MASKED_TAPS];
+#pragma GCC unroll 3
+    for (int tap = 0; tap < taps; tap++) {
+        const place one = place_of(s, j, tap);
+        at[tap] = (known_place){one.column, one.mask};
+    }
+    const E *row = s->row;
+    for (int64_t c = 0; c < channels; c += GROUP, row += GROUP * step)
+#pragma GCC unroll 3
+        for (int i = 0; i < taps; i++, dst += pitch) {
+            ROW16 rows[GROUP];
+#pragma GCC unroll 4
+            for (int g = 0; g < GROUP; g++) {
+                const int k = i * GROUP + g;
+                rows[g] = known_row(stride, row + k / taps * step, at[k % taps], fill);
+            }
+            store_groups(rows, flip, dst, count);
+        }
+}
+#endif
+
+/* The channels that pack_channels has packed for the 16 windows behind j: whole groups of them, or none. */
+INLINE int64_t packed_channels(const pysim_segment *s, int64_t j, uint32_t *dst) {
+#if WIDTH == 512
+    const int64_t channels = s->channels / GROUP * GROUP;
+    if (s->row && channels && s->stride <= 2 && (s->taps == 1 || s->taps == 3)) {
+        if (s->taps == 1 && s->stride == 1) pack_channels(1, 1, s, j, channels, dst);
+        else if (s->taps == 1) pack_channels(1, 2, s, j, channels, dst);
+        else if (s->stride == 1) pack_channels(3, 1, s, j, channels, dst);
+        else pack_channels(3, 2, s, j, channels, dst);
+        return channels;
+    }
+#endif
+    (void)s, (void)j, (void)dst;
+    return 0;
+}
+
 void PACK(segment)(const pysim_segment *s, void *to);
 void PACK(segment)(const pysim_segment *s, void *to) {
     const int64_t k = s->channels * s->taps;
     const ROW16 flip = r_set1(s->flip);
     for (int64_t j = 0; j < s->count; j += STEP) {
+        uint32_t *dst = (uint32_t *)to + j;
+        const int64_t begin = packed_channels(s, j, dst);
+        if (begin == s->channels) continue;
         place known[MASKED_TAPS];
         for (int64_t tap = 0; tap < pysim_min(s->taps, MASKED_TAPS); tap++) known[tap] = place_of(s, j, tap);
         const E *row = s->row ? s->row : (const E *)(const void *)s; /* of padding no element is read */
         const int64_t step = s->row ? s->row_channel : 0, count = pysim_min(STEP, s->count - j);
-        uint32_t *dst = (uint32_t *)to + j;
         int64_t tap = 0;
-        for (int64_t p = 0; p < k; p += GROUP, dst += s->pitch) {
+        row += begin * step, dst += begin * s->taps / GROUP * s->pitch;
+        for (int64_t p = begin * s->taps; p < k; p += GROUP, dst += s->pitch) {
             ROW16 rows[GROUP];
 #pragma GCC unroll 4
             for (int g = 0; g < GROUP; g++) {

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised networks beside ONNX Runtime and OpenVINO on one thread, interleaved: what `pysim.network.integers` is worth.
+
+    python lab/benchmarks/quantised_networks.py [MODEL:FORM ...] [--folder FOLDER] [--seconds 6] [-o FILE]
+
+MODEL is a name of timm's (random weights, calibrated with random images), FORM how ONNX Runtime's tool writes it: qdq (u8 x s8, by
+channel), qoperator (by tensor) or dynamic. Files are made once, in FOLDER. A sample is one call of each library, one after another;
+columns: the 10th percentile of each in ms, the peers' time over pysim's (median of the samples' ratios; above 1: pysim is faster), and
+whether results are ONNX Runtime's to the bit. Pin it to a core: `taskset -c 1`. JSON lines go to FILE, a header first.
+"""
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime import quantization
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+import pysim
+from pysim.measure.store import environment
+
+SHAPE = (1, 3, 224, 224)
+QDQ = "resnet50:qdq mobilenetv2_100:qdq repvgg_a0:qdq regnety_004:qdq"
+OTHERS = "vit_tiny_patch16_224:dynamic resnet50:qoperator mobilenetv2_100:qoperator"
+
+
+class Images(quantization.CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        self._left = [{"x": random.standard_normal(SHAPE, dtype=np.float32)} for _ in range(2)]
+
+    def get_next(self) -> Any:
+        return self._left.pop() if self._left else None
+
+
+def exported(name: str, folder: Path) -> Path:
+    """A model of timm's in float32 with random weights, also of its norms."""
+    import timm
+    import torch
+
+    path = folder / f"{name}.onnx"
+    if not path.exists():
+        torch.manual_seed(0)
+        model = timm.create_model(name, pretrained=False).eval()
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.5, 1.5)
+            if hasattr(module, "reparameterize"):
+                module.reparameterize()
+        about: dict[str, Any] = {"opset_version": 17, "input_names": ["x"], "output_names": ["y"], "dynamo": False}
+        torch.onnx.export(model, (torch.randn(SHAPE),), path, **about)
+    return path
+
+
+def quantised(name: str, form: str, folder: Path) -> Path:
+    path = folder / f"{name}-{form}.onnx"
+    if not path.exists():
+        whole, ready = exported(name, folder), folder / f"{name}-ready.onnx"
+        quant_pre_process(whole, ready, skip_symbolic_shape=True)
+        weights = quantization.QuantType.QInt8
+        if form == "dynamic":
+            quantization.quantize_dynamic(ready, path, weight_type=weights)
+        else:
+            about = {"quant_format": {"qdq": quantization.QuantFormat.QDQ, "qoperator": quantization.QuantFormat.QOperator}[form]}
+            about |= {"per_channel": form == "qdq", "activation_type": quantization.QuantType.QUInt8, "weight_type": weights}
+            quantization.quantize_static(ready, path, Images(), **about)
+    return path
+
+
+def libraries(path: Path) -> dict[str, Callable[[Any], Any]]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    found: dict[str, Callable[[Any], Any]] = {"pysim": pysim.load(path, threads=1), "onnxruntime": lambda x: session.run(None, {"x": x})[0]}
+    try:
+        import openvino
+    except ImportError:
+        return found
+    core = openvino.Core()
+    core.set_property("CPU", {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False})
+    try:
+        request = core.compile_model(str(path), "CPU").create_infer_request()
+    except RuntimeError as error:  # it reads no operators of com.microsoft
+        print(f"# openvino: {str(error).strip().splitlines()[-1]}")
+        return found
+    return found | {"openvino": lambda x: next(iter(request.infer({0: x}).values()))}
+
+
+def measure(path: Path, seconds: float) -> dict[str, Any]:
+    calls, x = libraries(path), np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
+    results = {name: np.array(call(x)) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples["pysim"]) < 20:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(x)
+            samples[name].append(time.perf_counter() - start)
+    taken = {name: np.array(of) for name, of in samples.items()}
+    return {
+        "model": path.stem,
+        "ms": {name: round(float(np.percentile(of, 10)) * 1e3, 3) for name, of in taken.items()},
+        "ratios": {name: round(float(np.median(of / taken["pysim"])), 3) for name, of in taken.items() if name != "pysim"},
+        "same_bits": bool((results["pysim"] == results["onnxruntime"]).all()),
+        "samples": len(samples["pysim"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=[*QDQ.split(), *OTHERS.split()])
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pysim-quantised")
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("-o", "--output", type=Path)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"kind": "header", "environment": environment()})]
+    for model in given.models:
+        name, form = model.split(":")
+        row = measure(quantised(name, form, given.folder), given.seconds)
+        lines.append(json.dumps(row))
+        times = "  ".join(f"{who} {ms:7.2f}" for who, ms in row["ms"].items())
+        ratios = "  ".join(f"{who} {ratio:.2f}" for who, ratio in row["ratios"].items())
+        print(f"{row['model']:32} {times} ms | {ratios} | {'same bits' if row['same_bits'] else 'other bits'}", flush=True)
+        if given.output:
+            given.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
