@@ -204,9 +204,9 @@ typedef struct {
 } pysim_copy;
 pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y);
 
-/* y = act(a op b) for up to 6 axes, with strides `a_steps` in a and `b_steps` in b; stride 0 repeats an element. y is dense, and may be
+/* y = act(a op b), or of bytes b and kind choose y = b ? a : y, for up to 6 axes, with strides `a_steps` in a and `b_steps` in b; stride 0 repeats an element. y is dense, and may be
  * an operand that is dense. Of the epilogue, activation and bounds are read. */
-typedef enum { PYSIM_ADD = 0, PYSIM_SUBTRACT = 1, PYSIM_MULTIPLY = 2, PYSIM_DIVIDE = 3 } pysim_pair_kind;
+typedef enum { PYSIM_ADD = 0, PYSIM_SUBTRACT = 1, PYSIM_MULTIPLY = 2, PYSIM_DIVIDE = 3, PYSIM_CHOOSE = 4 } pysim_pair_kind;
 typedef struct {
     int64_t sizes[6], a_steps[6], b_steps[6];
     int32_t axes, kind; /* pysim_pair_kind */
@@ -214,13 +214,20 @@ typedef struct {
 } pysim_pair;
 pysim_status pysim_run_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y);
 
-/* Of each row of `size` elements x, `inner` apart, where softmax and local have as many rows beside each other ([rows][size][inner]):
+/* Of each row of `size` elements x, `inner` apart, where softmax, log_softmax and local have as many rows beside each other ([rows][size][inner]):
  *   softmax    y[i] = exp(x[i] - max) / sum of those
+ *   log_softmax  y[i] = x[i] - max - log(sum of exp(x[i] - max))
  *   standard   y[i] = (x[i] - mean) / sqrt(variance + epsilon) scale[i] + shift[i]; scale and shift, of `size` elements, may be NULL
  *   length     y = sqrt(sum of x[i]^2), a number a row
  *   local      y[i] = x[i] / (epsilon + alpha sum of x[j]^2)^beta, i - (window - 1) / 2 <= j <= i + window / 2
  * y may be x, but for lengths and local. */
-typedef enum { PYSIM_ROWS_SOFTMAX = 0, PYSIM_ROWS_STANDARD = 1, PYSIM_ROWS_LENGTH = 2, PYSIM_ROWS_LOCAL = 3 } pysim_rows_kind;
+typedef enum {
+    PYSIM_ROWS_SOFTMAX = 0,
+    PYSIM_ROWS_STANDARD = 1,
+    PYSIM_ROWS_LENGTH = 2,
+    PYSIM_ROWS_LOCAL = 3,
+    PYSIM_ROWS_LOG_SOFTMAX = 4
+} pysim_rows_kind;
 typedef struct {
     int64_t rows, size, inner, window;
     double epsilon, alpha, beta; /* epsilon and alpha are at least 0, of local epsilon is above 0 */
@@ -231,7 +238,7 @@ pysim_status pysim_run_rows(const pysim_rows *r, const void *x, const void *scal
 
 /* Gather: y[o][i][n] = x[o][at[i]][n] of x[outer][size][inner] and y[outer][count][inner]. If `shares` of dtype are given,
  * interpolation: the sum over `taps` of shares[t count + i] x[o][at[t count + i]][n]. at[i] < 0 counts from the end; an index outside is
- * refused before anything is written. */
+ * refused before anything is written. taps 0: each element has an index, at[o][i][n]. */
 typedef struct {
     int64_t outer, size, inner, count, taps;
     int32_t dtype;

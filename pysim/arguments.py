@@ -61,6 +61,7 @@ def seconds(value: Any, name: str) -> float:
 _WITH_NUMBERS = {
     "clamp": "('clamp', low, high), low at most high",
     "leaky_relu": "('leaky_relu', factor of negative numbers, factor of others)",
+    "elu": "('elu', factor of e^x - 1 of negative numbers, factor of others)",
 }
 Activation = str | tuple[str, float, float] | None
 

@@ -97,6 +97,8 @@ pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_
     n->window_begin = n->filter_begin = 0;
     n->window_end = window_tiles(n);
     n->filter_end = filter_tiles(n);
+    n->tile_filters = n->even_filters ? n->filters / n->filter_end : s->filters;
+    n->longer_tiles = n->even_filters ? n->filters % n->filter_end : 0;
     return PYSIM_OK;
 }
 
@@ -176,7 +178,8 @@ static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int6
     const int64_t step = n->filter_channels ? pysim_min(n->filter_channels, nc) : nc;
     for (int64_t c = 0; c < nc; c += step)
         for (int64_t f = begin; f < end; f++) {
-            const int64_t f0 = f * n->schedule.filters, nf = pysim_min(n->schedule.filters, n->filters - f0);
+            int64_t f0, nf;
+            pysim_nest_filters_of(n, f, &f0, &nf);
             char *panel = x->filters + (f - begin) * x->filter_panel + c * n->schedule.filters * n->bytes;
             n->pack_filters(n, c0 + c, pysim_min(step, nc - c), f0, nf, panel);
         }
@@ -214,7 +217,7 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
                        .row_k = pysim_nest_depth(n, nc * n->taps),
                        .last = last,
                        .window_pitch = in_place ? n->input_pitch : s->windows};
-    if (n->filter_step) set.filters = (tiles){n->filter_data + c0 * n->filter_pitch * n->bytes, 0, s->filters * n->filter_step * n->bytes};
+    if (n->filter_step) set.filters = (tiles){n->filter_data + c0 * n->filter_pitch * n->bytes, 0, 0};
     else if (n->pack_filters) set.filters = (tiles){x->filters, 0, x->filter_panel};
     else
         set.filters =
@@ -261,10 +264,12 @@ static void begin_tile(channel_set *set, int64_t t0, int64_t f0, int64_t nw, int
 static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     const pysim_nest *n = set->n;
     const pysim_schedule *s = &n->schedule;
-    const int64_t t0 = wt * s->windows, f0 = ft * s->filters;
-    const int64_t nw = pysim_min(s->windows, n->windows - t0), nf = pysim_min(s->filters, n->filters - f0);
+    const int64_t t0 = wt * s->windows, nw = pysim_min(s->windows, n->windows - t0);
+    int64_t f0, nf;
+    pysim_nest_filters_of(n, ft, &f0, &nf);
     char *out = n->output + (f0 * n->output_pitch + t0) * n->out_bytes;
-    const char *filters = tile_of(&set->filters, ft), *windows = tile_of(&set->windows, wt);
+    const char *filters = n->filter_step ? set->filters.base + f0 * n->filter_step * n->bytes : tile_of(&set->filters, ft);
+    const char *windows = tile_of(&set->windows, wt);
     int64_t r0 = 0, r1 = n->rows;
     if (!set->bare) begin_tile(set, t0, f0, nw, nf, &r0, &r1);
     if (n->rescale.scales && n->row.group == 1) {

@@ -36,25 +36,27 @@ static pysim_status check_pair(const pysim_pair *p, const pysim_epilogue *e, con
     int64_t elements = 0, a_elements = 0, b_elements = 0, bytes[3] = {0};
     if (p->axes < 1 || p->axes > PAIR_AXES)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair has %d axes; expected 1 to %d", (int)p->axes, PAIR_AXES);
-    if (p->kind < PYSIM_ADD || p->kind > PYSIM_DIVIDE)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair's kind is %d; expected 0 (add), 1 (subtract), 2 (multiply) or 3 (divide)",
+    if (p->kind < PYSIM_ADD || p->kind > PYSIM_CHOOSE)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair's kind is %d; expected 0 (add), 1 (subtract), 2 (multiply), 3 (divide) or 4 (choose)",
                           (int)p->kind);
+    const int32_t second = p->kind == PYSIM_CHOOSE ? PYSIM_S8 : p->dtype;
     pysim_status status = pysim_check_positive("a pair's sizes", p->sizes, p->axes);
     if (status == PYSIM_OK) status = pysim_product("a pair's result", p->axes, p->sizes, &elements);
     if (status == PYSIM_OK) status = spanned("a pair's a", p->sizes, p->a_steps, p->axes, &a_elements);
     if (status == PYSIM_OK) status = spanned("a pair's b", p->sizes, p->b_steps, p->axes, &b_elements);
     const int64_t counts[] = {elements, a_elements, b_elements};
     for (int i = 0; i < 3 && status == PYSIM_OK; i++) {
-        const int64_t of[] = {counts[i], pysim_dtype_bytes(p->dtype)};
+        const int64_t of[] = {counts[i], pysim_dtype_bytes(i == 2 ? second : p->dtype)};
         status = pysim_product("a pair's bytes", 2, of, &bytes[i]);
     }
     if (status == PYSIM_OK) status = pysim_check_activation(e);
     if (status == PYSIM_OK && e->residual) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pair has no residual");
     if (status == PYSIM_OK) status = pysim_check_operand("a", a, p->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("b", b, p->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("b", b, second);
     if (status == PYSIM_OK) status = pysim_check_operand("y", y, p->dtype);
     if (status != PYSIM_OK) return status;
-    const int over_a = a == y && is_dense(p->sizes, p->a_steps, p->axes), over_b = b == y && is_dense(p->sizes, p->b_steps, p->axes);
+    const int over_a = a == y && is_dense(p->sizes, p->a_steps, p->axes),
+              over_b = b == y && second == p->dtype && is_dense(p->sizes, p->b_steps, p->axes);
     const pysim_span spans[] = {{"y", y, bytes[0], 1}, {"a", over_a ? NULL : a, bytes[1], 0}, {"b", over_b ? NULL : b, bytes[2], 0}};
     return pysim_check_apart(spans, 3);
 }
@@ -79,15 +81,16 @@ enum {
 };
 _Static_assert((int)ROWS_softmax == (int)PYSIM_ROWS_SOFTMAX && (int)ROWS_standard == (int)PYSIM_ROWS_STANDARD &&
                    (int)ROWS_length == (int)PYSIM_ROWS_LENGTH && (int)ROWS_local == (int)PYSIM_ROWS_LOCAL &&
-                   (int)ROWS_KINDS == (int)PYSIM_ROWS_LOCAL + 1,
+                   (int)ROWS_log_softmax == (int)PYSIM_ROWS_LOG_SOFTMAX && (int)ROWS_KINDS == (int)PYSIM_ROWS_LOG_SOFTMAX + 1,
                "rows.inc has the numbers of pysim_rows_kind");
 
 static pysim_status check_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, const void *y) {
     const int64_t sizes[] = {r->rows, r->size, r->inner}, all[] = {r->rows, r->size, r->inner, pysim_dtype_bytes(r->dtype)};
     const int is_length = r->kind == PYSIM_ROWS_LENGTH, is_local = r->kind == PYSIM_ROWS_LOCAL, element = pysim_dtype_bytes(r->dtype);
     int64_t bytes = 0;
-    if (r->kind < PYSIM_ROWS_SOFTMAX || r->kind > PYSIM_ROWS_LOCAL)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "the kind of rows is %d; expected 0 (softmax), 1 (standard), 2 (length) or 3 (local)",
+    if (r->kind < PYSIM_ROWS_SOFTMAX || r->kind > PYSIM_ROWS_LOG_SOFTMAX)
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "the kind of rows is %d; expected 0 (softmax), 1 (standard), 2 (length), 3 (local) or 4 (log_softmax)",
                           (int)r->kind);
     if (!(r->epsilon >= 0)) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epsilon of rows is %g; expected at least 0", r->epsilon);
     if (is_local && !(r->epsilon > 0 && r->alpha >= 0 && r->beta == r->beta && r->window >= 1))
@@ -96,7 +99,7 @@ static pysim_status check_rows(const pysim_rows *r, const void *x, const void *s
                           "alpha at least 0, beta a number",
                           (long long)r->window, r->epsilon, r->alpha, r->beta);
     pysim_status status = pysim_check_positive("rows, their size and inner", sizes, 3);
-    if (status == PYSIM_OK && r->inner > 1 && r->kind != PYSIM_ROWS_SOFTMAX && !is_local)
+    if (status == PYSIM_OK && r->inner > 1 && r->kind != PYSIM_ROWS_SOFTMAX && r->kind != PYSIM_ROWS_LOG_SOFTMAX && !is_local)
         status = pysim_fail(PYSIM_UNSUPPORTED, "rows of kind %d have elements %lld apart; they have them one by one", (int)r->kind,
                             (long long)r->inner);
     if (status == PYSIM_OK) status = pysim_product("the bytes of rows, rows x size x inner x element", 4, all, &bytes);
@@ -124,16 +127,17 @@ pysim_status pysim_run_rows(const pysim_rows *r, const void *x, const void *scal
 }
 
 static pysim_status check_take(const pysim_take *t, const void *x, const int64_t *at, const void *shares, const void *y) {
-    const int64_t sizes[] = {t->outer, t->size, t->inner, t->count, t->taps}, element = pysim_dtype_bytes(t->dtype);
+    const int each = t->taps == 0 && !shares; /* an index for each element */
+    const int64_t sizes[] = {t->outer, t->size, t->inner, t->count, each ? 1 : t->taps}, element = pysim_dtype_bytes(t->dtype);
     const int64_t read[] = {t->outer, t->size, t->inner, element}, written[] = {t->outer, t->count, t->inner, element};
-    const int64_t indices[] = {t->count, t->taps, (int64_t)sizeof *at};
-    int64_t in_bytes = 0, out_bytes = 0, index_bytes = 0;
+    const int64_t indices[] = {each ? t->outer : 1, t->count, each ? t->inner : t->taps, (int64_t)sizeof *at};
+    int64_t in_bytes = 0, out_bytes = 0, index_bytes = 0, outside = 0;
     pysim_status status = pysim_check_positive("a table's outer, size, inner, count and taps", sizes, 5);
     if (status == PYSIM_OK && !shares && t->taps > 1)
         status = pysim_fail(PYSIM_BAD_ARGUMENT, "a table has %lld taps and no shares; without shares it has 1", (long long)t->taps);
     if (status == PYSIM_OK) status = pysim_product("a table's bytes", 4, read, &in_bytes);
     if (status == PYSIM_OK) status = pysim_product("the bytes of what is taken", 4, written, &out_bytes);
-    if (status == PYSIM_OK) status = pysim_product("the bytes of indices", 3, indices, &index_bytes);
+    if (status == PYSIM_OK) status = pysim_product("the bytes of indices", 4, indices, &index_bytes);
     if (status == PYSIM_OK) status = pysim_check_operand("x", x, t->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("at", at, PYSIM_F64); /* int64 has 8 bytes, too */
     if (status == PYSIM_OK) status = pysim_check_operand("y", y, t->dtype);
@@ -142,7 +146,9 @@ static pysim_status check_take(const pysim_take *t, const void *x, const int64_t
     const pysim_span spans[] = {
         {"y", y, out_bytes, 1}, {"x", x, in_bytes, 0}, {"at", at, index_bytes, 0}, {"shares", shares, t->count * t->taps * element, 0}};
     status = pysim_check_apart(spans, 4);
-    for (int64_t i = 0; i < t->count * t->taps && status == PYSIM_OK; i++)
+    const int64_t index_count = index_bytes / (int64_t)sizeof *at;
+    for (int64_t i = 0; i < index_count; i++) outside |= (at[i] < -t->size) | (at[i] >= t->size);
+    for (int64_t i = 0; outside && i < index_count && status == PYSIM_OK; i++)
         if (at[i] < -t->size || at[i] >= t->size)
             status = pysim_fail(PYSIM_BAD_ARGUMENT, "index %lld is %lld; there are %lld rows", (long long)i, (long long)at[i],
                                 (long long)t->size);

@@ -20,6 +20,15 @@ INLINE VEC exponential(VEC x) {
     for (int i = 0; i < LANES; i++) x[i] = exp(x[i]);
     return x;
 }
+INLINE VEC close_exponential(VEC x) { return exponential(x); }
+INLINE VEC exponential_less_1(VEC x) {
+    for (int i = 0; i < LANES; i++) x[i] = expm1(x[i]);
+    return x;
+}
+INLINE VEC log_of_1_and(VEC x) {
+    for (int i = 0; i < LANES; i++) x[i] = log1p(x[i]);
+    return x;
+}
 INLINE VEC power(VEC x, T exponent) {
     for (int i = 0; i < LANES; i++) x[i] = pow(x[i], exponent);
     return x;
@@ -48,18 +57,61 @@ INLINE VEC exponential(VEC x) {
     return p * (VEC)(((BITS)shifted + 127) << 23); /* 2^n */
 }
 
+/* e^f - 1 of |f| <= ln 2 / 2, f = x - n ln 2 in two parts of ln 2, the first of few digits, whose products with n are exact. The polynomial
+ * is that of Cephes' expf (S. Moshier, 1992). */
+INLINE VEC reduced_exponential(VEC x, VEC *n) {
+    const VEC magic = v_set1(12582912.0f);
+    *n = (x * 1.44269504f + magic) - magic;
+    const VEC f = x - *n * 0.693359375f - *n * -2.12194440e-4f;
+    VEC p = f * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 0.5f;
+    return p * f * f + f;
+}
+
+INLINE VEC power_of_2(VEC n) { return (VEC)(((BITS)(n + 12582912.0f) + 127) << 23); }
+
+/* Within two units in the last place, also of large |x|; by two factors, so that results may be subnormal. */
+INLINE VEC close_exponential(VEC x) {
+    VEC n;
+    const VEC less_1 = reduced_exponential(v_between(v_set1(-104), v_set1(89), x), &n), half = (n * 0.5f + 12582912.0f) - 12582912.0f;
+    return (less_1 + 1) * power_of_2(half) * power_of_2(n - half);
+}
+
+/* e^x - 1 of x <= 0, with the digits of small results. */
+INLINE VEC exponential_less_1(VEC x) {
+    VEC n;
+    const VEC less_1 = reduced_exponential(v_between(v_set1(-87), v_zero(), x), &n), scale = power_of_2(n);
+    return less_1 * scale + (scale - 1);
+}
+
+/* ln(1 + x) = 2 (s + s^3 / 3 + ... + s^15 / 15), s = x / (2 + x), of 0 <= x <= 1: what is left out is below 2e-9 of it. */
+INLINE VEC log_of_1_and(VEC x) {
+    const VEC s = x / (x + 2), u = s * s;
+    VEC p = u * 0.133333333f + 0.153846154f;
+    p = p * u + 0.181818182f;
+    p = p * u + 0.222222222f;
+    p = p * u + 0.285714286f;
+    p = p * u + 0.4f;
+    p = p * u + 0.666666667f;
+    p = p * u + 2.0f;
+    return p * s;
+}
+
 /* x^exponent of a normal number x > 0: x = 2^n m, 0.7 < m < 1.42, ln m = 2 (s + s^3 / 3 + ... + s^9 / 9), s = (m - 1) / (m + 1) (within
  * 1e-9); as exact as exponent ln x is as a float. */
 INLINE VEC power(VEC x, T exponent) {
     const BITS half_root = (BITS)v_set1(0.707106781f), whole = (BITS)v_set1(1.0f);
     const BITS n = ((BITS)x - half_root + whole) >> 23; /* and 127 */
     const VEC m = (VEC)((BITS)x - (n << 23) + whole), s = (m - 1.0f) / (m + 1.0f), u = s * s;
-    const VEC power_of_2 = (VEC)(n | 0x4b000000) - 8388735.0f;
+    const VEC whole_power = (VEC)(n | 0x4b000000) - 8388735.0f;
     VEC p = u * 0.222222222f + 0.285714286f;
     p = p * u + 0.4f;
     p = p * u + 0.666666667f;
     p = p * u + 2.0f;
-    return exponential(exponent * (power_of_2 * 0.693147181f + p * s));
+    return exponential(exponent * (whole_power * 0.693147181f + p * s));
 }
 
 /* x p(x^2) / q(x^2) for |x| <= 8.5, where tanh is 1 in float; relatively within 2.8e-7. Minimax, times 1 + 5e-8, which makes it reach 1. */
@@ -106,6 +158,15 @@ INLINE VEC mish(VEC x) {
     return x * (n / (n + 2));
 }
 
+INLINE VEC softplus(VEC x) {
+    const VEC infinite = v_set1((T)__builtin_inf());
+    return v_between(v_zero(), infinite, x) + log_of_1_and(close_exponential(where_negative(x, x, -x)));
+}
+
+INLINE VEC elu(VEC low, VEC high, VEC x) {
+    return where_negative(x, low * exponential_less_1(v_between(v_set1(-(T)__builtin_inf()), v_zero(), x)), high * x);
+}
+
 /* `activation` is a constant. */
 INLINE VEC activated(const int activation, VEC low, VEC high, VEC x) {
     switch (activation) {
@@ -119,6 +180,9 @@ INLINE VEC activated(const int activation, VEC low, VEC high, VEC x) {
     case PYSIM_EPILOGUE_hard_swish: return x * (v_between(v_zero(), v_set1(6), x + 3) * (T)(1.0 / 6)); /* x * 6 may overflow */
     case PYSIM_EPILOGUE_mish: return mish(x);
     case PYSIM_EPILOGUE_leaky_relu: return x * where_negative(x, low, high);
+    case PYSIM_EPILOGUE_exp: return close_exponential(x);
+    case PYSIM_EPILOGUE_elu: return elu(low, high, x);
+    case PYSIM_EPILOGUE_softplus: return softplus(x);
     case PYSIM_EPILOGUE_gelu_tanh: /* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
         return x / (1 + exponential((T)-1.59576912160573071176 * (x + (T)0.044715 * x * x * x)));
     default: return x;

@@ -33,10 +33,23 @@ INLINE void pair_row_of(const int kind, const T *a, int64_t a_step, const T *b, 
         for (int64_t i = 0; i < count; i++) pair_row(kind, 1, 1, a + i * a_step, b + i * b_step, 1, y + i);
 }
 
+/* y = m ? a : y, where steps are constants. */
+INLINE void choose_row(const int64_t a_step, const int64_t m_step, const T *a, const uint8_t *m, int64_t count, T *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = m[i * m_step] ? a[i * a_step] : y[i];
+}
+
+static void choose_row_of(const T *a, int64_t a_step, const uint8_t *m, int64_t m_step, int64_t count, T *y) {
+    if (a_step == 1 && m_step == 1) choose_row(1, 1, a, m, count, y);
+    else if (a_step == 0 && m_step == 1) choose_row(0, 1, a, m, count, y);
+    else if (a_step == 1 && m_step == 0) choose_row(1, 0, a, m, count, y);
+    else choose_row(a_step, m_step, a, m, count, y);
+}
+
 static void pair_arrays(const pysim_pair *p, const pysim_finish *f, const void *first, const void *second, void *to) {
     const int32_t last = p->axes - 1;
     const int64_t size = p->sizes[last], a_step = p->a_steps[last], b_step = p->b_steps[last];
     const T *a = first, *b = second;
+    const uint8_t *chosen = second;
     T *y = to;
     int64_t at[6] = {0};
     for (;;) {
@@ -46,6 +59,7 @@ static void pair_arrays(const pysim_pair *p, const pysim_finish *f, const void *
             case PYSIM_ADD: pair_row_of(PYSIM_ADD, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i); break;
             case PYSIM_SUBTRACT: pair_row_of(PYSIM_SUBTRACT, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i); break;
             case PYSIM_MULTIPLY: pair_row_of(PYSIM_MULTIPLY, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i); break;
+            case PYSIM_CHOOSE: choose_row_of(a + i * a_step, a_step, chosen + i * b_step, b_step, count, y + i); break;
             default: pair_row_of(PYSIM_DIVIDE, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i);
             }
             if (f->loops) finish_rows(f, y + i, count, 1, count);
@@ -53,9 +67,10 @@ static void pair_arrays(const pysim_pair *p, const pysim_finish *f, const void *
         y += size;
         int32_t axis = last - 1;
         for (; axis >= 0; axis--) {
-            a += p->a_steps[axis], b += p->b_steps[axis];
+            a += p->a_steps[axis], b += p->b_steps[axis], chosen += p->b_steps[axis];
             if (++at[axis] < p->sizes[axis]) break;
             a -= p->a_steps[axis] * p->sizes[axis], b -= p->b_steps[axis] * p->sizes[axis], at[axis] = 0;
+            chosen -= p->b_steps[axis] * p->sizes[axis];
         }
         if (axis < 0) return;
     }
@@ -111,6 +126,19 @@ static void softmax_row(const T *x, int64_t size, T *y) {
     if (whole < size) v_store_mask(y + whole, last * factor, rest);
 }
 
+static void log_softmax_row(const T *x, int64_t size, T *y) {
+    const T most = row_over(LARGEST, x, size, 0);
+    const VEC top = v_set1(most);
+    const int64_t whole = size / LANES * LANES;
+    const MASK rest = v_lanes(0, size - whole);
+    VEC sum = v_zero(), last = v_zero();
+    for (int64_t i = 0; i < whole; i += LANES) sum += exponential(v_load(x + i) - top);
+    if (whole < size) last = first_lanes(exponential(v_load_mask(x + whole, rest) - top), size - whole, v_zero());
+    const VEC below = v_set1((T)log((double)across(0, sum + last)));
+    for (int64_t i = 0; i < whole; i += LANES) v_store(y + i, v_load(x + i) - top - below);
+    if (whole < size) v_store_mask(y + whole, v_load_mask(x + whole, rest) - top - below, rest);
+}
+
 /* y = (x - mean) factor scale + shift. */
 INLINE void row_line(const T *x, int64_t size, T mean, T factor, const T *scale, const T *shift, T *y) {
     const VEC middle = v_set1(mean), times = v_set1(factor);
@@ -129,17 +157,20 @@ INLINE void row_line(const T *x, int64_t size, T mean, T factor, const T *scale,
     v_store_mask(y + i, v, rest);
 }
 
-/* Softmax of interleaved rows, whose elements are `inner` apart. */
-static void softmax_beside(int64_t size, int64_t inner, const T *x, T *y) {
+/* Softmax, or its logarithm, of interleaved rows, whose elements are `inner` apart. */
+INLINE void softmax_beside(const int logs, int64_t size, int64_t inner, const T *x, T *y) {
     for (int64_t n = 0; n < inner; n += LANES) {
         const MASK in = v_lanes(0, pysim_min(LANES, inner - n));
         VEC top = v_set1(-(T)__builtin_inf()), sum = v_zero();
         for (int64_t i = n; i < size * inner; i += inner) top = v_larger(top, v_load_mask(x + i, in));
         for (int64_t i = n; i < size * inner; i += inner) {
             const VEC v = exponential(v_load_mask(x + i, in) - top);
-            v_store_mask(y + i, v, in);
+            if (!logs) v_store_mask(y + i, v, in);
             sum += v;
         }
+        for (int l = 0; logs && l < LANES; l++) sum[l] = (T)log((double)sum[l]);
+        for (int64_t i = n; logs && i < size * inner; i += inner) v_store_mask(y + i, v_load_mask(x + i, in) - top - sum, in);
+        if (logs) continue;
         const VEC factor = 1 / sum;
         for (int64_t i = n; i < size * inner; i += inner) v_store_mask(y + i, v_load_mask(y + i, in) * factor, in);
     }
@@ -174,7 +205,11 @@ static void rows_of(const pysim_rows *r, const void *from, const void *scale, co
         case PYSIM_ROWS_LOCAL: local_beside(r, x, y + k * step); break;
         case PYSIM_ROWS_SOFTMAX:
             if (r->inner == 1) softmax_row(x, r->size, y + k * step);
-            else softmax_beside(r->size, r->inner, x, y + k * step);
+            else softmax_beside(0, r->size, r->inner, x, y + k * step);
+            break;
+        case PYSIM_ROWS_LOG_SOFTMAX:
+            if (r->inner == 1) log_softmax_row(x, r->size, y + k * step);
+            else softmax_beside(1, r->size, r->inner, x, y + k * step);
             break;
         default: {
             const T mean = row_over(ELEMENT, x, r->size, 0) / (T)r->size, variance = row_over(SQUARE, x, r->size, mean) / (T)r->size;
@@ -200,12 +235,19 @@ INLINE void blend_row(const int taps, const pysim_take *t, const T *x, const int
     }
 }
 
+/* Elements with an index each. Returns the next indices. */
+INLINE const int64_t *take_each(const pysim_take *t, const T *x, const int64_t *at, T *y) {
+    for (int64_t n = 0; n < t->inner; n++) y[n] = x[(at[n] < 0 ? at[n] + t->size : at[n]) * t->inner + n];
+    return at + t->inner;
+}
+
 static void take_rows(const pysim_take *t, const void *from, const int64_t *at, const void *given, void *to) {
     const T *x = from, *shares = given;
     T *y = to;
     for (int64_t o = 0; o < t->outer; o++, x += t->size * t->inner)
         for (int64_t i = 0; i < t->count; i++, y += t->inner) {
-            if (!shares && t->inner == 1) *y = *row_at(t, x, at[i]);
+            if (!shares && !t->taps) at = take_each(t, x, at, y);
+            else if (!shares && t->inner == 1) *y = *row_at(t, x, at[i]);
             else if (!shares) memcpy(y, row_at(t, x, at[i]), (size_t)t->inner * sizeof(T));
             else if (t->taps == 2) blend_row(2, t, x, at + i, shares + i, y);
             else if (t->taps == 4) blend_row(4, t, x, at + i, shares + i, y);

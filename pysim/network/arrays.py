@@ -12,8 +12,8 @@ import numpy as np
 from pysim.network.graph import Array, Graph, Node
 from pysim.network.numpy_ops.selecting import widened
 from pysim.record.plan import blocked_shape
-from pysim.runtime.array_steps import Local, Products, pair_step, rows_step, take_step
-from pysim.runtime.operators import copy_step
+from pysim.runtime.array_steps import Local, Products, pair_step, rows_step, take_each_step, take_step
+from pysim.runtime.operators import as_floats, copy_step
 from pysim.runtime.steps import Chain, Step
 
 Attributes = Mapping[str, Any]
@@ -29,13 +29,32 @@ def pair(kind: str) -> Bind:
     return bind
 
 
-def softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    """Over consecutive axes."""
-    (x,), axes = inputs, attributes["axes"]
-    if list(axes) != list(range(axes[0], axes[0] + len(axes))) or not x.flags.c_contiguous or not x.size:
+def softmax(kind: str) -> Bind:
+    """Softmax or its logarithm over consecutive axes."""
+
+    def bind(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+        (x,), axes = inputs, attributes["axes"]
+        if list(axes) != list(range(axes[0], axes[0] + len(axes))) or not x.flags.c_contiguous or not x.size:
+            return None
+        rows = (*x.shape[: axes[0]], -1, *x.shape[axes[0] + len(axes) :])
+        return rows_step(out.reshape(rows), x.reshape(rows), kind, axis=axes[0])
+
+    return bind
+
+
+def where(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Chain | None:
+    """The second operand where the first is true, over a copy of the third."""
+    condition, x, y = inputs
+    if condition.dtype != np.bool_ or not x.dtype == y.dtype == out.dtype:
         return None
-    rows = (*x.shape[: axes[0]], -1, *x.shape[axes[0] + len(axes) :])
-    return rows_step(out.reshape(rows), x.reshape(rows), "softmax", axis=axes[0])
+    chosen, x = as_floats(out, x)
+    steps = copy_step(out, np.broadcast_to(y, out.shape)), pair_step(chosen, x, condition, "Choose")
+    return Chain([step for step in steps if step]) if None not in steps else None
+
+
+def take_each(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    x, at = inputs
+    return take_each_step(out, x, at, attributes["axis"])
 
 
 def lrn(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:

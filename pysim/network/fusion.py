@@ -34,7 +34,7 @@ RESIDUAL_INPUT = 7  # the inputs of a Conv or Linear before it: x, w, bias, gamm
 # operator -> activation, as the native epilogues name it
 ACTIVATIONS = {
     "Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish", "Sigmoid": "sigmoid", "Silu": "silu", "Tanh": "tanh", "Erf": "erf",
-    "Mish": "mish",
+    "Exp": "exp", "Mish": "mish", "Softplus": "softplus",
 }  # fmt: skip
 _WEIGHTED_OPS = ("Conv", "Linear")
 
@@ -260,4 +260,6 @@ def activation_of(node: Node) -> Any:
         return "gelu_tanh"
     if node.op == "LeakyRelu":
         return ("leaky_relu", node.attributes["alpha"], 1.0)
+    if node.op == "Elu":
+        return ("elu", node.attributes["low"], node.attributes["high"])
     return ACTIVATIONS.get(node.op)

@@ -31,8 +31,8 @@ from pysim.runtime.integer_steps import BYTES, Quantity, Sums
 
 _MOVES = ("MaxPool", "Slice", "Take", "Transpose", "View")  # commute with Dequantize
 _UNARY = (
-    "Abs", "Affine", "Clip", "Erf", "Exp", "Gelu", "HardSwish", "LeakyRelu", "Mish", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh", "onnx.Elu",
-    "onnx.Selu", "onnx.Softplus", "onnx.Softsign", "onnx.HardSigmoid", "onnx.Celu",
+    "Abs", "Affine", "Clip", "Erf", "Exp", "Gelu", "HardSwish", "LeakyRelu", "Mish", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh", "Elu",
+    "Softplus", "onnx.Elu", "onnx.Selu", "onnx.Softplus", "onnx.Softsign", "onnx.HardSigmoid", "onnx.Celu",
 )  # fmt: skip
 _BOUNDS = ("Clip", "Relu")
 _WITH_NUMBER = ("Add", "Div", "Mul", "Sub")

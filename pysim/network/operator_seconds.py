@@ -32,7 +32,7 @@ from pysim.registry.cpu import loop_targets, rows_kinds
 DTYPES = {"float32": "f32", "float64": "f64"}
 START_LINES = 12  # dependent misses on code, structs and weights at the start of a layer (Zen 5: layers of one pixel, 1.9 us each)
 ATTENTION_GROUP = 6  # rows of a tile (PYSIM_ATTENTION_GROUP)
-_ROWS = {"LRN": "local", "LayerNormalization": "standard", "ReduceL2": "length", "Softmax": "softmax"}
+_ROWS = {"LRN": "local", "LayerNormalization": "standard", "LogSoftmax": "log_softmax", "ReduceL2": "length", "Softmax": "softmax"}
 
 
 def _loops_unit(on: Machine, tensor: Tensor) -> Unit | None:

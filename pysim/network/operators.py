@@ -201,6 +201,22 @@ def _ufunc(function: Any) -> Run:
     return run
 
 
+def _elu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    x = widened(inputs[0])
+    np.copyto(out, np.where(x < 0, attributes["low"] * np.expm1(np.minimum(x, 0)), attributes["high"] * x), casting="same_kind")
+
+
+def _softplus(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    np.copyto(out, np.logaddexp(0, widened(inputs[0])), casting="same_kind")
+
+
+def _take_each(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    (x, at), axis = inputs, attributes["axis"]
+    places: list[Any] = list(np.indices(at.shape, sparse=True))
+    places[axis] = at
+    out[...] = x[tuple(places)]
+
+
 def _where(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     np.copyto(out, inputs[2])
     np.copyto(out, inputs[1], where=inputs[0])
@@ -264,16 +280,20 @@ NATIVE: dict[str, Bind] = {
     "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])), "Div": arrays.pair("Div"), "Erf": _activated(lambda of: "erf"),
     "Gelu": _activated(lambda of: "gelu_tanh" if of.get("approximate") == b"tanh" else "gelu"), "GlobalAveragePool": _plane_means,
     "HardSwish": _activated(lambda of: "hard_swish"), "Identity": _copied,
+    "Elu": _activated(lambda of: ("elu", of["low"], of["high"])), "Exp": _activated(lambda of: "exp"),
+    "GatherElements": arrays.take_each, "LogSoftmax": arrays.softmax("log_softmax"), "Softplus": _activated(lambda of: "softplus"),
+    "Where": arrays.where,
     "LeakyRelu": _activated(lambda of: ("leaky_relu", of["alpha"], 1.0)), "MaxPool": _pool(largest=True),
     "Mish": _activated(lambda of: "mish"), "Mul": _times, "Pad": arrays.pad, "ReduceMean": along.mean,
     "Relu": _activated(lambda of: "relu"),
-    "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece, "Softmax": arrays.softmax,
+    "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece, "Softmax": arrays.softmax("softmax"),
     "Sub": arrays.pair("Sub"), "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed, **arrays.NATIVE_ONLY,
     **along.NATIVE_ONLY, **byte_operators.NATIVE,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Cast": _cast, "Clip": _clip, "ConvByTaps": convolutions.convolution,
     "ConvTranspose": convolutions.transposed, "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes,
+    "Elu": _elu, "GatherElements": _take_each, "Softplus": _softplus,
     "Hardmax": _hardmax, "Identity": _copy, "LeakyRelu": _leaky_relu, "LogSoftmax": _log_softmax, "LpPool": _lp_pool,
     "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply), "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax, "Sub": _ufunc(np.subtract),

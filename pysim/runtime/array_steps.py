@@ -17,7 +17,7 @@ from pysim.runtime.cpu import Array, check, epilogue_struct, library, problem_st
 from pysim.runtime.operators import NATIVE_DTYPES, as_floats, takes
 from pysim.runtime.steps import Step
 
-PAIRS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3}  # pysim_pair_kind
+PAIRS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Choose": 4}  # pysim_pair_kind
 _PAIR_AXES, _PRODUCT_AXES = 6, 4
 Axis = tuple[int, ...]  # its size, then the stride of each array along it
 
@@ -44,8 +44,11 @@ def merged_axes(shape: tuple[int, ...], *arrays: Array) -> list[Axis]:
 
 
 def pair_step(out: Array, a: Array, b: Array, kind: str, activation: Activation = None) -> Step | None:
-    """out = act(a kind b), broadcast as in NumPy. out is dense, and may be a or b if that is dense. None: these arrays are unsupported."""
-    if not takes(out) or any(x.dtype != out.dtype or not x.size for x in (a, b)) or any(by < 0 for x in (a, b) for by in x.strides):
+    """out = act(a kind b), broadcast as in NumPy. out is dense, and may be a or b if that is dense. Choose: out = a where b is
+    true; elsewhere it stays. None: these arrays are unsupported."""
+    kinds = out.dtype, np.dtype(np.bool_) if kind == "Choose" else out.dtype
+    fits = takes(out) and (a.dtype, b.dtype) == kinds and a.size and b.size
+    if not fits or any(by < 0 for x in (a, b) for by in x.strides):
         return None
     left, right = (np.broadcast_to(x, out.shape) for x in (a, b))
     axes = merged_axes(out.shape, left, right)
@@ -80,8 +83,8 @@ def rows_step(
     axis: int = -1,
     local: Local = ALONE,
 ) -> Step | None:
-    """Operators on the rows of x along an axis: softmax, `standard` (with scale and shift), length, or local (`epsilon` is its bias). Only
-    softmax and local accept another axis than the last. None if these arrays are unsupported."""
+    """Operators on the rows of x along an axis: softmax, log_softmax, `standard` (with scale and shift), length, or local (`epsilon` is its
+    bias). Only softmax, log_softmax and local accept another axis than the last. None if these arrays are unsupported."""
     of = [one for one in (scale, shift) if one is not None]
     if not takes(out, x, *of) or any(one.shape != x.shape[-1:] for one in of):
         return None
@@ -105,6 +108,19 @@ def take_step(out: Array, x: Array, at: Array, axis: int, shares: Array | None =
     how = library()[0].new("pysim_take *", [outer, x.shape[axis], inner, at.size // taps, taps, dtype_of(x)])
     step = Step("TAKE", of=how, first=pointer(x), second=pointer(at), third=pointer(shares), result=pointer(out))
     step.keep(x, at, shares, out)
+    return step
+
+
+def take_each_step(out: Array, x: Array, at: Array, axis: int) -> Step | None:
+    """out[i, j, ...] = x[..., at[i, j, ...], ...]: each element has an index along the axis. None if these arrays are unsupported."""
+    out, x = as_floats(out, x)
+    others = [sizes[:axis] + sizes[axis + 1 :] for sizes in (x.shape, at.shape)]
+    if at.dtype != np.int64 or not at.flags.c_contiguous or not at.size or others[0] != others[1] or not takes(out, x):
+        return None
+    outer, inner = (int(np.prod(sizes, dtype=np.int64)) for sizes in (x.shape[:axis], x.shape[axis + 1 :]))
+    how = library()[0].new("pysim_take *", [outer, x.shape[axis], inner, at.shape[axis], 0, dtype_of(x)])
+    step = Step("TAKE", of=how, first=pointer(x), second=pointer(at), result=pointer(out))
+    step.keep(x, at, out)
     return step
 
 

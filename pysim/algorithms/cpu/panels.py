@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products with a prepacked B, whatever its layout: panels in the order in which kernels read them. A is read in place,
-unless its elements have less than 4 bytes: kernels read these in groups of neighbouring k, so they are packed.
+unless its elements have less than 4 bytes: kernels read these in groups of neighbouring k, so they are packed. So are rows whose lines
+share the sets of L1 (`packs_rows` of native/algorithms/gemm.c).
 
     panels = [set of channels][tile of windows][channel][windows of a tile], whole tiles
 
@@ -27,11 +28,14 @@ from pysim.record.schedule import Schedule
 NAME = "panels"
 COMPUTES = Gemm
 PACKED_BELOW = 4  # bytes of an element of A
+WAY_BYTES, WAYS, MIN_COLUMNS = 4096, 8, 128  # of gemm.c
 tolerance, largest_part = direct_sum, nest_part
 
 
 def nest_of(problem: Gemm) -> loops.Nest:
-    of = loops.nest_of(problem) if problem.element_bytes < PACKED_BELOW else unpacked(problem)
+    shared = not problem.trans_a and problem.k * problem.element_bytes % WAY_BYTES == 0
+    packs = problem.element_bytes < PACKED_BELOW or (shared and problem.m > WAYS and problem.n >= MIN_COLUMNS)
+    of = loops.nest_of(problem) if packs else unpacked(problem)
     return msgspec.structs.replace(of, in_place=True, windows_packed=True, windows_transposed=False)
 
 

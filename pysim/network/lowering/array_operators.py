@@ -82,6 +82,35 @@ def where(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
     return Node("Where", node.name, node.inputs, node.outputs)
 
 
+def elu(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    if not is_native(graph, *node.inputs):
+        return None
+    return Node("Elu", node.name, node.inputs, node.outputs, {"low": float(node.attributes.get("alpha", 1.0)), "high": 1.0})
+
+
+def triangle(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """Trilu with a constant diagonal: a Where with a constant condition."""
+    y, given = graph.tensors[node.output], node.inputs[1] if len(node.inputs) > 1 else ""
+    if (given and given not in constants) or len(y.shape) < 2 or not can_move(graph, node.inputs[0]):
+        return None
+    diagonal, whole = int(constants[given].reshape(())) if given else 0, np.ones(y.shape[-2:], np.bool_)
+    kept = np.triu(whole, diagonal) if node.attributes.get("upper", 1) else np.tril(whole, diagonal)
+    names = constant_of(constants, node, "kept", kept), node.inputs[0], constant_of(constants, node, "zero", np.zeros((), y.dtype))
+    return [(Node("Where", node.name, names, node.outputs), y.shape)]
+
+
+def take_each(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """GatherElements whose indices cover all of the other axes."""
+    (x, at), given = (graph.tensors[name] for name in node.inputs), node.attributes.get("axis", 0)
+    if at.dtype != np.int64 or not x.shape or not can_move(graph, node.inputs[0], node.output):
+        return None
+    axis, indices = given % len(x.shape), constants.get(node.inputs[1])
+    sides = [of.shape[:axis] + of.shape[axis + 1 :] for of in (x, at)]
+    if sides[0] != sides[1] or (indices is not None and ((indices < -x.shape[axis]) | (indices >= x.shape[axis])).any()):
+        return None
+    return Node("GatherElements", node.name, node.inputs, node.outputs, {"axis": axis})
+
+
 def length(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """ReduceL2 over the last axes."""
     rank, given = len(graph.tensors[node.inputs[0]].shape), node.attributes.get("axes")
@@ -235,6 +264,8 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     return [*found, (last, tuple(sizes[one] for one in result))]
 
 
-EXPANSIONS = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Upsample": resize}
-LOWER = {"Erf": activation, "Expand": expand, "Gelu": gelu, "HardSwish": activation, "LayerNormalization": layer_norm, "Mish": activation,
-         "ReduceL2": length, "Tile": tile, "Where": where}  # fmt: skip
+EXPANSIONS = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Trilu": triangle, "Upsample": resize}
+LOWER = {
+    "Elu": elu, "Erf": activation, "Expand": expand, "GatherElements": take_each, "Gelu": gelu, "HardSwish": activation,
+    "LayerNormalization": layer_norm, "Mish": activation, "ReduceL2": length, "Softplus": activation, "Tile": tile, "Where": where,
+}  # fmt: skip

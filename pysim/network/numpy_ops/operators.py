@@ -5,7 +5,7 @@ Each is run(inputs, attributes) and returns the one output, except DynamicQuanti
     AffineGrid                  divides by 0 for an axis of one pixel
     Celu, Elu, Selu             lose the digits of small numbers in e^x - 1
     Clip                        keeps infinities where a bound is left out
-    CumSum, GatherND, ScatterElements, TopK    are loops over elements, or sort all of them
+    CumSum, GatherND, ScatterElements, ScatterND, TopK    are loops over elements, or sort all of them
     Col2Im                      leaves out dilations
     ConvTranspose               with auto_pad it may make more outputs than the full ones
     DynamicQuantizeLinear       of zeros has another scale
@@ -264,6 +264,23 @@ def _scatter_elements(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequ
     return run if reduce else None
 
 
+def _scatter_nd(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]] | None:
+    """Without a reduction, or sums and products of what goes to one place; the package's loop does the rest."""
+    kind = _attributes(node).get("reduction", b"none")
+    reduce: Any = {b"add": np.add, b"mul": np.multiply}.get(kind)
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        x, indices, updates = inputs
+        found, places = x.copy(), tuple(np.moveaxis(indices, -1, 0))
+        if reduce:
+            reduce.at(found, places, updates)
+        else:
+            found[places] = updates
+        return [found]
+
+    return run if reduce or kind == b"none" else None
+
+
 def _prelu(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     x, slope = inputs
     if slope.ndim == 1 and x.ndim > 1 and slope.size == x.shape[1] and slope.size not in (1, x.shape[-1]):
@@ -393,7 +410,8 @@ DEFINED: dict[str, Definition] = {
     "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance),
     "NonMaxSuppression": non_max_suppression, "PRelu": _of(_prelu), "QuantizeLinear": quantize_linear,
     "ReduceLogSum": _reduced(_log_sum), "ReduceLogSumExp": _reduced(_log_sum_exp), "ReduceSumSquare": _reduced(_square_sum),
-    "RoiAlign": roi_align, "Scatter": _of(_scatter), "ScatterElements": _scatter_elements, "Selu": _exponential(_selu),
+    "RoiAlign": roi_align, "Scatter": _of(_scatter), "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd,
+    "Selu": _exponential(_selu),
     "Shape": _of(_shape), "Slice": _of(_slice), "Softmax": _along(_shares), "Softsign": _of(_softsign), "TopK": top_k_of, "Unique": _unique,
     "Unsqueeze": _of(_unsqueeze), **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),
 }  # fmt: skip

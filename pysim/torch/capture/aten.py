@@ -258,7 +258,9 @@ def _neg(low: Lowering, node: fx.Node, given: Arguments) -> str:
 
 def _softmax(low: Lowering, node: fx.Node, given: Arguments) -> str:
     x = low[given["self"]]
-    return low.add("Softmax", (x,), low.shape(x), axes=(given["dim"] % len(low.shape(x)),))
+    return low.add(
+        "LogSoftmax" if name_of(node) == "_log_softmax" else "Softmax", (x,), low.shape(x), axes=(given["dim"] % len(low.shape(x)),)
+    )
 
 
 def _means(low: Lowering, node: fx.Node, given: Arguments) -> str:
@@ -461,6 +463,7 @@ OPERATORS: dict[str, Operator] = {
     "dequantize_per_tensor": conversion("Dequantize"), "quantize_per_tensor": conversion("Quantize"),
     "_adaptive_avg_pool2d": _adaptive_pool, "_native_batch_norm_legit": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention, "_softmax": _softmax, "_to_copy": _same, "_unsafe_view": _view,
+    "_log_softmax": _softmax,
     "abs": _unary("Abs"), "add": _arithmetic("Add"), "addcmul": _addcmul, "addmm": _addmm, "alias": _same, "as_strided": _restrided,
     "avg_pool2d": _pool("AveragePool"), "baddbmm": _baddbmm, "bmm": _mm, "cat": _cat, "clamp": _clip, "clamp_max": _clip,
     "clamp_min": _clip, "clone": _same, "constant_pad_nd": _pad, "convolution": _convolution, "copy": _copied, "detach": _same,

@@ -272,6 +272,39 @@ def test_lengths(keep, axes):
             assert_native(proto, x, strange=True)
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((2, 3, 17), -1), ((1, 2, 1000), 2), ((2, 21, 5, 7), 1)], ids=str)
+def test_logarithms_of_softmax(shape, axis):
+    assert_native(exported([node("LogSoftmax", "a", axis=axis)], shape), 30 * floats(5, *shape))
+
+
+@pytest.mark.parametrize("mask", [(5, 33), (3, 1, 1), (33,), (2, 3, 5, 33)], ids=str)
+def test_a_choice_between_an_array_and_a_number(mask):
+    constants = {"m": np.random.default_rng(1).random(mask) < 0.5, "low": np.float32(-1e9)}
+    assert_native(exported([node("Where", "m", "a", "low")], (2, 3, 5, 33), constants), floats(6, 2, 3, 5, 33), strange=True)
+    assert_native(exported([node("Where", "m", "low", "a")], (2, 3, 5, 33), constants), floats(6, 2, 3, 5, 33), strange=True)
+
+
+@pytest.mark.parametrize("diagonal", [-2, 0, 3, 50])
+@pytest.mark.parametrize("upper", [0, 1])
+def test_triangles(diagonal, upper):
+    assert_native(exported([node("Trilu", "a", "k", upper=upper)], (2, 7, 9), {"k": np.int64(diagonal)}), floats(7, 2, 7, 9), strange=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_elements_by_an_index_each(axis):
+    shape = tuple(4 if at == axis % 3 else size for at, size in enumerate((2, 5, 33)))
+    indices = np.random.default_rng(2).integers(-(2, 5, 33)[axis], (2, 5, 33)[axis], shape)
+    assert_native(exported([node("GatherElements", "a", "i", axis=axis)], (2, 5, 33), {"i": indices}), floats(8, 2, 5, 33))
+
+
+@pytest.mark.parametrize(("op", "about"), [("Exp", {}), ("Softplus", {}), ("Elu", {"alpha": 0.5})], ids=str)
+def test_exponentials_keep_the_digits_of_small_results(op, about):
+    x = np.concatenate([np.linspace(-103, 88, 2001), np.geomspace(1e-30, 1, 100), -np.geomspace(1e-30, 1, 100)]).astype(np.float32)
+    exact = {"Exp": np.exp, "Softplus": lambda x: np.logaddexp(0, x), "Elu": lambda x: np.where(x < 0, 0.5 * np.expm1(x), x)}[op]
+    y, right = model_of(exported([node(op, "a", **about)], x.shape))(-x), exact(x.astype(np.float64))
+    assert (np.abs(y - right) <= 4e-7 * np.abs(right) + 3e-45).all()
+
+
 @pytest.mark.parametrize("op", ["Erf", "Tanh", "HardSwish"])
 def test_functions_of_one_number(op):
     x = np.concatenate([floats(1, 50), 4 * floats(2, 50), [0, -0.0, 1e-20, 90, -90, 0.625, -0.625, 1, -1]])[None].astype(np.float32)

@@ -26,6 +26,7 @@ from pysim.runtime.cpu_launch import Launch
 
 SIZES = ("1x1x1", "5x33x70", "29x31x257", "65x7x40", "64x96x128")
 LAYOUTS = ("nn", "nt", "tn", "tt")
+SHARED = "16x128x1024:nt"  # rows of A share sets of L1: panels packs them; tiles of 14 rows are two of 8
 
 
 def problem_of(text: str) -> Gemm:
@@ -75,8 +76,8 @@ def test_every_kernel_is_within_the_bound_of_a_sum_and_prepared_gives_the_same_b
 
 
 def test_bits_are_those_of_the_nest_that_packs_and_of_any_number_of_threads() -> None:
-    for layout in LAYOUTS:
-        problem = problem_of(f"45x101x70:{layout}")
+    for text in (*(f"45x101x70:{layout}" for layout in LAYOUTS), SHARED):
+        problem = problem_of(text)
         a, b = operands(problem)
         for plan in plans_of(problem):
             assert isinstance(plan.schedule, Schedule)
@@ -86,13 +87,19 @@ def test_bits_are_those_of_the_nest_that_packs_and_of_any_number_of_threads() ->
 
 
 def test_the_bytes_are_what_the_library_asks_for() -> None:
-    for layout in LAYOUTS:
-        problem = problem_of(f"45x101x70:{layout}")
+    for text in (*(f"45x101x70:{layout}" for layout in LAYOUTS), SHARED):
+        problem = problem_of(text)
         for plan in plans_of(problem):
             assert isinstance(plan.schedule, Schedule)
             launch = Launch(problem, plan.schedule)
             prepared = panels.prepare(problem, plan.schedule, "nchw").size_bytes if plan.algorithm == panels.NAME else 0
             assert (launch.workspace_bytes, launch.prepared_bytes) == (plan.workspace_bytes, prepared)
+
+
+def test_rows_that_share_sets_of_l1_are_packed_beside_panels() -> None:
+    assert panels.nest_of(problem_of("128x768x768:nt")).filters_in_place
+    assert not panels.nest_of(problem_of("128x768x3072:nt")).filters_in_place
+    assert planner.plan("gemm:128x768x3072:nt", load_any("zen4"), prepared=True).algorithm == panels.NAME
 
 
 def test_only_who_prepares_b_is_given_its_panels() -> None:
