@@ -65,7 +65,7 @@ def least_cycles(nest: Nest, request: Request, best: float, form: tilings.Forms 
     """A lower bound on all schedules of a nest by kernels of a form: multiplications at the highest rate of any kernel; if that is below
     `best`, all in-core work of the kernels for which it is."""
     on = request.cpu
-    kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel, form).kernels
+    kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel, form, request.reproducible).kernels
     least = _multiplying(nest, on, kernels)
     if not kernels or min(least) > best:
         return min(least, default=0.0)
@@ -95,9 +95,10 @@ def candidates(
     limit: Array | float = 0.0,
     form: tilings.Forms = None,
     algorithm: str | None = None,
+    channels: int | None = None,
 ) -> Found | NoneLegal:
     """The schedules of a nest that a request asks for, within limits as in the contract. `form`: only kernels of this form, or of these;
-    `algorithm`: the name of an algorithm that is not its problem's first."""
+    `algorithm`: the name of an algorithm that is not its problem's first; `channels`: the only size of a set."""
     on, dtype = request.cpu, request.problem.dtype
     if request.model == "csa":
         return _csa_candidates(nest, on, dtype, request)
@@ -107,7 +108,7 @@ def candidates(
         return NestCandidates(
             one_schedule(nest, on, request.schedule, dtype), request.state, np.zeros(1), np.full(2, np.inf), (), algorithm
         )
-    rows = tilings.rows(on, dtype, request.micro_kernel, form)
+    rows = tilings.rows(on, dtype, request.micro_kernel, form, request.reproducible)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
     most = np.inf if request.most is None else request.most
@@ -118,7 +119,7 @@ def candidates(
     least = np.full(2, np.maximum(min(first, most), limit))
     place = tilings.in_place_reason(nest)
     rejected = (*((place,) if place else ()), *rows.rejected)
-    table, beyond = tilings.table(of, least)
+    table, beyond = tilings.table(of, least, channels)
     return NestCandidates(table, request.state, bounds, beyond, rejected, algorithm, bool(np.isfinite(least).all()), request.most)
 
 

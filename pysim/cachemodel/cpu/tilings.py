@@ -56,9 +56,18 @@ def _form_refuses(kernel: Kernel, form: Forms) -> Reason | None:
     return Reason("shape", f"it is of form {kernel.form}, and {' or '.join(forms)} is needed")
 
 
+def _rounding_refuses(kernel: Kernel, reproducible: bool) -> Reason | None:
+    if reproducible and not kernel.fused and kernel.dtype != "s8":
+        return Reason("accuracy", "its compiler decides how multiply-adds round; accuracy reproducible takes those that round once")
+    if not reproducible and kernel.slow:
+        return Reason("accuracy", "it computes slowly what accuracy reproducible promises on any CPU; win is as accurate")
+    return None
+
+
 @lru_cache(maxsize=256)
-def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: Forms = None) -> Rows:
+def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: Forms = None, reproducible: bool = False) -> Rows:
     """The micro-kernels of `dtype` for the units of `machine`, restricted to `micro_kernel` and to a `form` or some if given.
+    `reproducible`: those whose multiply-adds round once; the slow ones in plain C are for this alone.
 
     Raises PlanError, which says what is missing, if the machine runs none of that type.
     """
@@ -66,7 +75,7 @@ def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: F
     for kernel in kernels():
         if kernel.dtype != dtype:
             others += 1
-        elif reason := row_refuses(kernel, machine, micro_kernel) or _form_refuses(kernel, form):
+        elif reason := row_refuses(kernel, machine, micro_kernel) or _form_refuses(kernel, form) or _rounding_refuses(kernel, reproducible):
             rejected.append(Rejected(kernel.name, reason.sentence, reason.code))
         else:
             legal.append(kernel)
@@ -95,9 +104,9 @@ def in_place_reason(nest: Nest) -> Rejected | None:
     return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory", "shape")
 
 
-def table(rates: Rates, limit: Array = _UNLIMITED) -> tuple[Table, Array]:
+def table(rates: Rates, limit: Array = _UNLIMITED, channels: int | None = None) -> tuple[Table, Array]:
     """The candidate schedules, input stationary before weight stationary. Channel sets whose `least_cycles` exceed the `limit` of their
-    kind are left out; second, the least of those cycles, per kind."""
+    kind are left out; second, the least of those cycles, per kind. `channels`: the only size of a set."""
     places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
     kernels = range(len(rates.kernels))
     legal = [
@@ -108,12 +117,12 @@ def table(rates: Rates, limit: Array = _UNLIMITED) -> tuple[Table, Array]:
     keeps, packed, kernel = (np.array(column) for column in zip(*legal, strict=True))
     # Sums of bytes are rescaled in the store, so a tile has all channels
     rescales = np.array([rates.kernels[at].group > 1 and rates.nest.dtype == "s8" for at in kernel])
-    row, channels, k2, k3, beyond = _columns(rates.of(kernel), packed, keeps, rescales, limit)
-    return Table(rates.of(kernel[row]), keeps[row], kernel[row], packed[row], channels, k2, k3), beyond
+    row, sets, k2, k3, beyond = _columns(rates.of(kernel), packed, keeps, rescales, limit, channels)
+    return Table(rates.of(kernel[row]), keeps[row], kernel[row], packed[row], sets, k2, k3), beyond
 
 
 def _columns(
-    rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], rescales: NDArray[np.bool_], limit: Array
+    rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], rescales: NDArray[np.bool_], limit: Array, only: int | None
 ) -> tuple[NDArray[np.int64], Array, Array, Array, Array]:
     """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3; last, the least cycles that were
     left out, per kind."""
@@ -122,8 +131,10 @@ def _columns(
     window = np.where(packed > 0, tile * rates.packed_window, tile * size + rates.place_edge)
     filters, out = rates.stored_tile, tile * rates.filters * rates.nest.result_bytes
 
-    common = np.array(_channel_parts(rates.nest.group_channels, rates.nest.taps))
+    common = np.array(_channel_parts(rates.nest.group_channels, rates.nest.taps) if only is None else (float(only),))
     channels, new = _with_own(common, balanced(rates.nest.group_channels, (l1 - out) / (window + filters)))  # channels that fit L1
+    if only is not None:
+        channels[:], new[:, 1:] = only, False
     new &= (channels == rates.nest.group_channels) | ~rescales[:, None]
     least = least_cycles(rates, np.ceil(rates.nest.group_channels / channels.T), packed)
     fits = (least <= np.where(keeps_windows, *limit)).T
