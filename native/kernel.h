@@ -85,6 +85,8 @@ typedef struct {
     const pysim_conv *conv;
     int64_t p, q, channels, filters; /* channels and filters of one group */
     pysim_bounds bounds;
+    int32_t zero, flip;    /* form taps: elements ^ flip are unsigned, and then have this zero point, which also stands for padding */
+    pysim_rescale rescale; /* of complete sums; scales are those of the first group */
 } pysim_direct;
 
 /* Columns of the padded input that one row of outputs reads. */
@@ -92,10 +94,17 @@ static inline int64_t pysim_direct_columns(const pysim_direct *of) {
     return (of->q - 1) * of->conv->stride_w + of->conv->dilation_w * (of->conv->kernel_w - 1) + 1;
 }
 
+/* Rows of it likewise; what form taps has room for behind them, twice. */
+static inline int64_t pysim_direct_rows(const pysim_direct *of) {
+    return (of->p - 1) * of->conv->stride_h + of->conv->dilation_h * (of->conv->kernel_h - 1) + 1;
+}
+enum { PYSIM_BEHIND_ROWS = 256 };
+
 /* Computes output rows [begin, end) of `groups` neighbouring groups of one image: sum + bias, clamped to the bounds; bias is NULL or has
  * one value per filter. The caller guarantees finite weights where a window meets padding. Form `planes` computes all rows of at most
  * lane_filters groups of one channel and one filter each; it keeps the transposed planes in the workspace. Form `blocks` computes
- * lane_filters such groups whose input, filters ([tap][group]) and output are in the blocked layout; it multiplies no padding. */
+ * lane_filters such groups whose input, filters ([tap][group]) and output are in the blocked layout; it multiplies no padding. Form `taps`
+ * computes s8 groups of one channel and one filter each, whose padded rows it keeps in the workspace. */
 typedef void (*pysim_direct_kernel)(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out,
                                     int64_t groups, int64_t begin, int64_t end, void *workspace);
 

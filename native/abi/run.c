@@ -123,8 +123,8 @@ static pysim_status check_quantised(const pysim_job *job, const pysim_epilogue *
     if (!job->algorithm->quantised)
         return pysim_fail(PYSIM_UNSUPPORTED,
                           "the epilogue has scales, zero points or an unsigned operand, which this algorithm has not: use "
-                          "sconv, gemm or panels");
-    if (e->first_unsigned && job->nest.row.group == 1 && job->problem.kind == PYSIM_CONV && s->pack == PYSIM_PACK_NONE)
+                          "sconv, gemm, panels or depthwise");
+    if (e->first_unsigned && job->nest.row.group == 1 && job->nest.row.run && job->problem.kind == PYSIM_CONV && s->pack == PYSIM_PACK_NONE)
         return pysim_fail(PYSIM_UNSUPPORTED,
                           "kernel %s reads signed windows in place, and the first operand is unsigned: use pack 1 (tiles)",
                           job->nest.row.info.name);

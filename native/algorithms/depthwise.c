@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "algorithm.h"
-#include "depthwise.h"
+#include "portable/depthwise_portable.h"
 
 enum {
     MAX_STRIDE = INT32_MAX / 16, /* the kernels' gathers use 32-bit indices */
@@ -23,10 +23,12 @@ typedef struct {
     const pysim_call *call;
     int64_t unit; /* groups per kernel call */
     int64_t group_parts, row_parts, thread_bytes;
+    int64_t result_bytes; /* form taps: of an element of the result */
     int padded;
 } direct_run;
 
 static int by_blocks(const pysim_row *row) { return strcmp(row->info.form, "blocks") == 0; }
+static int by_taps(const pysim_row *row) { return strcmp(row->info.form, "taps") == 0; }
 static int by_planes(const pysim_row *row) { return strcmp(row->info.form, "planes") == 0; }
 
 /* A thread's workspace: transposed planes of its groups, their weights, and their results. */
@@ -47,6 +49,15 @@ static pysim_status planes_elements(const pysim_direct *of, int64_t lanes, int64
     return pysim_product("the planes of a block of groups, elements x bytes", 2, all, &bytes);
 }
 
+/* A thread's workspace: the padded rows of two groups, and what whole vectors read and write behind them. */
+static pysim_status taps_elements(const pysim_direct *of, int64_t *elements) {
+    const int64_t sizes[] = {pysim_direct_rows(of), pysim_direct_columns(of)};
+    const pysim_status status = pysim_product("the padded rows of a group, rows x columns", 2, sizes, elements);
+    if (status == PYSIM_OK && *elements > INT64_MAX / 8) return pysim_fail(PYSIM_OVERFLOW, "the padded rows of a group exceed int64 bytes");
+    *elements = 2 * (*elements + PYSIM_BEHIND_ROWS);
+    return status;
+}
+
 static pysim_direct shape_of(const pysim_conv *c) {
     pysim_direct of = {.conv = c, .channels = c->channels / c->groups, .filters = c->filters / c->groups};
     (void)pysim_check_conv(c, &of.p, &of.q, NULL); /* has passed */
@@ -62,7 +73,7 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *
         return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; kernel %s reads and writes %s of %lld channels",
                           (int)of->conv->input_block, (int)of->conv->output_block, row->info.name, block > 1 ? "blocks" : "planes",
                           (long long)block);
-    if (row->info.lane_filters > 1 && (of->channels > 1 || of->filters > 1))
+    if ((row->info.lane_filters > 1 || by_taps(row)) && (of->channels > 1 || of->filters > 1))
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; group_finite have %lld and %lld",
                           row->info.name, (long long)of->channels, (long long)of->filters);
     if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->channels != of->channels || s->k2 != 1 || s->k3 != 1)
@@ -87,6 +98,10 @@ static pysim_status open_depthwise(const pysim_problem *p, const pysim_schedule 
     }
     if (status != PYSIM_OK) return status;
     n->schedule = (pysim_schedule){.stationary = PYSIM_WEIGHT_STATIONARY, .pack = PYSIM_PACK_NONE, .channels = 1, .k2 = 1, .k3 = 1};
+    if (by_taps(&n->row)) {
+        n->schedule.pack = PYSIM_PACK_TILES;
+        return taps_elements(&of, &n->schedule.windows);
+    }
     if (!by_planes(&n->row)) return PYSIM_OK;
     n->schedule.pack = PYSIM_PACK_TILES;
     return planes_elements(&of, n->row.info.lane_filters, &n->schedule.windows);
@@ -161,6 +176,18 @@ static void run_blocks(const direct_run *r, int64_t image, int64_t first, int64_
     }
 }
 
+/* Output rows [begin, end) of groups [first, last) of bytes of one image. */
+static void run_taps(const direct_run *r, int64_t image, int64_t first, int64_t last, int64_t begin, int64_t end, char *workspace) {
+    const pysim_conv *c = r->of.conv;
+    const pysim_call *x = r->call;
+    const int64_t at = image * c->groups + first;
+    const int32_t *bias = x->epilogue->bias;
+    pysim_direct of = r->of;
+    if (of.rescale.scales) of.rescale.scales += first * of.rescale.filter_step;
+    r->nest->row.direct(&of, x->first + at * c->height * c->width, x->second + first * c->kernel_h * c->kernel_w,
+                        bias ? bias + first : NULL, x->result + at * of.p * of.q * r->result_bytes, last - first, begin, end, workspace);
+}
+
 /* Some groups and rows of one image. Weights are tested for finiteness per kernel call's groups. */
 static void run_item(int64_t item, int64_t thread, const void *context) {
     const direct_run *r = context;
@@ -173,6 +200,10 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     const int64_t first = unit_begin * r->unit, last = pysim_min(unit_end * r->unit, c->groups);
     if (by_blocks(&r->nest->row)) {
         run_blocks(r, image, unit_begin, unit_end, begin, end);
+        return;
+    }
+    if (by_taps(&r->nest->row)) {
+        run_taps(r, image, first, last, begin, end, workspace);
         return;
     }
     const int finite = !r->padded || all_finite(c->dtype, r->call->second + first * size * r->nest->bytes, (last - first) * size);
@@ -191,6 +222,15 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* What the epilogue says of the bytes. */
+static void quantise(direct_run *r, const pysim_epilogue *e) {
+    pysim_nest n = *r->nest;
+    n.out_bytes = pysim_dtype_bytes(PYSIM_S32);
+    pysim_nest_rescale(&n, e, 0);
+    r->result_bytes = n.out_bytes, r->of.rescale = n.rescale;
+    r->of.zero = e->first_zero + (e->first_unsigned ? 0 : 128), r->of.flip = e->first_unsigned ? 0 : 128;
+}
+
 static void run_depthwise(const pysim_job *job, const pysim_call *call) {
     const pysim_conv *c = &job->problem.conv;
     direct_run r = {.of = shape_of(c),
@@ -199,6 +239,7 @@ static void run_depthwise(const pysim_job *job, const pysim_call *call) {
                     .row_parts = 1,
                     .padded = c->pad_top || c->pad_left || c->pad_bottom || c->pad_right};
     r.of.bounds = call->bounds;
+    if (by_taps(&job->nest.row)) quantise(&r, call->epilogue);
     r.unit = job->nest.row.info.lane_filters;
     r.group_parts = pysim_min(call->threads, pysim_ceil_div(c->groups, r.unit));
     if (!by_planes(&job->nest.row) && c->batch * r.group_parts < call->threads) r.row_parts = pysim_min(call->threads, r.of.p);
@@ -211,4 +252,5 @@ static void run_depthwise(const pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, prepare_depthwise, run_depthwise, 1, 0, 1, 0, 0};
+const pysim_algorithm pysim_algorithm_depthwise = {
+    .open = open_depthwise, .prepare = prepare_depthwise, .run = run_depthwise, .finishes = 1, .blocks = 1, .quantised = 1};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Winograd convolution F(m x m, r x r) of square kernels (winograd.h: the products and their layouts):
+ * Winograd convolution F(m x m, r x r) of square kernels (winograd.h: the products and their layouts; winograd_phases.c: strides):
  *
  *   with a stride: split the rows and columns of all images by phase         (workspace, shared)
  *   for each group
@@ -12,10 +12,8 @@
  * of all images are numbered consecutively. A panel holds whole rows of tiles if a row fits into it, else an equal part of a row
  * (tiles_of_panel), because tiles of one row are transformed together.
  *
- * A k x k kernel of stride s equals an r x r kernel of stride 1, r = ceil(k / s), on s x s times the channels: output (y, x) reads input row
- * (y + i) s + a, which is row y + i of phase a, through tap i s + a. Taps beyond the kernel are missing in some phases. The products of all
- * phases add up before the output transform, so s x s channels are transformed as input and one as output. The phases are stored with their
- * padding.
+ * The slices of a kernel of a volume are channels, too: the patch of a tile has those of all slices that its outputs read, slice by slice. Their
+ * products add up before the output transform. Slices of padding are at either end, and are left out of a panel's products.
  *
  * With channels in blocks (NCHWc), channels are the lanes of both transforms. The products broadcast elements of a patch in place, so each
  * tile's patch is stored channel by channel, and nothing is transposed. Phases can only be split from planes.
@@ -31,8 +29,8 @@
 enum {
     ALIGN = 64,
     MAX_PANEL_FILTERS = 64, /* largest number of filters per panel of any registry row */
-    MAX_KERNEL = 12,        /* largest kernel edge; a panel's taps are kept on the stack */
-    PHASE_COLUMNS = 64,     /* columns of a phase per packing call: as many as packing keeps in registers */
+    MAX_KERNEL = 12,        /* largest kernel edge */
+    MAX_TAPS = 256,         /* of a channel; a panel's taps are kept on the stack */
 };
 
 #define PYSIM_WINOGRAD(target, dtype) extern __attribute__((weak)) const pysim_winograd_transforms pysim_winograd_##dtype##__##target;
@@ -104,9 +102,16 @@ static shape shape_of(const pysim_job *job) {
                 .width = c->width,
                 .pad_top = c->pad_top,
                 .pad_left = c->pad_left,
+                .depth = c->depth,
+                .slices = c->kernel_d,
+                .stride_d = c->stride_d,
+                .dilation_d = c->dilation_d,
+                .pad_front = c->pad_front,
+                .out_d = pysim_out_slices(c),
                 .out_h = c->height + c->pad_top + c->pad_bottom - r + 1,
                 .out_w = c->width + c->pad_left + c->pad_right - r + 1,
-                .image_pitch = c->channels * c->height * c->width,
+                .image_pitch = c->channels * c->depth * c->height * c->width,
+                .channel_pitch = c->depth * c->height * c->width,
                 .panel_tiles = n->schedule.filters,
                 .in_blocks = c->input_block > 1,
                 .out_blocks = c->output_block > 1,
@@ -121,14 +126,15 @@ static shape shape_of(const pysim_job *job) {
         .transforms = transforms_of(&n->row.info, &known),
     };
     s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs);
-    s.w.output_pitch = c->filters * s.w.out_h * s.w.out_w;
+    s.w.filter_pitch = s.w.out_d * s.w.out_h * s.w.out_w;
+    s.w.output_pitch = c->filters * s.w.filter_pitch;
     s.w.accumulator_pitch = odd_line_pitch(s.set_panels * s.panel_filters, s.bytes);
     s.w.tile_pitch = odd_line_pitch(s.planes * s.w.accumulator_pitch, s.bytes);
     s.w.patch_pitch = odd_line_pitch(s.w.channels, s.bytes);
     s.w.plane_pitch = odd_line_pitch((s.w.in_blocks ? s.w.patch_pitch : s.w.channels) * s.w.panel_tiles + PYSIM_WINOGRAD_SLACK, s.bytes);
     s.panel_bytes = s.planes * s.w.plane_pitch * s.bytes;
     s.filter_panels = pysim_ceil_div(s.filters, s.panel_filters);
-    s.tiles = c->batch * s.w.tiles_h * s.w.tiles_w;
+    s.tiles = c->batch * s.w.out_d * s.w.tiles_h * s.w.tiles_w;
     s.panel_tiles = tiles_of_panel(s.tiles, s.w.tiles_w, s.w.panel_tiles);
     s.tile_panels = pysim_ceil_div(s.tiles, s.panel_tiles);
     return s;
@@ -143,6 +149,8 @@ static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) 
     if (c->kernel_h != c->kernel_w || c->stride_h != c->stride_w || c->dilation_h != 1 || c->dilation_w != 1 || c->kernel_h > MAX_KERNEL)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes square kernels of up to %dx%d, with one stride and dilation 1",
                           (int)MAX_KERNEL, (int)MAX_KERNEL);
+    if (c->kernel_d > MAX_TAPS / (c->kernel_h * c->kernel_w))
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes kernels of up to %d taps", (int)MAX_TAPS);
     if (!has_form(s->outputs, taps))
         return pysim_fail(PYSIM_BAD_ARGUMENT,
                           "schedule.outputs is %lld; native/winograd.inc has no F(%lldx%lld, %lldx%lld), and a kernel of "
@@ -167,48 +175,14 @@ static pysim_status check_blocks(const pysim_conv *c, const pysim_row *row) {
                       (int)in, (int)out, row->info.name, (int)lanes);
 }
 
-/* The equivalent convolution of stride 1 with p x q outputs, on the input itself or on its phases. */
-static pysim_conv stride_one(const pysim_conv *c, int64_t p, int64_t q) {
-    const int64_t stride = c->stride_h, taps = pysim_ceil_div(c->kernel_h, stride);
-    if (stride == 1) return *c;
-    return (pysim_conv){.batch = c->batch,
-                        .depth = 1,
-                        .kernel_d = 1,
-                        .stride_d = 1,
-                        .dilation_d = 1,
-                        .groups = c->groups,
-                        .channels = c->channels * stride * stride,
-                        .height = p + taps - 1,
-                        .width = q + taps - 1,
-                        .filters = c->filters,
-                        .kernel_h = taps,
-                        .kernel_w = taps,
-                        .stride_h = 1,
-                        .stride_w = 1,
-                        .dilation_h = 1,
-                        .dilation_w = 1,
-                        .dtype = c->dtype,
-                        .output_block = c->output_block};
-}
-
-static pysim_status phases_bytes(const pysim_conv *c, int64_t p, int64_t q, int64_t *bytes) {
-    const int64_t stride = c->stride_h, taps = pysim_ceil_div(c->kernel_h, stride);
-    const int64_t size[] = {c->batch, c->channels, stride, stride, p + taps - 1, q + taps - 1, pysim_dtype_bytes(c->dtype)};
-    *bytes = 0;
-    if (stride == 1) return PYSIM_OK;
-    const pysim_status status = pysim_product("the phases' bytes", 7, size, bytes);
-    if (status == PYSIM_OK && *bytes > INT64_MAX / 4) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
-    *bytes = round_to_lines(*bytes) + ALIGN; /* the workspace may not be aligned to a line */
-    return status;
-}
-
 static pysim_status sizes(pysim_job *job) {
     const pysim_conv *c = &job->own, *given = &job->problem.conv;
     const pysim_nest *n = &job->nest;
     const int64_t edge = n->schedule.outputs + c->kernel_h - 1, panels = pysim_ceil_div(n->windows, n->schedule.windows);
     const int64_t filters[] = {c->groups, edge * edge, panels, n->channels, n->schedule.windows, n->bytes};
-    const int64_t own[] = {c->groups, given->kernel_h * given->kernel_w, panels, given->channels / given->groups, n->schedule.windows,
-                           n->bytes};
+    const int64_t own[] = {
+        c->groups, given->kernel_d * given->kernel_h * given->kernel_w, panels, given->channels / given->groups, n->schedule.windows,
+        n->bytes};
     int64_t plain;
     pysim_status status = pysim_product("the transformed filters' bytes", 6, filters, &job->prepared_bytes);
     if (status == PYSIM_OK) status = pysim_product("the filters' bytes", 6, own, &plain);
@@ -236,13 +210,13 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     pysim_status status = check_problem(c, s);
     if (status == PYSIM_OK) status = pysim_check_conv(c, &p, &q, NULL);
     if (status != PYSIM_OK) return status;
-    const int64_t count[] = {c->batch, pysim_ceil_div(p, s->outputs), pysim_ceil_div(q, s->outputs)};
-    status = pysim_product("the tiles", 3, count, &tiles);
-    if (status == PYSIM_OK) status = phases_bytes(c, p, q, &job->shared_bytes);
+    const int64_t count[] = {c->batch, pysim_out_slices(c), pysim_ceil_div(p, s->outputs), pysim_ceil_div(q, s->outputs)};
+    status = pysim_product("the tiles", 4, count, &tiles);
+    if (status == PYSIM_OK) status = pysim_winograd_phases_bytes(c, p, q, &job->shared_bytes);
     if (status != PYSIM_OK) return status;
-    job->own = stride_one(c, p, q);
+    job->own = pysim_winograd_stride_one(c, p, q);
     *n = (pysim_nest){.windows = c->filters / c->groups,
-                      .channels = job->own.channels / c->groups,
+                      .channels = job->own.channels / c->groups * c->kernel_d,
                       .rows = 1,
                       .taps = 1,
                       .bytes = pysim_dtype_bytes(c->dtype),
@@ -289,36 +263,36 @@ static int64_t filter_offset(const shape *s, int64_t panel, int64_t plane, int64
 static int64_t group_transformed(const shape *s) { return s->planes * s->filter_panels * s->w.channels * s->panel_filters; }
 static int64_t panel_plain(const pysim_job *job, const shape *s) {
     const pysim_conv *c = &job->problem.conv;
-    return c->channels / c->groups * c->kernel_h * c->kernel_w * s->panel_filters;
+    return c->channels / c->groups * c->kernel_d * c->kernel_h * c->kernel_w * s->panel_filters;
 }
 static int64_t plain_offset(const pysim_job *job, const shape *s, int64_t group, int64_t panel) {
     return job->problem.conv.groups * group_transformed(s) + (group * s->filter_panels + panel) * panel_plain(job, s);
 }
 
-/* Transforms one panel of filters of one group. The row's own packing routine first makes [tap][filter] of some channels, which are kept in
+/* Transforms one panel of filters of one group, slice by slice. The row's own packing routine first makes [tap][filter] of some channels, which are kept in
  * `plain`; each phase of a channel takes every stride-th tap. */
 static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t panel, char *to, char *plain) {
-    _Alignas(ALIGN) char packed[MAX_KERNEL * MAX_KERNEL * MAX_PANEL_FILTERS * sizeof(double)];
+    _Alignas(ALIGN) char packed[MAX_TAPS * MAX_PANEL_FILTERS * sizeof(double)];
     const pysim_conv *c = &job->problem.conv;
     const int64_t k = c->kernel_h, stride = c->stride_h, channels = c->channels / c->groups, width = s->panel_filters;
-    const int64_t at_once = MAX_KERNEL * MAX_KERNEL / (k * k), plane = set_pitch(s, panel);
+    const int64_t taps = c->kernel_d * k * k, at_once = MAX_TAPS / taps, plane = set_pitch(s, panel), phases = stride * stride;
     const int64_t count = pysim_min(width, s->filters - panel * width);
     for (int64_t first = 0; first < channels; first += at_once) {
         const int64_t some = pysim_min(at_once, channels - first);
-        job->nest.row.pack.transposed(filters + first * k * k * s->bytes, channels * k * k, count, some * k * k, width, packed, NULL);
-        memcpy(plain + first * k * k * width * s->bytes, packed, (size_t)(some * k * k * width * s->bytes));
-        for (int64_t i = 0; i < some * stride * stride; i++) {
-            const int64_t a = i / stride % stride, b = i % stride, channel = first * stride * stride + i,
-                          in_set = channel % s->set_channels;
+        job->nest.row.pack.transposed(filters + first * taps * s->bytes, channels * taps, count, some * taps, width, packed, NULL);
+        memcpy(plain + first * taps * width * s->bytes, packed, (size_t)(some * taps * width * s->bytes));
+        for (int64_t i = 0; i < some * c->kernel_d * phases; i++) {
+            const int64_t slice = i / phases % c->kernel_d, of = i / phases / c->kernel_d, a = i / stride % stride, b = i % stride;
+            const int64_t channel = (slice * channels + first + of) * phases + i % phases, in_set = channel % s->set_channels;
             const int64_t at = filter_offset(s, panel, 0, channel - in_set) + in_set * width;
-            const pysim_winograd_taps taps = {
-                .first = packed + ((i / (stride * stride) * k + a) * k + b) * width * s->bytes,
+            const pysim_winograd_taps found = {
+                .first = packed + (of * taps + (slice * k + a) * k + b) * width * s->bytes,
                 .rows = pysim_ceil_div(k - a, stride),
                 .columns = pysim_ceil_div(k - b, stride),
                 .row_pitch = stride * k * width,
                 .column_pitch = stride * width,
             };
-            s->transforms->filters(s->w.outputs, s->w.taps, &taps, width, to + at * s->bytes, plane);
+            s->transforms->filters(s->w.outputs, s->w.taps, &found, width, to + at * s->bytes, plane);
         }
     }
 }
@@ -326,7 +300,7 @@ static void prepare_panel(const pysim_job *job, const shape *s, const char *filt
 static void prepare_winograd(const pysim_job *job, const char *filters, char *prepared) {
     const shape s = shape_of(job);
     const pysim_conv *c = &job->problem.conv;
-    const int64_t filter = c->channels / c->groups * c->kernel_h * c->kernel_w;
+    const int64_t filter = c->channels / c->groups * c->kernel_d * c->kernel_h * c->kernel_w;
     for (int64_t g = 0; g < c->groups; g++)
         for (int64_t f = 0; f < s.filter_panels; f++) {
             const char *from = filters + (g * s.filters + f * s.panel_filters) * filter * s.bytes;
@@ -336,41 +310,6 @@ static void prepare_winograd(const pysim_job *job, const char *filters, char *pr
 }
 
 /* ---- the run ---- */
-
-typedef struct {
-    const pysim_job *job;
-    const char *input;
-    char *phases; /* [image][channel][row phase][column phase][row][column] */
-} phase_split;
-
-/* Copies one row of all phases of an image. */
-static void split_row(int64_t item, int64_t thread, const void *context) {
-    const phase_split *t = context;
-    const pysim_conv *c = &t->job->problem.conv, *own = &t->job->own;
-    const int64_t bytes = t->job->nest.bytes, stride = c->stride_h, plane = own->height * own->width;
-    const int64_t image = item / own->height, row = item % own->height;
-    const char *from = t->input + image * c->channels * c->height * c->width * bytes;
-    char *to = t->phases + (image * own->channels * plane + row * own->width) * bytes;
-    (void)thread;
-    for (int64_t a = 0; a < stride; a++)
-        for (int64_t x = 0; x < own->width; x += PHASE_COLUMNS) {
-            const int64_t y = row * stride + a - c->pad_top;
-            const pysim_segment segment = {
-                .row = y >= 0 && y < c->height ? from + y * c->width * bytes : NULL,
-                .row_channel = c->height * c->width,
-                .width = c->width,
-                .first = x * stride - c->pad_left,
-                .stride = stride,
-                .dilation = 1,
-                .taps = stride,
-                .channels = c->channels,
-                .count = pysim_min(PHASE_COLUMNS, own->width - x),
-                .dst_channel = stride * stride * plane,
-                .pitch = plane,
-            };
-            t->job->nest.row.pack.segment(&segment, to + (a * stride * plane + x) * bytes);
-        }
-}
 
 typedef struct {
     const pysim_job *job;
@@ -396,21 +335,32 @@ static int64_t tiles_in(const shape *s, const block *b, int64_t panel) {
     return pysim_min(s->panel_tiles, b->count - panel * s->panel_tiles);
 }
 
+/* Channels [*first, *end) of the slices that a panel reads inside the image. */
+static void live_channels(const shape *s, const block *b, int64_t panel, int64_t *first, int64_t *end) {
+    const int64_t each = s->w.channels / s->w.slices;
+    pysim_winograd_slices(&s->w, b->first + panel * s->panel_tiles, tiles_in(s, b, panel), first, end);
+    *first *= each, *end *= each;
+}
+
 /* Products of one plane for filter panels [begin, end). */
 static void multiply_plane(const run *r, const block *b, const char *filters, const char *patches, char *accumulators, int64_t plane,
                            int64_t begin, int64_t end) {
     const shape *s = r->s;
     const pysim_nest *n = &r->job->nest;
     const int64_t pitch = s->w.tile_pitch;
-    for (int64_t c = 0; c < s->w.channels; c += n->schedule.channels) {
-        const int64_t channels = pysim_min(n->schedule.channels, s->w.channels - c);
+    for (int64_t set = 0; set < s->w.channels; set += n->schedule.channels)
         for (int64_t f = begin; f < end; f++) {
-            const char *own = filters + filter_offset(s, f, plane, c) * s->bytes;
             const int64_t width = pysim_min(s->panel_filters, s->filters - f * s->panel_filters);
             for (int64_t t = 0; t < b->panels; t++) {
+                int64_t live, last;
+                live_channels(s, b, t, &live, &last);
+                const int64_t c = pysim_max(set, live), channels = pysim_min(set + n->schedule.channels, last) - c;
+                if (channels <= 0) continue;
+                const char *own = filters + (filter_offset(s, f, plane, set) + (c - set) * s->panel_filters) * s->bytes;
                 const int64_t at = t * s->panel_tiles * pitch + plane * s->w.accumulator_pitch + (f - begin) * s->panel_filters;
                 char *to = accumulators + at * s->bytes;
-                const pysim_store store = {.alpha = 1, .beta = 1, .old = c > 0 ? to : NULL, .bounds = pysim_unbounded(n->row.info.dtype)};
+                const pysim_store store = {
+                    .alpha = 1, .beta = 1, .old = c > live ? to : NULL, .bounds = pysim_unbounded(n->row.info.dtype)};
                 const char *from =
                     patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * (s->w.in_blocks ? 1 : s->w.panel_tiles)) * s->bytes;
                 if (s->w.in_blocks)
@@ -418,7 +368,6 @@ static void multiply_plane(const run *r, const block *b, const char *filters, co
                 else n->row.run(channels, from, own, s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
             }
         }
-    }
 }
 
 static void run_block(int64_t item, int64_t thread, const void *context) {
@@ -432,14 +381,14 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     const char *filters = r->call->second + group * group_transformed(s) * s->bytes;
     const pysim_conv *given = &r->job->problem.conv;
     pysim_winograd w = s->w;
-    w.input = r->input + group * w.channels * w.height * w.width * s->bytes;
-    w.output = r->call->result + group * s->filters * w.out_h * w.out_w * s->bytes;
+    w.input = r->input + group * (w.channels / w.slices) * w.channel_pitch * s->bytes;
+    w.output = r->call->result + group * s->filters * w.filter_pitch * s->bytes;
     w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
     w.bounds = r->call->bounds;
     w.finish = r->call->finish;
     w.exact = (pysim_winograd_exact){
         given,
-        r->call->first + group * (given->channels / given->groups) * given->height * given->width * s->bytes,
+        r->call->first + group * (given->channels / given->groups) * given->depth * given->height * given->width * s->bytes,
         r->call->second + plain_offset(r->job, s, group, 0) * s->bytes,
         s->panel_filters,
     };
@@ -477,23 +426,15 @@ static void divide(const shape *s, int64_t groups, int64_t threads, run *r) {
         }
 }
 
-/* The input of the convolution of stride 1. */
-static const char *stride_one_input(const pysim_job *job, const pysim_call *call) {
-    if (job->shared_bytes == 0) return call->first;
-    char *phases = call->workspace + (ALIGN - (uintptr_t)call->workspace % ALIGN) % ALIGN;
-    const double start = call->profile ? pysim_now() : 0;
-    pysim_parallel_for(job->own.batch * job->own.height, call->threads, split_row, &(phase_split){job, call->first, phases});
-    if (call->profile) call->profile->pack_seconds += pysim_now() - start;
-    return phases;
-}
-
 static void run_winograd(const pysim_job *job, const pysim_call *call) {
     const shape s = shape_of(job);
     const int64_t groups = job->problem.conv.groups;
-    run r = {job, call, &s, stride_one_input(job, call), call->workspace + job->shared_bytes, pysim_ceil_div(s.tile_panels, s.block_panels),
-             1};
+    run r = {
+        job, call, &s, pysim_winograd_input(job, call), call->workspace + job->shared_bytes, pysim_ceil_div(s.tile_panels, s.block_panels),
+        1};
     if (call->threads > 1) divide(&s, groups, call->threads, &r);
     pysim_parallel_for(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
-const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0, 1, 0, 0};
+const pysim_algorithm pysim_algorithm_winograd = {
+    .open = open_winograd, .prepare = prepare_winograd, .run = run_winograd, .finishes = 1, .blocks = 1, .volumes = 1};

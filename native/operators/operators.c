@@ -265,6 +265,26 @@ static void transpose_bytes(const char *x, int64_t from, int64_t rows, int64_t c
                 for (int64_t j = c; j < pysim_min(columns, c + SIDE); j++) y[k * to + j] = x[j * from + k];
 }
 
+/* y[i][c] = x[c][i] of few columns, such as the phases of a stride: transpositions in squares would be mostly empty. */
+typedef uint32_t __attribute__((may_alias)) word;
+typedef uint64_t __attribute__((may_alias)) long_word;
+#define DEFINE_INTERLEAVE(name, type)                                                                                                  \
+    static inline __attribute__((always_inline)) void name##_of(const type *restrict x, int64_t from, int64_t rows, const int columns, \
+                                                                type *restrict y, int64_t to) {                                        \
+        for (int64_t i = 0; i < rows; i++)                                                                                             \
+            for (int c = 0; c < columns; c++) y[i * to + c] = x[c * from + i];                                                         \
+    }                                                                                                                                  \
+    static void name(const void *x, int64_t from, int64_t rows, int64_t columns, void *y, int64_t to) {                                \
+        if (columns == 2 && to == 2) name##_of(x, from, rows, 2, y, 2);                                                                \
+        else if (columns == 4 && to == 4) name##_of(x, from, rows, 4, y, 4);                                                           \
+        else if (columns == 2) name##_of(x, from, rows, 2, y, to);                                                                     \
+        else if (columns == 3) name##_of(x, from, rows, 3, y, to);                                                                     \
+        else name##_of(x, from, rows, 4, y, to);                                                                                       \
+    }
+DEFINE_INTERLEAVE(interleave_words, word)
+DEFINE_INTERLEAVE(interleave_long_words, long_word)
+enum { FEW_COLUMNS = 4 };
+
 static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axis, const char *x, char *y, int64_t bytes) {
     const int64_t size = c->sizes[axis], from = c->from[axis], to = c->to[axis];
     if (axis + 1 == c->axes) {
@@ -273,7 +293,10 @@ static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axi
         return;
     }
     if (axis + 2 == c->axes && from == 1 && c->from[axis + 1] > 1 && c->to[axis + 1] == 1) {
-        if (loops) loops->transpose(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
+        if (loops && c->sizes[axis + 1] <= FEW_COLUMNS && bytes == 4)
+            interleave_words(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
+        else if (loops && c->sizes[axis + 1] <= FEW_COLUMNS) interleave_long_words(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
+        else if (loops) loops->transpose(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
         else transpose_bytes(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
         return;
     }

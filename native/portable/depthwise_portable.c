@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Few channels per group in plain C. Only taps inside the image are multiplied, so results are right for any weights. */
-#include "algorithms/depthwise.h"
+#include <string.h>
+
+#include "depthwise_portable.h"
+#include "operators/loops.h"
 
 enum { WINDOWS = 64 };
 
@@ -53,3 +56,45 @@ static void columns_in_row(int64_t first, int64_t stride, int64_t width, int64_t
     }
 DEFINE_ROWS(float, f32_rows_64x1__portable)
 DEFINE_ROWS(double, f64_rows_64x1__portable)
+
+/* Columns [q0, q0 + count) of row p of one group of bytes. */
+static void sum_taps(const pysim_direct *of, const uint8_t *image, const int8_t *weights, int32_t start, int64_t p, int64_t q0,
+                     int64_t count, int32_t *acc) {
+    const pysim_conv *c = of->conv;
+    const int32_t flip = of->flip, zero = of->zero;
+    for (int64_t i = 0; i < count; i++) acc[i] = start;
+    for (int64_t r = 0; r < c->kernel_h; r++) {
+        const int64_t y = p * c->stride_h - c->pad_top + r * c->dilation_h;
+        if (y < 0 || y >= c->height) continue;
+        const uint8_t *row = image + y * c->width;
+        for (int64_t s = 0; s < c->kernel_w; s++) {
+            const int64_t first = q0 * c->stride_w - c->pad_left + s * c->dilation_w;
+            const int32_t w = weights[r * c->kernel_w + s];
+            int64_t lo, hi;
+            columns_in_row(first, c->stride_w, c->width, count, &lo, &hi);
+            for (int64_t i = lo; i < hi; i++)
+                acc[i] = (int32_t)((uint32_t)acc[i] + (uint32_t)(w * ((row[first + i * c->stride_w] ^ flip) - zero)));
+        }
+    }
+    const int32_t low = (int32_t)of->bounds.low, high = (int32_t)of->bounds.high;
+    for (int64_t i = 0; i < count; i++) acc[i] = acc[i] < low ? low : acc[i] > high ? high : acc[i];
+}
+
+void s8_taps_64x1__portable(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups,
+                            int64_t begin, int64_t end, void *workspace) {
+    const pysim_conv *c = of->conv;
+    const pysim_rescale *r = &of->rescale;
+    const int64_t taps = c->kernel_h * c->kernel_w, bytes = !r->scales || r->result == PYSIM_F32 ? 4 : 1;
+    (void)workspace;
+    for (int64_t g = 0; g < groups; g++)
+        for (int64_t p = begin; p < end; p++)
+            for (int64_t q = 0; q < of->q; q += WINDOWS) {
+                int32_t acc[WINDOWS];
+                const int64_t count = pysim_min(WINDOWS, of->q - q);
+                char *to = (char *)out + ((g * of->p + p) * of->q + q) * bytes;
+                sum_taps(of, (const uint8_t *)input + g * c->height * c->width, (const int8_t *)filters + g * taps,
+                         bias ? ((const int32_t *)bias)[g] : 0, p, q, count, acc);
+                if (r->scales) pysim_loops_for(PYSIM_F32)->rescale(r, acc, WINDOWS, g, 0, to, 0, 1, count);
+                else memcpy(to, acc, (size_t)(count * bytes));
+            }
+}

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Loops over quantised elements (operators/integers.h) in plain C that the compiler vectorises. Each formula rounds after each operation, as
  * ONNX's operators one by one do: no product and sum is contracted to a multiply-add. */
+#include <string.h>
+
 #include "instance.h"
 #include "operators/integers.h"
 #ifdef __clang__
@@ -129,11 +131,16 @@ INLINE void inside(int64_t at, int64_t size, int64_t kernel, int64_t dilation, i
     *last = pysim_max(*first, *last);
 }
 
-enum { COLUMNS = 4096 }; /* longest row whose columns are combined at once */
+enum { COLUMNS = 4096 }; /* longest padded row whose columns are combined at once */
 
-INLINE uint8_t mean_of(const pysim_byte_pool *p, int32_t sum, int64_t count, int64_t inside) {
+/* Columns of a padded row; the last windows may reach beyond the padding. */
+INLINE int64_t span_of(const pysim_pool *w) {
+    return pysim_max(w->pad_left + w->width + w->pad_right, (w->out_w - 1) * w->stride_w + (w->kernel_w - 1) * w->dilation_w + 1);
+}
+
+INLINE uint8_t mean_of(const pysim_byte_pool *p, int32_t sum, float count) {
     const pysim_byte from = pysim_byte_of(&p->from), to = pysim_byte_of(&p->to);
-    const float mean = (float)(sum - (int32_t)inside * from.zero) * from.scale / (float)count;
+    const float mean = (float)sum * from.scale / count;
     return (uint8_t)(rounded(bounded(mean / to.scale, (float)-to.zero, (float)(255 - to.zero))) + to.zero) ^ to.flip;
 }
 
@@ -144,54 +151,129 @@ static int64_t counted(const pysim_pool *w, int64_t at, int64_t size, int64_t ke
     return last - first;
 }
 
-static void pool(const pysim_byte_pool *p, int64_t planes, const uint8_t *x, uint8_t *y) {
+/* What a window of `rows` taps in height and of those at column `left` divides by; how many of its taps are inside. */
+INLINE int64_t divisor_of(const pysim_pool *w, int64_t high, int64_t left, int64_t *taps) {
+    int64_t s0, s1;
+    inside(left, w->width, w->kernel_w, w->dilation_w, &s0, &s1);
+    *taps = s1 - s0;
+    const int64_t wide = counted(w, left, w->width + w->pad_left + w->pad_right, w->kernel_w, w->dilation_w, w->pad_left, s1 - s0);
+    return pysim_max(1, high * wide);
+}
+
+/* Taps r0..r1 of a column, whose first tap is at `from`: the largest byte, or the sum without zero points. Columns lie behind those of padding. */
+INLINE void columns_largest(const pysim_pool *w, uint8_t flip, const uint8_t *restrict from, int64_t taps, uint8_t *restrict to) {
+    memset(to, 0, (size_t)span_of(w));
+    for (to += w->pad_left; taps > 0; taps--, from += w->dilation_h * w->width)
+        for (int64_t i = 0; i < w->width; i++) {
+            const uint8_t one = from[i] ^ flip;
+            to[i] = one > to[i] ? one : to[i];
+        }
+}
+
+INLINE void columns_sum(const pysim_pool *w, pysim_byte of, const uint8_t *restrict from, int64_t taps, int32_t *restrict to) {
+    memset(to, 0, (size_t)span_of(w) * sizeof *to);
+    for (to += w->pad_left; taps > 0; taps--, from += w->dilation_h * w->width)
+        for (int64_t i = 0; i < w->width; i++) to[i] += (int32_t)(uint8_t)(from[i] ^ of.flip) - of.zero;
+}
+
+/* Windows along columns, `stride` apart. */
+INLINE void along_largest(const pysim_pool *w, const int64_t stride, const uint8_t *restrict from, uint8_t *restrict y) {
+    memset(y, 0, (size_t)w->out_w);
+    for (int64_t s = 0; s < w->kernel_w; s++, from += w->dilation_w)
+        for (int64_t q = 0; q < w->out_w; q++) y[q] = from[q * stride] > y[q] ? from[q * stride] : y[q];
+}
+
+INLINE void along_sum(const pysim_pool *w, const int64_t stride, const int32_t *restrict from, int32_t *restrict y) {
+    memset(y, 0, (size_t)w->out_w * sizeof *y);
+    for (int64_t s = 0; s < w->kernel_w; s++, from += w->dilation_w)
+        for (int64_t q = 0; q < w->out_w; q++) y[q] += from[q * stride];
+}
+
+static void largest_row(const pysim_byte_pool *p, const uint8_t *x, int64_t taps, uint8_t *y) {
     const pysim_pool *w = &p->window;
     const uint8_t flip = pysim_byte_of(&p->from).flip;
-    const int whole = w->width <= COLUMNS;
-    uint8_t most[COLUMNS];
-    int32_t sum[COLUMNS];
+    uint8_t columns[COLUMNS];
+    columns_largest(w, flip, x, taps, columns);
+    if (w->stride_w == 1) along_largest(w, 1, columns, y);
+    else if (w->stride_w == 2) along_largest(w, 2, columns, y);
+    else along_largest(w, w->stride_w, columns, y);
+    for (int64_t q = 0; flip && q < w->out_w; q++) y[q] ^= flip;
+}
+
+static void mean_row(const pysim_byte_pool *p, const uint8_t *x, int64_t taps, int64_t high, uint8_t *y) {
+    const pysim_pool *w = &p->window;
+    int32_t columns[COLUMNS], total[COLUMNS];
+    float count[COLUMNS];
+    columns_sum(w, pysim_byte_of(&p->from), x, taps, columns);
+    if (w->stride_w == 1) along_sum(w, 1, columns, total);
+    else if (w->stride_w == 2) along_sum(w, 2, columns, total);
+    else along_sum(w, w->stride_w, columns, total);
+    for (int64_t q = 0, within; q < w->out_w; q++) count[q] = (float)divisor_of(w, high, q * w->stride_w - w->pad_left, &within);
+    for (int64_t q = 0; q < w->out_w; q++) y[q] = mean_of(p, total[q], count[q]);
+}
+
+/* Rows too long for the above: window by window. `top`: the row of a window's first tap. */
+static void far_row(const pysim_byte_pool *p, const uint8_t *x, int64_t top, int64_t r0, int64_t r1, int64_t high, uint8_t *y) {
+    const pysim_pool *w = &p->window;
+    const pysim_byte of = pysim_byte_of(&p->from);
+    for (int64_t q = 0; q < w->out_w; q++) {
+        int64_t s0, s1, within;
+        const int64_t left = q * w->stride_w - w->pad_left;
+        uint8_t largest = 0;
+        int32_t total = 0;
+        inside(left, w->width, w->kernel_w, w->dilation_w, &s0, &s1);
+        for (int64_t r = r0; r < r1; r++)
+            for (int64_t s = s0; s < s1; s++) {
+                const uint8_t one = x[(top + r * w->dilation_h) * w->width + left + s * w->dilation_w] ^ of.flip;
+                largest = one > largest ? one : largest;
+                total += (int32_t)one - of.zero;
+            }
+        y[q] = w->largest ? largest ^ of.flip : mean_of(p, total, (float)divisor_of(w, high, left, &within));
+    }
+}
+
+/* The sum of neighbouring bytes. */
+static int64_t bytes_sum(const uint8_t *x, uint8_t flip, int64_t count) {
+    enum { WIDE = 32, MOST = 256 * WIDE }; /* 256 bytes fit into 16 bits */
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count;) {
+        const int64_t end = pysim_min(count, i + MOST);
+        uint16_t part[WIDE] = {0};
+        for (; i + WIDE <= end; i += WIDE)
+            for (int j = 0; j < WIDE; j++) part[j] = (uint16_t)(part[j] + (uint8_t)(x[i + j] ^ flip));
+        for (; i < end; i++) sum += (uint8_t)(x[i] ^ flip);
+        for (int j = 0; j < WIDE; j++) sum += part[j];
+    }
+    return sum;
+}
+
+/* Means of whole planes. */
+static void mean_planes(const pysim_byte_pool *p, int64_t planes, const uint8_t *x, uint8_t *y) {
+    const pysim_byte of = pysim_byte_of(&p->from);
+    const int64_t size = p->window.height * p->window.width;
+    for (int64_t k = 0; k < planes; k++, x += size) y[k] = mean_of(p, (int32_t)(bytes_sum(x, of.flip, size) - size * of.zero), (float)size);
+}
+
+static void pool(const pysim_byte_pool *p, int64_t planes, const uint8_t *x, uint8_t *y) {
+    const pysim_pool *w = &p->window;
+    const int64_t tall = w->height + w->pad_top + w->pad_bottom;
+    const int near = span_of(w) <= COLUMNS && w->out_w <= COLUMNS;
+    const int whole = w->kernel_h == w->height && w->kernel_w == w->width && tall == w->height && !w->pad_left && !w->pad_right &&
+                      w->dilation_h == 1 && w->dilation_w == 1;
+    if (!w->largest && whole && w->out_h == 1 && w->out_w == 1) {
+        mean_planes(p, planes, x, y);
+        return;
+    }
     for (int64_t k = 0; k < planes; k++, x += w->height * w->width)
-        for (int64_t row = 0; row < w->out_h; row++) {
+        for (int64_t row = 0; row < w->out_h; row++, y += w->out_w) {
             int64_t r0, r1;
             const int64_t top = row * w->stride_h - w->pad_top;
             inside(top, w->height, w->kernel_h, w->dilation_h, &r0, &r1);
-            for (int64_t i = 0; whole && i < w->width; i++) most[i] = 0, sum[i] = 0;
-            for (int64_t r = r0; whole && r < r1; r++) {
-                const uint8_t *from = x + (top + r * w->dilation_h) * w->width;
-                if (w->largest)
-                    for (int64_t i = 0; i < w->width; i++) {
-                        const uint8_t one = from[i] ^ flip;
-                        most[i] = one > most[i] ? one : most[i];
-                    }
-                else
-                    for (int64_t i = 0; i < w->width; i++) sum[i] += (uint8_t)(from[i] ^ flip);
-            }
-            for (int64_t q = 0; q < w->out_w; q++, y++) {
-                int64_t s0, s1;
-                const int64_t left = q * w->stride_w - w->pad_left;
-                inside(left, w->width, w->kernel_w, w->dilation_w, &s0, &s1);
-                uint8_t largest = 0;
-                int32_t total = 0;
-                if (whole)
-                    for (int64_t s = s0; s < s1; s++) {
-                        const int64_t at = left + s * w->dilation_w;
-                        largest = most[at] > largest ? most[at] : largest;
-                        total += sum[at];
-                    }
-                else
-                    for (int64_t r = r0; r < r1; r++)
-                        for (int64_t s = s0; s < s1; s++) {
-                            const uint8_t one = x[(top + r * w->dilation_h) * w->width + left + s * w->dilation_w] ^ flip;
-                            largest = one > largest ? one : largest;
-                            total += one;
-                        }
-                const int64_t taps = (r1 - r0) * (s1 - s0);
-                const int64_t rows =
-                    counted(w, top, w->height + w->pad_top + w->pad_bottom, w->kernel_h, w->dilation_h, w->pad_top, r1 - r0);
-                const int64_t columns =
-                    counted(w, left, w->width + w->pad_left + w->pad_right, w->kernel_w, w->dilation_w, w->pad_left, s1 - s0);
-                *y = w->largest ? largest ^ flip : mean_of(p, total, pysim_max(1, rows * columns), taps);
-            }
+            const int64_t high = counted(w, top, tall, w->kernel_h, w->dilation_h, w->pad_top, r1 - r0);
+            const uint8_t *from = r1 > r0 ? x + (top + r0 * w->dilation_h) * w->width : x;
+            if (!near) far_row(p, x, top, r0, r1, high, y);
+            else if (w->largest) largest_row(p, from, r1 - r0, y);
+            else mean_row(p, from, r1 - r0, high, y);
         }
 }
 

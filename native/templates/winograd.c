@@ -15,15 +15,14 @@
  * patches  The column transform has pixels of a row in its lanes. The pixels are then separated by column modulo m, so that lanes hold tiles;
  *          tap t + m of a tile is tap t of the next lane.
  * outputs  Lanes hold filters; blocks of pixels x filters are transposed before the store.
- * If input or output is in channel blocks, lanes hold channels throughout, and each tile is transformed by itself. A row of plain C has one lane:
- * blocks of one channel are planes. */
+ * If input or output is in channel blocks, lanes hold channels throughout, and each tile is transformed by itself. */
 #include "algorithms/winograd.h"
 #define FOUR_LANES
 #include "instance.h"
 #include "transpose.h"
 
 #ifdef PORTABLE
-enum { TAKES_BLOCKS = 0 };
+enum { TAKES_BLOCKS = 0 }; /* blocks of one channel are planes */
 #else
 enum { TAKES_BLOCKS = 1 };
 #endif
@@ -121,8 +120,8 @@ INLINE void output_transform(const int e, const int m, const VEC x[MAX_EDGE], VE
 
 /* ---- patches ---- */
 
-/* Tiles of a panel that are in the same row of tiles. row[i] points to row i of the first tile's patch in channel 0, step[i] is the
- * distance between channels; rows outside the image point to zeros. */
+/* Tiles of a panel in the same row of tiles. row[i] points to row i of the first patch in channel 0, step[i] is the distance between
+ * channels; rows outside the image point to zeros. */
 typedef struct {
     const T *row[MAX_EDGE];
     int64_t step[MAX_EDGE], lane, vectors;
@@ -132,19 +131,21 @@ typedef struct {
 static const T zeros[PYSIM_WINOGRAD_MAX_OUTPUTS * LANES];
 typedef T LINES[MAX_EDGE][PYSIM_WINOGRAD_MAX_OUTPUTS * LANES];
 
-static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, PATCH_RUN *run) {
-    const int64_t m = w->outputs, e = m + w->taps - 1, per_image = w->tiles_h * w->tiles_w;
+static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, int64_t slice, PATCH_RUN *run) {
+    const int64_t m = w->outputs, e = m + w->taps - 1, per_slice = w->tiles_h * w->tiles_w;
     const int64_t most = LANES - (e - 1) / m; /* tiles whose taps fit into the lanes */
     int64_t runs = 0;
     for (int64_t lane = 0, n; lane < count; lane += n, runs++) {
         const int64_t t = tile + lane, column = t % w->tiles_w;
         n = pysim_min(pysim_min(most, count - lane), w->tiles_w - column);
-        const int64_t y = t % per_image / w->tiles_w * m - w->pad_top, x = column * m - w->pad_left, needed = n * m + w->taps - 1;
-        const T *corner = (const T *)(const void *)w->input + t / per_image * w->image_pitch + y * w->width + x;
+        const int64_t y = t % per_slice / w->tiles_w * m - w->pad_top, x = column * m - w->pad_left, needed = n * m + w->taps - 1;
+        const int64_t image = t / per_slice / w->out_d;
+        const int64_t z = t / per_slice % w->out_d * w->stride_d - w->pad_front + slice * w->dilation_d;
+        const T *corner = (const T *)(const void *)w->input + image * w->image_pitch + (z * w->height + y) * w->width + x;
         for (int64_t i = 0; i < e; i++) {
-            const int inside = y + i >= 0 && y + i < w->height;
+            const int inside = z >= 0 && z < w->depth && y + i >= 0 && y + i < w->height;
             run[runs].row[i] = inside ? corner + i * w->width : zeros;
-            run[runs].step[i] = inside ? w->height * w->width : 0;
+            run[runs].step[i] = inside ? w->channel_pitch : 0;
         }
         run[runs].lane = lane;
         run[runs].vectors = pysim_ceil_div(needed, LANES);
@@ -268,12 +269,17 @@ INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int6
     PATCH_RUN run[PYSIM_WINOGRAD_MAX_PANEL_TILES];
     GATHER thirds[3];
     T d[MAX_EDGE * MAX_EDGE][PANEL_WIDTH] = {{0}};
-    const int64_t runs = find_runs(w, tile, count, run);
+    int64_t channels = w->channels / w->slices, first, end;
+    pysim_winograd_slices(w, tile, count, &first, &end);
     for (int i = 0; i < 3; i++) thirds[i] = v_gather_plan(3, i);
-    for (int64_t c = 0; c < w->channels; c++, panel += w->panel_tiles)
-        if (runs > 1) several_runs(m, r, runs, run, c, count, thirds, d, panel, w->plane_pitch);
-        else if (run->vectors <= m / 2) single_run(m, r, m / 2, run, c, thirds, panel, w->plane_pitch);
-        else single_run(m, r, m, run, c, thirds, panel, w->plane_pitch);
+    for (int64_t slice = first; slice < end; slice++) {
+        const int64_t runs = find_runs(w, tile, count, slice, run);
+        T *to = panel + slice * channels * w->panel_tiles;
+        for (int64_t c = 0; c < channels; c++, to += w->panel_tiles)
+            if (runs > 1) several_runs(m, r, runs, run, c, count, thirds, d, to, w->plane_pitch);
+            else if (run->vectors <= m / 2) single_run(m, r, m / 2, run, c, thirds, to, w->plane_pitch);
+            else single_run(m, r, m, run, c, thirds, to, w->plane_pitch);
+    }
 }
 
 /* Input in channel blocks: lanes hold channels; writes V of each tile, [plane][tile][channel]. */
@@ -307,8 +313,6 @@ INLINE void patches_of_blocks(const int e, const pysim_winograd *w, int64_t tile
             block_patch(e, corner, row, y, x, w, panel + lane * w->patch_pitch + c);
         }
 }
-
-/* ---- filters ---- */
 
 INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) {
     const int e = m + r - 1;
@@ -405,8 +409,8 @@ INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, in
 
 INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
                          const T *accumulators) {
-    const int64_t per_image = w->tiles_h * w->tiles_w, map = w->out_h * w->out_w;
     const VEC low = v_set1((T)w->bounds.low), high = v_set1((T)w->bounds.high);
+    const int64_t per_slice = w->tiles_h * w->tiles_w;
     ROWS rows;
     for (int64_t f = 0; f < filters; f += LANES) {
         const T *bias = (const T *)(const void *)w->bias;
@@ -415,8 +419,9 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
             const int64_t t = tile + i, column = t % w->tiles_w;
             n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
             const T *first = accumulators + i * w->tile_pitch + f;
-            const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
-            T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map;
+            const int64_t y = t % per_slice / w->tiles_w * m, x = column * m, slice = t / per_slice;
+            T *out = (T *)(void *)w->output + slice / w->out_d * w->output_pitch + (filter + f) * w->filter_pitch;
+            out += slice % w->out_d * w->out_h * w->out_w;
             const int64_t rows_in = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
             VEC products[OUT_TILES], all = v_zero();
             if (TAKES_BLOCKS && w->out_blocks) {
@@ -436,10 +441,10 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
                                           OUT_ROW, m, m);
                 all = v_add(all, products[j]);
             }
-            for (int64_t k = 0; k < rows_in; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
+            for (int64_t k = 0; k < rows_in; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, w->filter_pitch);
             if (!all_finite(all, filters - f)) recompute_tiles(w, t, n, filter + f, pysim_min(LANES, filters - f), products);
             for (int64_t l = 0; w->finish.loops && l < pysim_min(LANES, filters - f); l++)
-                pysim_finish_rows(&w->finish, out + l * map, w->out_w, rows_in, wide);
+                pysim_finish_rows(&w->finish, out + l * w->filter_pitch, w->out_w, rows_in, wide);
         }
     }
 }

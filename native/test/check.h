@@ -95,9 +95,10 @@ static const int32_t check_computes[] = {
 
 /* A row of depthwise.inc, which the algorithm of that name runs, not the loop nest. */
 static inline int check_is_blocks(const pysim_kernel_info *row) { return strcmp(row->form, "blocks") == 0; }
+static inline int check_is_taps(const pysim_kernel_info *row) { return strcmp(row->form, "taps") == 0; }
 static inline int check_is_groups(const pysim_kernel_info *row) { return strcmp(row->form, "groups") == 0; }
 static inline int check_is_direct(const pysim_kernel_info *row) {
-    return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0 || check_is_blocks(row);
+    return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0 || check_is_taps(row) || check_is_blocks(row);
 }
 
 /* A row of polyphase.inc, likewise. */
@@ -122,6 +123,9 @@ static inline pysim_status check_gemm_reference(const pysim_gemm *g, const pysim
 /* {1, b-1, b, b+1, 2b+1}, at least 1. */
 enum { EDGES = 5 };
 int64_t check_edge(int32_t level, int64_t block);
+/* Makes a convolution of volumes of one of images; returns the slices of its outputs. The last is one of 1 x 1 x 1 whose first and last slices
+ * of outputs are padding. */
+int64_t check_volume(pysim_conv *c, check_random *random);
 
 /* ---- the sections ---- */
 /* Round 0, 1, … takes other combinations of settings. */

@@ -49,7 +49,7 @@ typedef struct {
     int bias, epilogue, groups_of_k;
     int32_t index, threads, result, form; /* result: dtype of the output and the bias; form: of Winograd */
     check_random random;
-    int64_t p, q, input, filters, output; /* elements */
+    int64_t p, q, slices, input, filters, output; /* elements; p: rows of all slices */
 } conv_case;
 
 typedef struct {
@@ -127,7 +127,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
         c->input_block = c->output_block = row->lane_filters;
     }
     /* one channel, one filter each */
-    if (row->lane_filters > 1 && check_is_direct(row)) c->groups = c->channels = c->filters, channels = 1;
+    if ((row->lane_filters > 1 && check_is_direct(row)) || check_is_taps(row)) c->groups = c->channels = c->filters, channels = 1;
     c->kernel_h = size[0], c->kernel_w = size[1];
     c->stride_h = stride[0], c->stride_w = stride[1];
     c->dilation_h = dilation[0], c->dilation_w = dilation[1];
@@ -141,20 +141,13 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     if (check_is_direct(row))
         k->s = (pysim_schedule){
             CHECK_depthwise, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters, channels, 1, 1, 0};
-    if (check_is_phases(row)) /* blocks of one row of outputs, of a few, of all */
-        k->s = (pysim_schedule){CHECK_polyphase,
-                                kernel,
-                                PYSIM_INPUT_STATIONARY,
-                                PYSIM_PACK_TILES,
-                                row->windows,
-                                row->filters,
-                                channels,
-                                level[K2] == 0   ? 1
-                                : level[K2] == 1 ? 1 + check_below(&k->random, k->p)
-                                                 : k->p,
-                                1,
-                                0};
+    if (check_is_phases(row)) { /* blocks of one row of outputs, of a few, of all */
+        const int64_t rows = level[K2] == 0 ? 1 : level[K2] == 1 ? 1 + check_below(&k->random, k->p) : k->p;
+        k->s = (pysim_schedule){
+            CHECK_polyphase, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row->windows, row->filters, channels, rows, 1, 0};
+    }
     if (check_is_nchwc(row)) make_nchwc(k, level, row);
+    k->slices = 1;
 }
 
 /* The same of channels in blocks, where the kernel takes them: filters, and without a stride channels, too. */
@@ -197,6 +190,9 @@ static void make_winograd(conv_case *k, int32_t index, const unsigned char *leve
     k->s.algorithm = CHECK_winograd;
     k->s.outputs = m;
     if (index % 3 == 1) make_winograd_blocks(k, level, row);
+    if (index % 3 != 2) return;
+    k->slices = check_volume(c, &k->random);
+    if (level[SET] == 0) k->s.channels *= c->kernel_d;
 }
 
 /* Whether Winograd's products can run on this row: transforms exist for its target and dtype, and its panels are not too wide. */
@@ -229,13 +225,14 @@ static int begin(const conv_case *k, const pysim_kernel_info *row) {
     check_schedule_text(&k->s, schedule, sizeof schedule);
     return check_begin(k->id,
                        "conv:mb%lldg%lldic%lldih%lldiw%lldoc%lldoh%lldow%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld:%s "
-                       "pad_bottom=%lld pad_right=%lld blocks=%d,%d%s%s | %s outputs=%d %s threads=%d",
+                       "pad_bottom=%lld pad_right=%lld blocks=%d,%d volume=%lld,%lld,%lld,%lld%s%s | %s outputs=%d %s threads=%d",
                        (long long)c->batch, (long long)c->groups, (long long)c->channels, (long long)c->height, (long long)c->width,
                        (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h, (long long)c->kernel_w,
                        (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top, (long long)c->pad_left,
                        (long long)c->dilation_h - 1, (long long)c->dilation_w - 1, check_name(c->dtype), (long long)c->pad_bottom,
-                       (long long)c->pad_right, (int)c->input_block, (int)c->output_block, k->bias ? " bias" : "", epilogues[k->epilogue],
-                       row->name, (int)k->s.outputs, schedule, (int)k->threads);
+                       (long long)c->pad_right, (int)c->input_block, (int)c->output_block, (long long)c->depth, (long long)c->kernel_d,
+                       (long long)c->stride_d, (long long)c->pad_front, k->bias ? " bias" : "", epilogues[k->epilogue], row->name,
+                       (int)k->s.outputs, schedule, (int)k->threads);
 }
 
 /* `i` counts results as they lie. */
@@ -292,10 +289,13 @@ static void expect_bound(conv_case *k, const pysim_epilogue *given) {
     if (check_conv_reference(&k->c, &e, input, filters, bound) != PYSIM_OK) check_fail("pysim_reference: %s", pysim_last_error());
 }
 
+static int64_t slices_of(const conv_case *k) { return k->c.depth ? k->c.kernel_d : 1; }
+
 /* Transforms mix windows: uses the bound of the largest elements for all results. */
 static void mix_bound(const conv_case *k, const pysim_epilogue *e) {
     if (k->s.algorithm != CHECK_winograd) return;
-    const int64_t taps = forms[k->form].taps * forms[k->form].taps * k->c.stride_h * k->c.stride_w; /* of all phases, zeros among them */
+    const int64_t taps =
+        forms[k->form].taps * forms[k->form].taps * k->c.stride_h * k->c.stride_w * slices_of(k); /* of all phases, zeros among them */
     const double summed = (double)(taps * k->c.channels / k->c.groups) * largest(check_scratch(SCRATCH_A, 0), k->c.dtype, k->input) *
                           largest(check_scratch(SCRATCH_B, 0), k->c.dtype, k->filters);
     const double most = summed + (e->bias ? largest(check_scratch(SCRATCH_BIAS, 0), k->result, k->c.filters) : 0) +
@@ -366,9 +366,9 @@ static void count_nonzero(const conv_case *k) {
 static double tolerance(const conv_case *k) {
     const int64_t channels = k->c.channels / k->c.groups;
     if (k->s.algorithm == CHECK_winograd)
-        return forms[k->form].growth *
-               check_gamma(k->result, channels * k->c.stride_h * k->c.stride_w + 6 * (forms[k->form].outputs + forms[k->form].taps) + 20);
-    const int64_t depth = channels * k->c.kernel_h * k->c.kernel_w;
+        return forms[k->form].growth * check_gamma(k->result, channels * slices_of(k) * k->c.stride_h * k->c.stride_w +
+                                                                  6 * (forms[k->form].outputs + forms[k->form].taps) + 20);
+    const int64_t depth = channels * slices_of(k) * k->c.kernel_h * k->c.kernel_w;
     const int64_t cut = k->s.algorithm == CHECK_sconv ? channels : depth; /* what comes in sets */
     return 1.0001 * check_gamma(k->result, depth + (cut + k->s.channels - 1) / k->s.channels + 4);
 }
@@ -427,7 +427,7 @@ static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
 
 /* The same inputs and tiles, of which the same is expected, by every other algorithm that runs on the nest's rows. */
 static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
-    if (k->s.algorithm != CHECK_sconv) return;
+    if (k->s.algorithm != CHECK_sconv || k->c.depth) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
         const int own_rows =
             i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc || i == CHECK_blocked;
@@ -455,8 +455,8 @@ static void by_way_of_blocks(conv_case *k, guard_side side) {
 
 static void check_case(conv_case *k) {
     const guard_side side = k->index & 1 ? GUARD_LEFT : GUARD_RIGHT;
-    k->input = k->c.batch * k->c.channels * k->c.height * k->c.width;
-    k->filters = k->c.filters * (k->c.channels / k->c.groups) * k->c.kernel_h * k->c.kernel_w;
+    k->input = k->c.batch * k->c.channels * (k->c.depth ? k->c.depth : 1) * k->c.height * k->c.width;
+    k->filters = k->c.filters * (k->c.channels / k->c.groups) * slices_of(k) * k->c.kernel_h * k->c.kernel_w;
     k->output = k->c.batch * k->c.filters * k->p * k->q;
     if (!prepare(k, FILL_EXACT, side)) return;
     pysim_epilogue e = epilogue_of(k);
@@ -479,7 +479,9 @@ static void family(int family_of, int32_t round, int32_t kernel, const pysim_ker
         conv_case k;
         if (family_of == FAMILY_WINOGRAD) make_winograd(&k, round * COVER_ROWS + i, rows.row[i], kernel, row);
         else make(&k, family_of, round * COVER_ROWS + i, rows.row[i], kernel, row);
+        if (family_of == FAMILY_ANY && i % 4 == 3 && k.s.algorithm == CHECK_sconv) k.slices = check_volume(&k.c, &k.random);
         const pysim_status status = pysim_conv_output(&k.c, &k.p, &k.q);
+        k.p *= k.slices;
         if (!begin(&k, row)) continue;
         if (status == PYSIM_OK) check_case(&k);
         else check_fail("pysim_conv_output: %s", pysim_last_error());

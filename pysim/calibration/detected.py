@@ -154,7 +154,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
         csa=_csa(tuple(levels), memory, shipped),
         sources={},
     )
-    return Detected(_with_sources(machine, shipped, others, rates), others, brief)
+    return Detected(_completed(machine, shipped, others, rates), others, brief)
 
 
 class _Rates:
@@ -379,8 +379,10 @@ def _csa(levels: tuple[Level, ...], memory: Memory, shipped: Relative) -> Csa | 
     )
 
 
-def _with_sources(machine: Machine, shipped: Relative, others: float, rates: _Rates) -> Machine:
-    """The machine with exactly the sources that its numbers name."""
+def _completed(machine: Machine, shipped: Relative, others: float, rates: _Rates) -> Machine:
+    """The machine with the energies of its microarchitecture, and with exactly the sources that its numbers name."""
+    if shipped.same:
+        machine = msgspec.structs.replace(machine, energy=shipped.machine.energy)
     here = f"{platform.system()} {platform.release()}, {platform.machine()}"
     beside = f", beside other processes, which had {others:.0%} of it" if others >= LOADED else ""
     known = shipped.machine.sources | {

@@ -115,15 +115,16 @@ def compare(
     if saved_as and resume:
         planned = history.without_saved(planned, saved_as, state, threads)
     say(f"{on.description}; {state} caches, {options['layout'] + ' convolutions' if on_gpu else plural(threads, 'thread')}")
-    comparisons = timing.measured(planned, on, peers_by_name, threads=threads, state=state, min_seconds=min_seconds)
-    comparisons = history.saving(comparisons, saved_as) if saved_as else comparisons
+    kept = history.Kept(saved_as, before, []) if saved_as or baseline else None
+    how = {"threads": threads, "state": state, "min_seconds": min_seconds, **(history.carefully(threads) if kept else {})}
+    comparisons = timing.measured(planned, on, peers_by_name, kept, **how)
     networks = measured(problems, on, threads, peers, min_seconds)
     shown = [] if emulated else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
     results = timing.report(planned, comparisons, _columns(shown, emulated, on_gpu), as_json, **networks.document)
     if not as_json:
         _put_summary(summarise(results), results)
         put_networks(networks.comparisons)
-    slower = history.put_changes(results, before, baseline, as_json) if baseline else 0
+    slower = history.put_changes(kept, baseline, as_json) if kept and baseline else 0
     ctx.exit(max(networks.exit_code(timing.exit_code(results)), min(1, slower)))
 
 

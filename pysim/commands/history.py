@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pysim history`: what the measurement store knows; and, for `compare`, what changed since a baseline."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -11,9 +12,12 @@ from pysim.errors import StoreError, choose
 
 if TYPE_CHECKING:
     from pysim.commands.timing import Planned
-    from pysim.comparison.history import Compared, Run
+    from pysim.comparison.history import Compared, Run, Series
+    from pysim.measure.store import Store
     from pysim.record.measurement import Comparison
 
+RUNS, FEWEST_RUNS, MOST_RUNS = 3, 2, 5  # of a layer that is saved; of one that is compared with what was saved
+SAMPLES = 90  # at least, of a library in such a run
 _COLOURS = {"slower": "bold red", "faster": "green", "same": ""}
 
 
@@ -33,7 +37,7 @@ def history(problems: tuple[str, ...], baseline: str | None, as_json: bool) -> N
       pysim history conv:mb1ic64ih56oc64kh3ph1
       pysim history resnet50 --baseline monday
     """
-    from pysim.comparison.history import compared, document_of, runs_of
+    from pysim.comparison.history import compared, document_of, runs_of, series_of
     from pysim.measure.store import Store
 
     before = saved(baseline) if baseline else None
@@ -41,28 +45,30 @@ def history(problems: tuple[str, ...], baseline: str | None, as_json: bool) -> N
         if not problems and before is None:
             _put_all(runs_of(store.find()), store.marks(), as_json)
             return
-        wanted = [layer.workload.text for layer in layers_of(problems)] if problems else [run.ours.problem for run in before or ()]
+        saved_problems = [series[-1].ours.problem for series in before or ()]
+        wanted = [layer.workload.text for layer in layers_of(problems)] if problems else saved_problems
         runs = [run for problem in dict.fromkeys(wanted) for run in runs_of(store.find(problem=problem))]
     if not runs:
         raise StoreError(f"the store has no measurement of {', '.join(problems)}; pysim compare makes some")
     if before is None:
-        rows = compared([*{run.setting: run for run in reversed(runs)}.values()], runs)
+        first = {run.setting: (run,) for run in reversed(runs)}
+        rows = compared([*first.values()], [(run,) for run in runs])
     else:
-        rows = compared(before, [*{run.setting: run for run in runs}.values()])
+        rows = compared(before, series_of(runs))
     if as_json:
         document(changes=[document_of(one) for one in rows])
         return
     _put(rows, times=True)
 
 
-def checked(saved_as: str | None, resume: bool, baseline: str | None) -> "list[Run]":
+def checked(saved_as: str | None, resume: bool, baseline: str | None) -> "list[Series]":
     """The runs of the baseline, if one is asked for; UsageError for options of `compare` that do not go together."""
     if resume and not saved_as:
         raise click.UsageError("--resume goes on with what --save NAME began; give both")
     return saved(baseline) if baseline else []
 
 
-def saved(name: str) -> "list[Run]":
+def saved(name: str) -> "list[Series]":
     """The runs of a name. StoreError if it has none."""
     from pysim.comparison.history import baseline
     from pysim.measure.store import Store
@@ -74,15 +80,44 @@ def saved(name: str) -> "list[Run]":
     return found
 
 
-def saving(results: "Iterable[Comparison]", name: str) -> "Iterator[Comparison]":
-    """Saves each layer's run under a name as soon as it is measured."""
-    from pysim.measure.store import TolerantStore
+class Kept(NamedTuple):
+    """The runs of `compare --save` and `--baseline`, each with operands elsewhere in memory: RUNS of each layer under the name `saved_as`,
+    or beside `before` FEWEST_RUNS, and up to MOST_RUNS while it may be slower. `runs`: those of all layers so far."""
 
-    with TolerantStore(say) as store:
-        for result in results:
-            if result.run:
-                store.mark(name, result.run)
-            yield result
+    saved_as: str | None
+    before: "Sequence[Series]"
+    runs: list[str]
+
+    def of_layer(self, measure: "Callable[[], Comparison]", store: "Store") -> "Comparison":
+        """The first measurement of a layer."""
+        first = one = measure()
+        made = list[str]()
+        while one.run:
+            made.append(one.run)
+            if self.saved_as:
+                store.mark(self.saved_as, one.run)
+            if not self._lacks(made, store):
+                break
+            one = measure()
+        self.runs.extend(made)
+        return first
+
+    def _lacks(self, made: list[str], store: "Store") -> bool:
+        if len(made) < (RUNS if self.saved_as else FEWEST_RUNS):
+            return True
+        changes = [one.change for one in _since(self.before, made, store)] if self.before and len(made) < MOST_RUNS else []
+        return any(change is not None and change.doubtful for change in changes)
+
+
+def carefully(threads: int) -> dict[str, Any]:
+    """How such runs are measured: longer than for a table, on one thread in the time that the process had, and marked as one series."""
+    return {"min_samples": SAMPLES, "own_time": threads == 1, "series": str(uuid.uuid4())}
+
+
+def _since(before: "Sequence[Series]", runs: "Iterable[str]", store: "Store") -> "list[Compared]":
+    from pysim.comparison.history import compared, runs_of, series_of
+
+    return compared(before, series_of(runs_of(one for run in runs for one in store.find(run=run))))
 
 
 def without_saved(planned: "Sequence[Planned]", name: str, state: str, threads: int) -> "list[Planned]":
@@ -92,7 +127,8 @@ def without_saved(planned: "Sequence[Planned]", name: str, state: str, threads: 
     from pysim.record.plan import Plan
 
     with Store() as store:
-        done = {(run.ours.problem, run.ours.kernel, run.ours.state, run.ours.environment.get("threads")) for run in baseline(store, name)}
+        last = [series[-1].ours for series in baseline(store, name)]
+    done = {(ours.problem, ours.kernel, ours.state, ours.environment.get("threads")) for ours in last}
     rest = [
         (layer, plan)
         for layer, plan in planned
@@ -105,13 +141,12 @@ def without_saved(planned: "Sequence[Planned]", name: str, state: str, threads: 
     return rest
 
 
-def put_changes(results: "Sequence[Comparison]", before: "Sequence[Run]", name: str, as_json: bool) -> int:
+def put_changes(kept: Kept, name: str, as_json: bool) -> int:
     """Writes what changed since the baseline, to stderr beside a document; returns how many plans became slower."""
-    from pysim.comparison.history import compared, runs_of
     from pysim.measure.store import Store
 
     with Store() as store:
-        rows = compared(before, [run for result in results if result.run for run in runs_of(store.find(run=result.run))])
+        rows = _since(kept.before, kept.runs, store)
     slower = [one for one in rows if one.change and one.change.verdict == "slower"]
     if as_json:
         for one in slower:

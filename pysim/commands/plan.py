@@ -2,7 +2,7 @@
 """`pysim plan`: the best plan of each problem on a machine, its predicted cost, and why it won."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,9 +120,7 @@ def plan(
         machines = _machines(machine_names, changes, alone=explain or bool(top) or model == "csa")
         tables = [_plans(layers, on, top, model, options | ({"threads": threads} if _checked(on, threads) > 1 else {})) for on in machines]
     if as_json:
-        named = [
-            {**item.to_dict(), "label": layer.label, "count": layer.count} for one in tables for layer, ranked in one for item in ranked
-        ]
+        named = [_document(layer, item) for one in tables for layer, ranked in one for item in ranked]
         document(plans=[one | {"pinned": about} for one, about in zip(named, evidence, strict=True)] if pinned else named)
     elif explain:
         from pysim.explain.text import explain as explained
@@ -137,6 +135,12 @@ def plan(
             (_put_ranked if top else _put_csa if model == "csa" else _put_plans)(planned)
     if not as_json:
         _put_evidence(tables[0], evidence)
+
+
+def _document(layer: "Layer", item: "Plan") -> dict[str, Any]:
+    from pysim.explain.energy import energy_of
+
+    return {**item.to_dict(), "label": layer.label, "count": layer.count, "energy_joules": energy_of(item)}
 
 
 def _machines(names: Sequence[str], changes: "dict[str, Value]", alone: bool) -> "list[Machine | Gpu]":
@@ -251,7 +255,15 @@ def _put_plans(planned: "Ranked") -> None:
     if len(planned) > 1:
         total = sum(layer.count * _seconds(item) for layer, (item,) in planned)
         layers = sum(layer.count for layer, _ in planned)
-        put(f"predicted for {plural(layers, 'layer')}: {seconds(total)}")
+        put(f"predicted for {plural(layers, 'layer')}: {seconds(total)}{_energy((layer.count, item) for layer, (item,) in planned)}")
+
+
+def _energy(plans: "Iterable[tuple[int, Plan]]") -> str:
+    """The energy of all layers, ", 1.2 J"; empty where one is not known."""
+    from pysim.explain.energy import joules_of, joules_text
+
+    found = [(count, joules_of(item)) for count, item in plans]
+    return "" if None in (one for _, one in found) else f", {joules_text(sum(count * (one or 0.0) for count, one in found))}"
 
 
 def _put_side_by_side(tables: "list[Ranked]") -> None:
@@ -272,7 +284,8 @@ def _put_side_by_side(tables: "list[Ranked]") -> None:
     put("")
     for at, total in enumerate(totals):
         ratio = f", {total / totals[0]:.3f}x of [1]" if at else ""
-        put(f"[{at + 1}] predicted for {plural(sum(count for count, _ in rows), 'layer')}: {seconds(total)}{ratio}")
+        energy = _energy((count, plans[at]) for count, plans in rows)
+        put(f"[{at + 1}] predicted for {plural(sum(count for count, _ in rows), 'layer')}: {seconds(total)}{ratio}{energy}")
 
 
 def _put_ranked(planned: "Ranked") -> None:

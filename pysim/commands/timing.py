@@ -27,6 +27,7 @@ from pysim.commands.common import (
 from pysim.errors import MachineError, PlanError
 
 if TYPE_CHECKING:
+    from pysim.commands.history import Kept
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
     from pysim.peers import Peer
@@ -104,8 +105,11 @@ def check_plan(options: Mapping[str, Any]) -> None:
         from_name(options["name"])
 
 
-def measured(planned: "Iterable[Planned]", on: "Machine | Gpu", peers: "Mapping[str, Peer]", **how: Any) -> "Iterator[Comparison]":
-    """Yields each layer once it is checked, timed and stored; `how` has the fields of `pysim.comparison.compare.How`."""
+def measured(
+    planned: "Iterable[Planned]", on: "Machine | Gpu", peers: "Mapping[str, Peer]", kept: "Kept | None" = None, **how: Any
+) -> "Iterator[Comparison]":
+    """Yields each layer once it is checked, timed and stored; `how` has the fields of `pysim.comparison.compare.How`. `kept` says how often
+    a layer is measured, and saves its runs."""
     from pysim.comparison.compare import How, compare
     from pysim.measure.store import TolerantStore
     from pysim.runtime.emulated import executor_for
@@ -118,7 +122,12 @@ def measured(planned: "Iterable[Planned]", on: "Machine | Gpu", peers: "Mapping[
     def comparisons() -> "Iterator[Comparison]":
         with store:
             budget = max(BUDGET / max(1, len(listed)), BUDGET_OF_SECONDS * setting.min_seconds)
-            yield from compare(listed, on, peers, setting._replace(budget_seconds=budget), store)
+            repeated = setting._replace(budget_seconds=budget)
+            if kept is None:
+                yield from compare(listed, on, peers, repeated, store)
+                return
+            for pair in listed:
+                yield kept.of_layer(lambda pair=pair: next(compare([pair], on, peers, repeated, store)), store)  # type: ignore[misc]
 
     return comparisons()
 

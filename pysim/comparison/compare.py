@@ -21,7 +21,7 @@ from pysim.errors import MissingError, PlanError, PysimError
 from pysim.explain.roof import above
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
-from pysim.measure.clock import Call, Timed, copies_for, interleave, rotating
+from pysim.measure.clock import Call, CpuClock, Timed, copies_for, interleave, rotating
 from pysim.measure.cpu_load import widened
 from pysim.measure.speed import PLAIN, Speed, Speedometer
 from pysim.measure.statistics import quartiles, ratio
@@ -45,7 +45,8 @@ Planned = tuple[Layer, Plan | PlanError]
 
 class How(NamedTuple):
     """How plans are measured: our threads on a CPU, cache state, whether a call is profiled by parts, least seconds of samples per
-    candidate (unless the medians reach CERTAIN earlier), most seconds per plan, seed of the operands."""
+    candidate (unless the medians reach CERTAIN earlier), most seconds per plan, seed of the operands; `min_samples`: least samples per
+    candidate; `series`: kept with the samples (`history`); `own_time`: of this process, on one CPU thread (`CpuClock`)."""
 
     threads: int = 1
     state: RunState = "hot"
@@ -53,6 +54,9 @@ class How(NamedTuple):
     min_seconds: float = 0.2
     budget_seconds: float = 30.0
     seed: int = 0
+    min_samples: int = 30
+    series: str = ""
+    own_time: bool = False
 
 
 def plan_layers(layers: Iterable[Layer], on: Machine | Gpu, **terms: Any) -> list[Planned]:
@@ -200,8 +204,15 @@ def _timed(
             calls[label] = rotating([entry.make(one).call for one in copies])
             kept += copies
     clock = bench.clock()
+    if how.own_time and isinstance(clock, CpuClock):
+        clock = clock._replace(own_time=True)
     certain = 0.0 if clock.asynchronous else CERTAIN  # a device slows down while it is busy
-    limits: dict[str, Any] = {"min_seconds": how.min_seconds, "budget_seconds": how.budget_seconds, "certain": certain}
+    limits: dict[str, Any] = {
+        "min_samples": how.min_samples,
+        "min_seconds": how.min_seconds,
+        "budget_seconds": how.budget_seconds,
+        "certain": certain,
+    }
     timed = interleave(calls, clock, state=how.state, speedometer=speedometer, **limits)
     for label, error in timed.failed.items():
         del field.ready[label]
@@ -242,7 +253,7 @@ def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[st
     """Stores one measurement per candidate under one run id, with the core's speed in the environment; returns the id."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
     layout = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
-    speed = timed.speed.as_environment() if timed.speed else {}
+    speed = (timed.speed.as_environment() if timed.speed else {}) | ({"series": how.series} if how.series else {})
     for name, values in timed.samples.items():
         own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
         here = environment() | {"threads": str(how.threads if name == OURS else 1)} | layout | speed

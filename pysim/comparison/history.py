@@ -6,16 +6,19 @@ version, timed in turns with the plan. So a change is that of the plan's time ov
 
     change = r_after / r_before,   r = exp(median_i log(plan_i / peer_i)) over the rounds i of a run
 
-of the peer whose ratio is known best. Without a common peer it is that of the cycles at the clock of each run. The interval has three
-standard deviations to either side: those of both medians, and BETWEEN_RUNS, what equal runs differ by (pages and buffers lie elsewhere).
-A plan is slower if the change is above LEAST_CHANGE and its whole interval above 1.
+of the peer whose ratio is known best. Of the rounds the UNDISTURBED share counts in which plan and peer together took the least time:
+others had the core in the rest, and choosing by the product favours neither. Where there is no common peer, and beside peers where both
+sides have several runs, cycles at each run's clock are compared as well: a busy memory slows some peers more than a plan. Runs of one
+series are averaged: their buffers lie elsewhere in memory, so that equal runs differ by BETWEEN_RUNS. The interval has three standard
+deviations to either side: those of the medians and BETWEEN_RUNS, over the root of the runs of each side, or what these differ by if that
+is more. A plan is slower if the change is above LEAST_CHANGE and its whole interval above 1.
 
-Worked number: two medians known to 0.4 % each and 1 % between runs are 1.15 % together; a plan that takes 5 % more time has the interval
-1.014 to 1.087 and is slower, one that takes 2 % more is not told apart from an equal one.
+Worked number: medians known to 0.4 % each, three runs before and one after: sqrt(0.4^2 / 3 + 0.4^2 + 0.7^2 / 3 + 0.7^2) = 0.9 %; a plan
+that takes 5 % more time has the interval 1.021 to 1.080 and is slower, one that takes 2 % more is not told apart from an equal one.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,9 +29,11 @@ from pysim.record.measurement import Measurement
 
 Array = NDArray[np.float64]
 Verdict = Literal["slower", "faster", "same"]
-BETWEEN_RUNS = 0.01  # relative; of equal runs of one plan, beside a peer, on a Zen 4 with two CPUs
+BETWEEN_RUNS = 0.007  # relative; of equal runs of one plan, beside a peer, on a Zen 4 with two CPUs
+UNDISTURBED = 1 / 3  # of the rounds
 LEAST_CHANGE = 0.03
 DEVIATIONS = 3
+FEWEST = 4  # rounds of which a median says something
 _CLOCK = "clock"  # stands for a peer where there is none
 
 
@@ -48,6 +53,11 @@ class Run(NamedTuple):
         environment = self.ours.environment
         return (self.ours.problem, self.ours.machine, self.ours.state, environment.get("threads", "1"), environment.get("layout", ""))
 
+    @property
+    def series(self) -> str:
+        """Equal for runs that one command made of one plan."""
+        return self.ours.environment.get("series", self.ours.run)
+
 
 class Change(NamedTuple):
     """The plan's time after over before, its interval, and what both were compared with."""
@@ -58,10 +68,18 @@ class Change(NamedTuple):
     against: str
 
     @property
+    def doubtful(self) -> bool:
+        """Whether another run may change or should confirm the verdict: the plan is slower, or may be slower by LEAST_CHANGE."""
+        return self.high > 1 + LEAST_CHANGE
+
+    @property
     def verdict(self) -> Verdict:
         if self.value > 1 + LEAST_CHANGE and self.low > 1:
             return "slower"
         return "faster" if self.value < 1 / (1 + LEAST_CHANGE) and self.high < 1 else "same"
+
+
+Series = tuple[Run, ...]  # of one setting, oldest first
 
 
 def runs_of(measurements: Iterable[Measurement]) -> list[Run]:
@@ -77,48 +95,77 @@ def runs_of(measurements: Iterable[Measurement]) -> list[Run]:
     return found
 
 
-def baseline(store: Store, name: str) -> list[Run]:
-    """The runs saved under a name, the last of each setting."""
-    runs = runs_of(one for run in store.marked(name) for one in store.find(run=run))
-    return [*{run.setting: run for run in runs}.values()]
+def series_of(runs: Iterable[Run]) -> list[Series]:
+    """The last series of each setting."""
+    found: dict[tuple[str, ...], Series] = {}
+    for run in runs:
+        known = found.get(run.setting, ())
+        found[run.setting] = (*known, run) if known and known[-1].series == run.series else (run,)
+    return [*found.values()]
 
 
-def change_of(before: Run, after: Run) -> Change | None:
-    """The change between two runs of one setting; None if nothing tells the computer's change from the plan's."""
-    logs = {name: (_log_ratio(before.ours, old), _log_ratio(after.ours, new)) for name, old, new in _common(before, after)}
-    if not any(map(all, logs.values())):
-        logs = {_CLOCK: (_log_cycles(before.ours), _log_cycles(after.ours))}
+def baseline(store: Store, name: str) -> list[Series]:
+    """The runs saved under a name, the last series of each setting."""
+    return series_of(runs_of(one for run in store.marked(name) for one in store.find(run=run)))
+
+
+def change_of(before: Series, after: Series) -> Change | None:
+    """The change between two series of one setting; None if nothing tells the computer's change from the plan's."""
+    logs = {name: (_mean(_log_ratio, before, name), _mean(_log_ratio, after, name)) for name in _common(*before, *after)}
+    if min(len(before), len(after)) > 1 or not any(map(all, logs.values())):
+        logs[_CLOCK] = _mean(_log_cycles, before), _mean(_log_cycles, after)
     found = []
     for name, (then, now) in logs.items():
         if then and now:
-            deviation = math.sqrt(then[1] ** 2 + now[1] ** 2 + BETWEEN_RUNS**2)
+            deviation = math.hypot(then[1], now[1])
             value, low, high = (math.exp(now[0] - then[0] + sign * DEVIATIONS * deviation) for sign in (0, -1, 1))
-            found.append((deviation, Change(value, low, high, name)))
-    return min(found)[1] if found else None
+            found.append(Change(value, low, high, name))
+    return min(found, key=lambda one: one.high / one.low, default=None)
 
 
-def _common(before: Run, after: Run) -> Iterator[tuple[str, Measurement, Measurement]]:
-    """Peers of both runs, of one version."""
-    for name, old in before.peers.items():
-        if name in after.peers and old.environment.get("version") == after.peers[name].environment.get("version"):
-            yield name, old, after.peers[name]
+def _common(first: Run, *others: Run) -> list[str]:
+    """Peers of all runs, of one version."""
+
+    def version(run: Run, name: str) -> str | None:
+        return run.peers[name].environment.get("version", "") if name in run.peers else None
+
+    return [name for name in first.peers if all(version(run, name) == version(first, name) for run in others)]
 
 
-def _log_ratio(ours: Measurement, peer: Measurement) -> tuple[float, float] | None:
-    """The median of log(plan / peer) over the rounds, and its standard deviation."""
-    if len(ours.samples) != len(peer.samples):
+def _mean(of: Callable[..., tuple[float, float] | None], series: Series, *names: str) -> tuple[float, float] | None:
+    """The mean of a quantity over runs, and its standard deviation."""
+    found = [of(run, *names) for run in series]
+    known = [one for one in found if one]
+    if not known or len(known) < len(found):
         return None
-    return _median(np.log(np.array(ours.samples)) - np.log(np.array(peer.samples)))
+    values, deviations = np.array(known).T
+    expected = float(np.sum(deviations**2 + BETWEEN_RUNS**2)) / values.size**2
+    seen = float(values.var(ddof=1)) / values.size if values.size > 1 else 0.0
+    return float(values.mean()), math.sqrt(max(expected, seen))
 
 
-def _log_cycles(ours: Measurement) -> tuple[float, float] | None:
-    hertz = float(ours.environment.get("clock_hz", 0) or 0)
-    return _median(np.log(np.array(ours.samples) * hertz)) if hertz else None
+def _log_ratio(run: Run, name: str) -> tuple[float, float] | None:
+    """The median of log(plan / peer) over the undisturbed rounds, and its standard deviation."""
+    if len(run.ours.samples) != len(run.peers[name].samples):
+        return None
+    ours, peer = np.log(np.array(run.ours.samples)), np.log(np.array(run.peers[name].samples))
+    return _median((ours - peer)[_undisturbed(ours + peer)])
+
+
+def _log_cycles(run: Run) -> tuple[float, float] | None:
+    hertz = float(run.ours.environment.get("clock_hz", 0) or 0)
+    cycles = np.log(np.array(run.ours.samples) * hertz) if hertz else np.array([])
+    return _median(cycles[_undisturbed(cycles)])
+
+
+def _undisturbed(taken: Array) -> NDArray[np.int64]:
+    """The rounds that took the least."""
+    return np.argsort(taken)[: max(min(taken.size, FEWEST), math.ceil(taken.size * UNDISTURBED))]
 
 
 def _median(values: Array) -> tuple[float, float] | None:
     """A median, and its standard deviation from the order statistics half a sqrt(n) to either side, which are one deviation away."""
-    if values.size < 4 or not np.isfinite(values).all():
+    if values.size < FEWEST or not np.isfinite(values).all():
         return None
     ordered, reach = np.sort(values), math.sqrt(values.size) / 2
     low, high = max(0, math.floor(values.size / 2 - reach)), min(values.size - 1, math.ceil(values.size / 2 + reach))
@@ -133,12 +180,12 @@ class Compared(NamedTuple):
     change: Change | None
 
 
-def compared(before: Sequence[Run], after: Sequence[Run]) -> list[Compared]:
-    by_setting = {one.setting: one for one in before}
+def compared(before: Sequence[Series], after: Sequence[Series]) -> list[Compared]:
+    by_setting = {one[-1].setting: one for one in before}
     found = []
-    for run in after:
-        old = by_setting.get(run.setting)
-        found.append(Compared(run, old, change_of(old, run) if old else None))
+    for series in after:
+        old = by_setting.get(series[-1].setting)
+        found.append(Compared(series[-1], old[-1] if old else None, change_of(old, series) if old else None))
     return found
 
 

@@ -2,13 +2,19 @@
 """What limits plans, and what would help: each change is planned and costed like the plan itself; there is no rule.
 
     74 % of the peak of 133 GFLOP/s; 12 % packing, 8 % waiting for L3
-    would help: two threads 46 %, NCHW16C 7 %, another 1.0 MiB of L2 4 %
+    would help: two threads 46 %, NCHW16C in and out 31 %, another 1.0 MiB of L2 4 %
 
 A percentage is the share of the predicted time that the change saves, after planning again: a larger cache may lead to another algorithm.
+It does not count what a caller does before: packing B once, or operands that must be brought into another layout.
+
+Two predictions of one kernel err alike. If another kernel runs after the change, both errors count, UNSURE each, and the change is named
+only if it saves three times as much as they may sum up to: of one plan from sqrt(2) x 5 % x 3 (1 - share) on, 17.5 %.
+
 Changes are those of a caller (threads, layout, prepared operands, accuracy, limits) and those of a machine (a cache twice as large, memory
 twice as fast), which say what the time depends on. Several plans, as of a network, are one sum: terms and savings are weighted by time.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +30,8 @@ from pysim.record.plan import BLOCKED, Plan
 
 SHOWN = 5
 LEAST_SHARE = 0.02  # of the time, for a term or a change that is named
+UNSURE = 0.05  # relative error of a predicted time, the median on plans that were timed (docs/cost-model.md)
+CERTAIN = 3  # times the error, from which on a gain is named
 _WORDS = {
     "pack": "packing", "patches": "transforming the input", "phases": "splitting the input by stride", "outputs": "transforming the output",
     "columns": "unfolding the input", "call": "calls of the kernel", "store": "storing tiles",
@@ -46,6 +54,19 @@ class Help(NamedTuple):
 
     change: Change
     share: float
+
+
+class _Saved(NamedTuple):
+    """Seconds that a change saves, and the variance of the prediction."""
+
+    change: Change
+    gain: float = 0.0
+    variance: float = 0.0
+
+
+def _alike(plan: Plan, after: Plan) -> bool:
+    """Whether the errors of both predictions are about the same: one kernel on operands of one layout."""
+    return (plan.algorithm, plan.kernel, plan.layout) == (after.algorithm, after.kernel, after.layout)
 
 
 def changes_of(plan: Plan) -> Iterator[Change]:
@@ -87,17 +108,21 @@ def planned_with(plan: Plan, change: Change) -> Plan:
 
 
 def advice(plans: Sequence[Weighted]) -> list[Help]:
-    """Changes that save at least LEAST_SHARE of the time of all plans together, the most helpful first; the best layout alone."""
+    """Changes that surely save at least LEAST_SHARE of the time of all plans together, the most helpful first; the best layout alone."""
     total = sum(count * _seconds(plan) for count, plan in plans)
-    saved: dict[str, tuple[Change, float]] = {}
+    saved: dict[str, _Saved] = {}
     for count, plan in plans:
         for change in changes_of(plan):
             try:
-                gain = _seconds(plan) - _seconds(planned_with(plan, change))
+                after = planned_with(plan, change)
             except PysimError:
                 continue
-            saved[change.what] = (change, saved.get(change.what, (change, 0.0))[1] + count * gain)
-    found = [Help(change, gain / total) for change, gain in saved.values() if total and gain >= LEAST_SHARE * total]
+            unsure = 0.0 if _alike(plan, after) else 2 * (UNSURE * count * _seconds(after)) ** 2
+            known = saved.get(change.what, _Saved(change))
+            gain = known.gain + count * (_seconds(plan) - _seconds(after))
+            saved[change.what] = _Saved(change, gain, known.variance + unsure)
+    named = [one for one in saved.values() if total and one.gain >= max(LEAST_SHARE * total, CERTAIN * math.sqrt(one.variance))]
+    found = [Help(one.change, one.gain / total) for one in named]
     return sorted(_best_layout(found), key=lambda one: -one.share)
 
 

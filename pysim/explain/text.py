@@ -7,6 +7,7 @@ from typing import Any
 
 from pysim.algorithms import algorithm_named
 from pysim.explain.advice import advice, verdict, would_help
+from pysim.explain.energy import energy_line
 from pysim.explain.roof import above
 from pysim.machine.gpu import Gpu
 from pysim.planner.plan import planned
@@ -71,6 +72,8 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
         )
         yield from _wrapped(verdict([(1, plan)]))
         yield from _wrapped(would_help(advice([(1, plan)])))
+        if energy := energy_line(plan):
+            yield from _wrapped(energy)
     else:
         yield f"{plan.problem} on {plan.machine}: csa cost {plan.cost.cost:,} cycles (the sum of the latencies of all lines)"
     if wrong := above(plan, plan.seconds, "predicted"):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pysim.errors import MachineError, choose
+from pysim.machine.energy import Energy
 from pysim.machine.quantity import Kind, Number, Positive, Share, Source, Text, facts
 
 TRANSFORM_CYCLES = 0.77  # default of `Core.transform_cycles`
@@ -199,6 +200,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     levels: Annotated[tuple[Level, ...], msgspec.Meta(min_length=1)]
     memory: Memory
     csa: Csa | None = None
+    energy: Energy | None = None  # of one core and its share of the chip
     sources: dict[str, Source]
 
     def __hash__(self) -> int:

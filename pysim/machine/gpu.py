@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pysim.machine.energy import Energy
 from pysim.machine.quantity import Count, Number, Source, Text, facts
 
 SharedRule = Literal["volta", "turing", "ampere", "hopper"]  # the rules of bank conflicts, pysim/cachemodel/shared_memory/bank_rules.toml
@@ -113,6 +114,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     gpcs: Count | None = None
     gpc_bytes_per_second: Number | None = None
     model: GpuModel
+    energy: Energy | None = None
     sources: dict[str, Source]
 
     def __hash__(self) -> int:

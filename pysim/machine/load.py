@@ -24,6 +24,7 @@ import msgspec
 
 from pysim.errors import MachineError, choose, nearest, quoted
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
+from pysim.machine.energy import Energy
 from pysim.machine.gpu import Gpu, GpuDirect, GpuFamily, GpuModel, GpuPasses, SharedRule
 from pysim.machine.quantity import SCHEMA, Count, Kind, Number, Source, assumed, check_range, facts, quantities
 from pysim.problem.dtypes import GEMM_DTYPES
@@ -32,7 +33,7 @@ from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernels, gemm_kerne
 
 SHIPPED = Path(__file__).parent / "data"
 _MAX_FILE_BYTES = 1 << 20
-_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, GpuFamily, GpuPasses, GpuDirect, GpuModel, Gpu)
+_STRUCTS = (Source, Number, Count, Level, Memory, OfType, Unit, Csa, Core, Machine, GpuFamily, GpuPasses, GpuDirect, GpuModel, Gpu, Energy)
 
 
 @cache

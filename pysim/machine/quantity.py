@@ -24,6 +24,8 @@ _MAY_BE_ZERO = (
 # Within them no prediction overflows, divides by zero, or is zero.
 _RANGES: dict[str, tuple[float, float]] = {
     "_hz": (1e6, 1e11),
+    "_watts": (1e-3, 1e6),
+    "_joules": (1e-18, 1.0),
     "_seconds": (1e-12, 1.0),
     "_bytes": (1, 1 << 44),
     "_cycles": (1e-3, 1e7),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of volumes (N, C, D, H, W), after fusion: as what they are, or as convolutions of images, whichever the plans of all of them
-say is faster. As images, a volume becomes D N images of C channels:
+"""Convolutions of volumes (N, C, D, H, W), after fusion: each as what it is, or as convolutions of images, whichever the plans and the
+copies between the two forms say is faster. As images, a volume becomes D N images of C channels:
 
     y[d] = act(bias + residual[d] + sum over taps t of conv(x[d stride + t dilation - pad], w[:, :, t]))
 
@@ -10,13 +10,13 @@ before and after the volume are the padding of the depth. Between two convolutio
 Worked number: 3 x 3 x 3 taps over 8 images of a volume, padded by one on every side, are three 3x3 convolutions of batch 8.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 
 from pysim.network.fusion import RESIDUAL_INPUT
-from pysim.network.graph import Graph, Node, live
+from pysim.network.graph import Graph, Node, Tensor, live
 from pysim.problem.conv import DEPTH_FIELDS, Conv
 from pysim.problem.windows import conv_of
 
@@ -26,24 +26,40 @@ _TO_IMAGES, _TO_VOLUME = (2, 0, 1, 3, 4), (1, 2, 0, 3, 4)
 Seconds = Callable[[Conv], float]  # of the best plan
 
 
-def with_volumes(graph: Graph, seconds: Seconds) -> Graph:
-    """The graph with a `problem` for each convolution of volumes, which has none so far."""
-    volumes = _Volumes(graph)
+def with_volumes(graph: Graph, seconds: Seconds, copying: Callable[[Tensor], float]) -> Graph:
+    """The graph with a `problem` for each convolution of volumes, which has none so far. `copying`: seconds of a copy."""
     found = [node for node in graph.nodes if _is_of_volumes(node)]
-    direct = sum(seconds(volumes.problem(node).folded) for node in found)
-    taps = sum(graph.tensors[node.inputs[1]].shape[2] * seconds(volumes.problem_of_tap(node)) for node in found)
-    if not found or taps < direct:
-        return as_images(graph)
-    nodes = (node.having(problem=volumes.problem(node).folded) if _is_of_volumes(node) else node for node in graph.nodes)
-    return graph._replace(nodes=tuple(nodes))
+    if not found:
+        return graph
+    volumes, tensors, before = _Volumes(graph), graph.tensors, {node.name for node in graph.nodes}
+
+    def by_images(node: Node) -> bool:
+        taps = tensors[node.inputs[1]].shape[2] * seconds(volumes.problem_of_tap(node))
+        return taps + copying(tensors[node.inputs[0]]) + copying(tensors[node.output]) < seconds(volumes.problem(node).folded)
+
+    def all_seconds(of: Graph) -> float:
+        copies = (node for node in of.nodes if node.op in ("Transpose", "Concat") and node.name not in before)
+        problems = (node.attributes["problem"] for node in of.nodes if node.op == "Conv")
+        return sum(copying(of.tensors[node.output]) for node in copies) + sum(map(seconds, problems))
+
+    chosen = ({node.output for node in found}, {node.output for node in found if by_images(node)}, set[str]())
+    return min((as_images(graph, outputs) for outputs in chosen), key=all_seconds)
 
 
-def as_images(graph: Graph) -> Graph:
-    """The graph with convolutions of images instead of those of volumes."""
+def as_images(graph: Graph, outputs: Collection[str] | None = None) -> Graph:
+    """The graph with convolutions of images instead of those of volumes, for those that have one of these outputs (None: for all)."""
     if not any(map(_is_of_volumes, graph.nodes)):
         return graph
     volumes = _Volumes(graph)
-    nodes = tuple(part for node in graph.nodes for part in (volumes.convolved(node) if _is_of_volumes(node) else [node]))
+
+    def parts(node: Node) -> Iterable[Node]:
+        if not _is_of_volumes(node):
+            return [node]
+        if outputs is None or node.output in outputs:
+            return volumes.convolved(node)
+        return [node.having(problem=volumes.problem(node).folded)]
+
+    nodes = tuple(part for node in graph.nodes for part in parts(node))
     return live(graph._replace(nodes=nodes, tensors=volumes.tensors, constants=volumes.constants))
 
 

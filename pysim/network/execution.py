@@ -9,6 +9,7 @@ their addresses.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RES
 from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.integers import with_integers
+from pysim.network.operator_seconds import reordering_seconds
 from pysim.network.plan import Layer, NetworkPlan, integer_rows, layers_of, seconds_of, with_layouts
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
@@ -73,8 +75,12 @@ class Network:
         graph = fuse_attention(fuse_transpositions(fuse(integers, _supports)))
         if accuracy == "reproducible":
             reproducible.refuse_others(graph)
-        graph = with_volumes(graph, lambda problem: seconds_of(problem, on, accuracy)) if self.blocks else as_images(graph)
-        graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
+        if self.blocks:
+            copying = partial(reordering_seconds, on=on)
+            graph = with_volumes(graph, lambda problem: seconds_of(problem, on, accuracy), copying)
+            graph = with_layouts(graph, on, accuracy).graph
+        else:
+            graph = as_images(graph)
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
         self.threads, self._idle = threads, list[_Run]()
@@ -240,17 +246,20 @@ class _Run:
         self.steps = [self._step(layer, graph, native, buffers) for layer, native in zip(plan.layers, natives, strict=True)]
         self.calls = _join_native(self.steps)
         makers = {name: step for layer, step in zip(plan.layers, self.steps, strict=True) for name in layer.node.outputs}
-        self._still = {name: self.values[name] for name in graph.outputs if self._is_written_once(name, graph, makers, buffers)}
+        self._written = {name: _before_views(name, graph) for name in graph.outputs}
+        self._shapes = {name: graph.tensors[name].shape for name in graph.outputs}
+        self._still = {name: self.values[name] for name in self._written.values() if self._is_written_once(name, graph, makers, buffers)}
         self._between_calls = self._stand_ins | self._still
         self.moves, self.step_moves = (self._moves(calls, bound, makers) for calls in (self.calls, self.steps))
 
     def _is_written_once(self, name: str, graph: Graph, makers: dict[str, Call], buffers: Buffers) -> bool:
-        """Whether an output can be written to memory of the caller's: its maker writes it alone, and nothing reads it."""
+        """Whether an output can be written to memory of the caller's: its maker writes it alone, and nothing but views reads it."""
         made = {one: node for node in graph.nodes for one in node.outputs}.get(name)
-        if made is None or name not in buffers.offsets or graph.users()[name] != [len(graph.nodes)] or not self.values[name].nbytes:
+        if made is None or name not in buffers.offsets or len(graph.users()[name]) != 1 or not self.values[name].nbytes:
             return False
         joined = any(name == result for result, _ in buffers.joined)  # parts of it are computed in the arena
-        return not joined and view_offset(graph, made) is None and isinstance(makers[name], Step | Chain | _ByName)
+        in_place = any(np.may_share_memory(self.values[name], self.values[one]) for one in made.inputs if one in self.values)
+        return not (joined or in_place) and view_offset(graph, made) is None and isinstance(makers[name], Step | Chain | _ByName)
 
     def _moves(self, calls: Sequence[Call], inputs: Sequence[str], makers: dict[str, Call]) -> Moves:
         native = [call for call in calls if isinstance(call, Step | Chain)]
@@ -277,7 +286,10 @@ class _Run:
                 setattr(struct, field, cast("void *", start + offset))
 
     def results(self, names: Sequence[str]) -> list[Array]:
-        return [self.values[name] if name in self._still else np.array(self.values[name]) for name in names]
+        values, written = self.values, self._written
+        return [
+            values[written[name]].reshape(self._shapes[name]) if written[name] in self._still else np.array(values[name]) for name in names
+        ]
 
     def end(self) -> None:
         """Lets go of the caller's arrays and of results, which are the caller's alone."""
@@ -401,6 +413,14 @@ class _Run:
         if name in self._moving:
             self._moving.add(node.output)
         return _nothing
+
+
+def _before_views(name: str, graph: Graph) -> str:
+    """The value that an output is a view of, if nothing else reads that value; else the output."""
+    made, users = {one: node for node in graph.nodes for one in node.outputs}, graph.users()
+    while (node := made.get(name)) is not None and node.op == "View" and len(users[name]) == len(users[node.inputs[0]]) == 1:
+        name = node.inputs[0]
+    return name
 
 
 def _offsets(placed: Sequence[tuple[Slot, int]], memory: Array) -> list[tuple[Slot, int]]:

@@ -215,8 +215,20 @@ def _transpose(out: Array, inputs: Sequence[Array], attributes: Attributes) -> N
     out[...] = inputs[0].transpose(attributes["perm"])
 
 
-def _transposed(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    return copy_step(out, inputs[0].transpose(attributes["perm"]))
+_MOST_COPIES = 16  # in place of one
+
+
+def _transposed(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | Chain | None:
+    """A copy, or where its axes are too many for one, a copy for each place along the shortest axis but the last."""
+    x = inputs[0].transpose(attributes["perm"])
+    if (step := copy_step(out, x)) is not None or out.ndim < 2 or not out.size:
+        return step
+    axis = min((axis for axis, size in enumerate(out.shape[:-1]) if size > 1), key=lambda axis: out.shape[axis], default=0)
+    if out.shape[axis] > _MOST_COPIES:
+        return None
+    found = (copy_step(to, read) for to, read in zip(np.moveaxis(out, axis, 0), np.moveaxis(x, axis, 0), strict=True))
+    steps = [one for one in found if one is not None]
+    return Chain(steps) if len(steps) == out.shape[axis] else None
 
 
 def _piece(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:

@@ -10,6 +10,7 @@ What else a network does is `pysim.network.operator_seconds`.
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from pysim.errors import PlanError, printable
@@ -17,7 +18,7 @@ from pysim.explain.advice import advice, verdict, would_help
 from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
 from pysim.network.arrays import shapes_of_products
-from pysim.network.graph import Graph, Node
+from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.integer_forms import integer_problem
 from pysim.network.integer_layers import INTEGER_LAYERS
 from pysim.network.layouts import LayoutChoice, choose_layouts
@@ -141,7 +142,10 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
 
 
 def integer_rows(problem: Workload, on: Machine, threads: int = 1) -> str:
-    """The type, s8 or f32, whose rows are expected to compute an integer layer fastest; they add whole numbers exactly ("ieee")."""
+    """The type, s8 or f32, whose rows are expected to compute an integer layer fastest; they add whole numbers exactly ("ieee"). Those of
+    f32 read bytes that were converted, and their sums become bytes."""
+    sides = (problem.input_shape, problem.output_shape) if isinstance(problem, Conv) else ((problem.m, problem.k), (problem.m, problem.n))
+    converted = sum(reordering_seconds(Tensor(side, np.dtype(np.float32)), on) for side in sides)
 
     def seconds(dtype: str) -> float:
         request = Request(replace(problem, dtype=dtype), on, state="chained", threads=threads, accuracy="ieee", prepared=True)
@@ -150,7 +154,7 @@ def integer_rows(problem: Workload, on: Machine, threads: int = 1) -> str:
         except PlanError:
             return math.inf
 
-    return "s8" if seconds("s8") <= seconds("f32") else "f32"
+    return "s8" if seconds("s8") <= seconds("f32") + converted else "f32"
 
 
 def _state(node: Node, graph: Graph) -> State:

@@ -27,8 +27,11 @@ Best = Callable[[Request], Plan]  # the best plan of a request by one thread
 
 
 def plan_for_team(request: Request, best: Best) -> Plan:
-    """The plan of least predicted time on `request.threads` threads; if the request has a schedule, that schedule's plan."""
-    alone, problem, threads = best(request), request.problem, request.threads
+    """The plan of least predicted time on `request.threads` threads; if the request has a schedule, that schedule's plan. Threads share the
+    limit of the workspace, of which each has its own."""
+    limit, problem, threads = request.memory_limit, request.problem, request.threads
+    request = request._replace(memory_limit=None if limit is None else limit // threads)
+    alone = best(request)
     found = [alone]
     if request.schedule is None:
         seen = machine_of_one_core(request.cpu, threads, 1.0)
@@ -49,7 +52,8 @@ def plan_for_team(request: Request, best: Best) -> Plan:
     kinds = {(one.algorithm, one.schedule.kind): one for one in reversed(teams)}
     chosen = best(request._replace(algorithm=teams[0].algorithm, schedule=teams[0].schedule))
     considered = tuple(sorted(kinds.values(), key=teams.index))
-    return msgspec.structs.replace(chosen, cost=teams[0].cost, considered=considered, rejected=alone.rejected, threads=threads)
+    team = {"cost": teams[0].cost, "considered": considered, "rejected": alone.rejected, "threads": threads, "memory_limit": limit}
+    return msgspec.structs.replace(chosen, **team)
 
 
 def _named(plan: Plan) -> tuple[tuple[str, AnySchedule], ...]:

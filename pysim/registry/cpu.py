@@ -29,6 +29,7 @@ _TABLES = {
         "rows": "vector lanes hold columns of an output row; operands are read in place",
         "planes": "vector lanes hold groups of one channel; input planes are transposed",
         "blocks": "vector lanes hold groups of one channel; the layout is NCHWc",
+        "taps": "groups of one channel of bytes: vector lanes hold outputs, 4 neighbouring taps of a kernel row each",
     },
     "skinny.inc": {
         "axpy": "product with few rows or columns: vector lanes hold neighbouring results; the large matrix is read in place",

@@ -15,6 +15,7 @@ from pysim import __version__
 from pysim.calibration import host
 from pysim.errors import MissingError, PysimError, printable
 from pysim.explain.advice import advice, verdict, would_help
+from pysim.explain.energy import joules_text
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.measure.store import now
@@ -62,9 +63,14 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         Column("bound by", lambda row: (row.bound_by, row.bound_by), left=True),
         Column("algorithm", lambda row: (row.algorithm or row.reason, row.algorithm), left=True),
         Column("kernel", lambda row: (row.kernel, row.kernel), left=True),
+        *([Column("energy", _energy)] if any(row.energy_joules for row in rows) else []),
         Column("max error", lambda row: (f"{row.max_error:.1e}", row.max_error) if row.max_error is not None else ("-", "")),
         Column("workspace", lambda row: (bytes_text(row.workspace_bytes), row.workspace_bytes)),
     ]
+
+
+def _energy(row: Row) -> Cell:
+    return (joules_text(row.energy_joules), row.energy_joules) if row.energy_joules else ("-", "")
 
 
 def _rate(row: Row) -> Cell:

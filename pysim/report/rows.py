@@ -16,6 +16,7 @@ from pysim import planner
 from pysim.calibration import host
 from pysim.errors import PlanError, ProblemError, PysimError
 from pysim.explain.advice import Weighted, peak_share
+from pysim.explain.energy import joules_of
 from pysim.explain.roof import read_bytes
 from pysim.explain.text import explain
 from pysim.file_io import read_text
@@ -53,6 +54,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     flops: float = 0.0
     intensity: float = 0.0
     peak_share: float = 0.0
+    energy_joules: float | None = None  # predicted
     max_error: float | None = None
     workspace_bytes: int = 0
     terms: dict[str, float] = {}
@@ -120,6 +122,7 @@ def row_of(plan: Plan, count: int = 1, label: str = "", repeat: str = "", **meas
         problem=plan.problem, machine=plan.machine, count=count, label=label, algorithm=plan.algorithm, kernel=plan.kernel,
         bound_by=plan.cost.bound_by, layout=plan.layout, threads=plan.threads, plan=plan.name, flops=plan.workload.flops,
         intensity=plan.workload.flops / (read_bytes(plan.workload) + _written_bytes(plan.workload)), peak_share=peak_share(plan),
+        energy_joules=joules_of(plan),
         workspace_bytes=plan.workspace_bytes, terms={name: cycles * cycle for name, cycles in plan.cost.counted.items() if cycles},
         traffic={level: _by_operand(amounts) for level, amounts in plan.cost.levels.items()}, rejected=len(plan.rejected),
         explanation=explain(plan), repeat=repeat, **{"predicted_seconds": plan.cost.seconds, "max_error": plan.error, **measured},

@@ -119,7 +119,7 @@ def run(tmp_path: Path) -> Run:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
     shutil.copytree(ROOT / "pysim" / "machine" / "data", tmp_path / "pysim" / "machine" / "data")
     (tmp_path / "docs").mkdir()
-    for name in ("meson.build", "meson.options", "docs/pysim.1"):
+    for name in ("meson.build", "meson.options", "LICENSE", "docs/pysim.1"):
         shutil.copy(ROOT / name, tmp_path / name)
 
     def run(*command: str, **more: str) -> str:

@@ -240,9 +240,11 @@ double multiply_adds(const pysim_conv &s) {
 void check_row(int index, int wanted, unsigned seed, double most) {
     pysim_cuda_conv_info row;
     pysim_cuda_conv_at(index, &row);
+    const long long prologues_before = prologue_cases;
     for (int layout = 0; layout < 2; layout++) {
         int accepted = 0;
-        for (int i = 0; accepted < wanted && i < 40 * wanted; i++) {
+        const auto lacks_prologue = [&] { return row.takes_prologue && prologue_cases == prologues_before; };
+        for (int i = 0; (accepted < wanted || lacks_prologue()) && i < 40 * wanted; i++) {
             Draw draw = {mix(seed + (unsigned)index * 7919u + (unsigned)layout * 104729u) + (unsigned)i * 1013u};
             Case c = {};
             c.c = {shape_of(draw, row), layout, PYSIM_F32};

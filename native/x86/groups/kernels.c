@@ -4,6 +4,10 @@
  * again. Compiled once per target and type; TARGET names the target. */
 #include "vectors.h"
 #include "pack.h"
+#ifndef HALVES
+#include "portable/depthwise_portable.h"
+#include "depthwise.h"
+#endif
 
 /* Constant array bounds: GCC keeps accumulators in memory if the bounds are variable. */
 enum { MAX_FILTERS = 14, MAX_VECTORS = 4 };

@@ -14,6 +14,8 @@ planes  Lanes hold groups. Input, weights and outputs of L groups are transposed
         of P elements, L - P merges into vectors, P log2(P) shuffles. The transposed planes are stored aligned, outputs in vectors of L
         columns and the last columns of each group in parts of P. A tile of up to 8 outputs of a row loads its columns once for all taps
         (widths 3, 5, 7 and strides 1, 2), or a vector for each multiply-add.
+taps    Bytes (s8), groups of one channel: lanes hold outputs in row-major order, 4 taps of a kernel row each. A group's rows are padded
+        in the workspace, from which two shuffles make the lanes' taps; sums are rescaled in registers.
 blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are left out. Filters are prepared: [block][tap][group].
 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
@@ -81,12 +83,16 @@ def contract(problem: Conv, schedule: Schedule) -> Contract | None:
 
 MAX_CHANNELS = 16  # of a group: with more, packing is faster
 
-ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
+ROWS, PLANES, BLOCKS, TAPS = "rows", "planes", "blocks", "taps"  # forms of kernels
 ROW_CYCLES = 25  # to start a row of tiles (form blocks; Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
 TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 DEINTERLEAVE = 3  # operations per vector in AVX2: a shuffle within halves, a permute across them (Agner Fog's tables, Zen 2 to 5)
 PART_BYTES = 16  # loaded at once for transposition
+BEHIND = 256  # bytes behind a group's padded rows (form taps)
+# Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
+# padding a line and starting a group are worth
+GATHERS, RESCALES, PADDED, STARTED = 2.0, 3.0, 9.0, 190.0
 # Multiply-adds that a merge into a vector costs. It is a blend, which any vector port executes; on a Zen 4 half of the ports multiply.
 # With it the AVX-512 `planes` plans of five recorded machines are predicted 4 to 8 % closer.
 MERGE = 0.5
@@ -141,6 +147,8 @@ def shares_input_rows(w: Conv, kernel: Kernel) -> bool:
 def _unit(machine: Machine, kernel: Kernel) -> Unit:
     """The unit that a kernel's vectors run on. Half vectors of AVX-512 run at the rates of AVX2."""
     own, width = machine.unit_of(kernel.target), kernel.lane_windows * kernel.lane_filters * SIZES[kernel.dtype]
+    if kernel.form == TAPS:
+        return own
     return next((one for one in machine.core.units if kernel.lane_windows > 1 and one.vector_bytes == width), own)
 
 
@@ -204,6 +212,11 @@ def kept_columns(w: Conv) -> int:
     return (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1
 
 
+def kept_rows(w: Conv) -> int:
+    """Rows of a padded input that are read."""
+    return (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1
+
+
 def planes_elements(w: Conv, lanes: int) -> int:
     """Workspace elements of a block of groups: transposed input, outputs and weights, and a vector to align them."""
     return lanes * (w.height * kept_columns(w) + w.windows + w.taps + 1)
@@ -251,9 +264,22 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
     )
 
 
+def taps_work(w: Conv, kernel: Kernel) -> Work:
+    """The form taps: one group. Vectors go over the ends of rows where few rows are not many loads apart."""
+    lanes = kernel.lane_windows
+    if lanes == 1:
+        return rows_work(w, kernel)
+    over = w.stride_h == 1 or w.out_w <= 2 * lanes
+    vectors = ceil_div(w.windows, lanes) if over else w.out_h * ceil_div(w.out_w, lanes)
+    dots = float(vectors * w.kernel_h * ceil_div(w.kernel_w, 4))
+    lines = kept_rows(w) * ceil_div(kept_columns(w), 4 * lanes)
+    shuffles, parts = dots * GATHERS + vectors * RESCALES, lines * PADDED + STARTED
+    return Work(dots, shuffles, 2 * dots, float(vectors), parts=parts, calls=0.0)  # one call for all groups
+
+
 def described(w: Conv, rows: Rows) -> LoopNest:
     """The loop nest of native/algorithms/depthwise.c, for kernels of one form."""
-    return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[rows.kernels[0].form](w, rows.kernels)
+    return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest, TAPS: _rows_nest}[rows.kernels[0].form](w, rows.kernels)
 
 
 def _lanes(kernels: Sequence[Kernel]) -> Array:
@@ -349,7 +375,7 @@ def _free_of_rows(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, flo
 def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float, float, float]:
     """kernel, call, store."""
     (kernel,) = rows.kernels
-    work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work}[kernel.form](w, kernel)
+    work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work, TAPS: taps_work}[kernel.form](w, kernel)
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(_unit(machine, kernel), machine, w.dtype)
     each = machine.core.call_cycles.value * (SHORT_CALL if kernel.form == ROWS else 1.0)
@@ -385,7 +411,7 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     if (kernel.lane_filters if kernel.form == BLOCKS else 1) != blocks_of(layout)[0]:
         own = f"blocks of {kernel.lane_filters} channels" if kernel.form == BLOCKS else "NCHW"
         return Reason("shape", f"it reads and writes {own}, not {layout}")
-    if kernel.lane_filters > 1 and not _is_depthwise(problem):
+    if (kernel.lane_filters > 1 or kernel.form == TAPS) and not _is_depthwise(problem):
         return Reason("shape", "it takes only groups of one channel and one filter")
     if kernel.lane_filters == 1 < kernel.filters and problem.filters == problem.groups:
         return Reason("shape", "its tiles have several filters of a group, and these groups have one")
@@ -415,9 +441,10 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared | Non
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
-    """The transposed operands of one block of groups (form planes), in whole lines."""
+    """The transposed operands of one block of groups (form planes) or the padded rows of two (taps), in whole lines."""
     kernel = row_of(schedule)
     size = planes_elements(problem, kernel.lane_filters) * problem.element_bytes if kernel.form == PLANES else 0
+    size = 2 * (kept_rows(problem) * kept_columns(problem) + BEHIND) if kernel.form == TAPS else size
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
 
 

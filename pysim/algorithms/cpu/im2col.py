@@ -170,7 +170,7 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
     own = request if request.most is None else request._replace(most=request.most - cycles)
     product = nest_schedules.candidates(_nest(problem), own, limit - cycles, ROWS_OF_K, NAME)
     assert isinstance(product, NestCandidates)
-    return Candidates(columns, product, float(product.limit.min()) + cycles, product.rejected)  # one kind, for both stationary operands
+    return Candidates(columns, product, product.limit + cycles, product.rejected)
 
 
 def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:

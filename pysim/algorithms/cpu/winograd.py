@@ -4,7 +4,8 @@
 `pysim.cachemodel.cpu.winograd`). The forms are those of `native/winograd.inc`.
 
 F(2x2, 3x3) takes 4/9 of the multiplications, F(4x4, 3x3) and F(3x3, 4x4) 1/4, F(2x2, 5x5) 9/25, F(6x6, 3x3) 0.20. With a stride s each
-channel is split into s^2 phases with ceil(kernel / s) taps each: 7x7 with stride 2 is F(3x3, 4x4), 11x11 with stride 4 F(4x4, 3x3).
+channel is split into s^2 phases with ceil(kernel / s) taps each: 7x7 with stride 2 is F(3x3, 4x4), 11x11 with stride 4 F(4x4, 3x3). The
+slices of the kernel of a volume are channels, too: their products add up before the output transform.
 
 The interpolation points are 0, infinity and +-1 for patches of 4; +-3/4, +-3/2 for 6; +-1/2, +-1, +-2 for 8. F(6x6, 3x3) is only used by
 plans that name it: its error is ten times that of a direct sum.
@@ -42,7 +43,8 @@ from pysim.registry.cpu import Kernel, kernels, winograd_forms, winograd_transfo
 
 NAME = "winograd"
 COMPUTES = Conv
-MAX_KERNEL = 12  # KERNEL of native/algorithms/winograd.c
+VOLUMES = True
+MAX_KERNEL, MAX_TAPS = 12, 256  # of native/algorithms/winograd.c
 MAX_PLANNED_PATCH = 6  # edge of a patch: larger ones only if a plan names them
 TRANSFERS = 1.5  # transfer cycles of most best schedules over the lower bound of their m, at most
 MAX_PANEL_TILES, MAX_PANEL_FILTERS = 16, 64  # PYSIM_WINOGRAD_PANEL, WIDEST
@@ -54,6 +56,10 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
         return Reason("shape", f"it takes NCHW or channel blocks, not {layout.upper()}")
     if (w.kernel_h, w.stride_h, w.dilation_h, w.dilation_w) != (w.kernel_w, w.stride_w, 1, 1) or w.kernel_h > MAX_KERNEL:
         return Reason("shape", f"it takes square kernels of up to {MAX_KERNEL}x{MAX_KERNEL} with one stride and dilation 1")
+    if w.taps > MAX_TAPS:
+        return Reason("shape", f"it takes kernels of up to {MAX_TAPS} taps")
+    if w.is_volume and layout != "nchw":
+        return Reason("shape", f"volumes have no {layout.upper()}")
     if not outputs_of(w):
         known = sorted({r for _, r in winograd_forms()})
         text = f"{w.kernel_h}x{w.kernel_w} with stride {w.stride_h} has {taps_of(w)}"
@@ -220,7 +226,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     """SAFETY times the largest measured errors, which grow with the root of the channels of a set and of the number of sets. If phases lack
     taps, results are smaller."""
-    channels, taps = model.dense(problem).group_channels, taps_of(problem)
+    channels, taps = model.channels_of(problem), taps_of(problem)
     sets, whole = -(-channels // schedule.channels), taps * problem.stride_h / problem.kernel_h
     assert schedule.outputs
     largest = _LARGEST[schedule.outputs, taps] * (math.sqrt(schedule.channels) + math.sqrt(sets) + 4) * whole
@@ -253,8 +259,11 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     filters = min(of.filters, filter_panels * kernel.windows)
     if rows * m < problem.out_h:
         return Part(rows_of(problem, times, rows * m, filters), own, tiles / (rows * of.row), items=times)
-    images = max(1, round(rows * m / problem.out_h))
-    return Part(rows_of(problem, times * images, problem.out_h, filters), own, tiles / (images * of.tiles / problem.batch), items=times)
+    slices = max(1, round(rows * m / problem.out_h))  # an image that is no volume is one
+    images = max(1, round(slices / problem.out_d))
+    each = min(slices, problem.out_d)
+    share = tiles / (images * each * of.tiles / (problem.batch * problem.out_d))
+    return Part(rows_of(problem, times * images, each * problem.out_h, filters), own, share, items=times)
 
 
 def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int, int]:

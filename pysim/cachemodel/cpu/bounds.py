@@ -27,7 +27,7 @@ import numpy as np
 
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN
-from pysim.cachemodel.cpu.nest_loops import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED
+from pysim.cachemodel.cpu.nest_loops import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED, raw_input
 from pysim.cachemodel.cpu.occupancy import CERTAIN_LINES
 from pysim.machine.cpu import Level
 
@@ -57,9 +57,10 @@ def _steps(level: Level) -> tuple[tuple[float, float], ...]:
     return tuple((way * level.way_bytes, share) for way, (_, share) in zip(ways, _NORMAL, strict=True))
 
 
-def least_traffic(table: Table) -> Array:
-    """Bytes that each supplier delivers at least, as `occupancy.traffic`."""
-    rates, keeps, uses = table.rates, table.keeps_windows, _uses(table)
+def least_traffic(table: Table, tiled: bool = True) -> Array:
+    """Bytes that each supplier delivers at least, as `occupancy.traffic`. Not `tiled`: whatever the sets of kept and streamed tiles are
+    (`tilings.sets`)."""
+    rates, keeps, uses = table.rates, table.keeps_windows, _uses(table, tiled)
     nest, levels = rates.nest, rates.machine.levels
     moved, missed = np.zeros((len(levels), 2 * len(OPERANDS), keeps.size)), uses.size
     of_filters, in_panels = FILTERS if nest.filters_packed else PACKED, 1.0 if nest.windows_packed else table.packed
@@ -67,7 +68,7 @@ def least_traffic(table: Table) -> Array:
     for level, of_level in zip(levels, moved, strict=True):
         certain = np.zeros(uses.size.shape)
         for least, share in _steps(level):
-            np.add(certain, share, out=certain, where=distance >= least)
+            certain += share * (distance >= least)
         certain *= uses.size
         missed = np.minimum(missed, certain, out=certain)
         kept, streamed, outputs = missed[0] + missed[1], missed[2] + missed[3], missed[4]
@@ -84,8 +85,9 @@ def least_traffic(table: Table) -> Array:
     return moved
 
 
-def _uses(table: Table) -> _Uses:
-    """The uses above: two of k, two of s, that of o; k and s after the run has packed them; and the first uses of their operands."""
+def _uses(table: Table, tiled: bool) -> _Uses:
+    """The uses above: two of k, two of s, that of o; k and s after the run has packed them; and the first uses of their operands. Not
+    `tiled`: each at the least distance that any sets of tiles have, and as many as all sets have."""
     rates, nest, keeps = table.rates, table.rates.nest, table.keeps_windows
     size, repeats, sets = nest.element_bytes, nest.repeats, np.ceil(nest.group_channels / table.channels)
     window = np.where((table.packed > 0) | nest.windows_packed, rates.packed_window, size)  # bytes for one channel
@@ -95,41 +97,55 @@ def _uses(table: Table) -> _Uses:
         """Numbers of the kept and of the streamed operand."""
         return np.where(keeps, windows, filters), np.where(keeps, filters, windows)
 
-    def outputs(kept: Array | float, streamed: Array | float) -> Array:
-        """Bytes of tiles of outputs."""
-        windows, filters = np.where(keeps, kept, streamed) * rates.windows, np.where(keeps, streamed, kept) * rates.filters
-        return np.minimum(windows, nest.windows) * np.minimum(filters, nest.group_filters) * nest.result_bytes
-
     channels = table.channels
     all_k, all_s = roles(channels * nest.windows * window, channels * all_filters)
     k, s = roles(channels * np.minimum(rates.windows, nest.windows) * window, channels * rates.stored_tile)
     n_k, n_s = roles(rates.window_tiles, rates.filter_tiles)
-    k2, k3 = np.minimum(table.k2, n_s), np.minimum(table.k3, n_k)
-    sets_s, sets_k = np.ceil(n_s / k2), np.ceil(n_k / k3)
+    one, zero = np.ones(k.size), np.zeros(k.size)
+    k2, k3 = (np.minimum(table.k2, n_s), np.minimum(table.k3, n_k)) if tiled else (one, one)
+    sets_s, sets_k, packings = (np.ceil(n_s / k2), np.ceil(n_k / k3), n_k / k3) if tiled else (one, one, one)
     k2_s, k3_k = np.minimum(k2 * s, all_s), np.minimum(k3 * k, all_k)
     near_s, near_k = np.where(k3 > 1, k2_s, s), np.where(sets_s > 1, k3_k, k)
     packed_k, packed_s = (packed > 0 for packed in roles(table.packed, float(not nest.filters_packed)))
-    all_k, all_s = np.where(packed_k, near_k, all_k), np.where(packed_s, k2_s, all_s)  # panels are filled again for each set
-    o, k2_o, k2_k3_o, k3_o, all_o = outputs(1, 1), outputs(1, k2), outputs(k3, k2), outputs(k3, n_s), outputs(n_k, n_s)
+    refilled_k, refilled_s = np.where(packed_k, near_k, all_k), np.where(packed_s, k2_s, all_s)  # panels are filled again for each set
+    most_in_k, most_in_s = (refilled_k, refilled_s) if tiled else (all_k, all_s)
+    all_k, all_s = refilled_k, refilled_s
+
+    (tile_k, tile_s), (most_k, most_s) = roles(rates.windows, rates.filters), roles(nest.windows, nest.group_filters)
+    high_1, high_k3, high = tile_k, np.minimum(k3 * tile_k, most_k), np.minimum(n_k * tile_k, most_k)  # outputs of kept tiles
+    wide_1, wide_k2, wide = (nest.result_bytes * np.minimum(tiles * tile_s, most_s) for tiles in (1, k2, n_s))  # bytes of streamed tiles
+    o, k2_o, k2_k3_o, k3_o, all_o = high_1 * wide_1, high_1 * wide_k2, high_k3 * wide_k2, high_k3 * wide, high * wide
 
     reads = repeats * nest.group_channels  # bytes of a pass over each operand, without kernel rows in padding
     pass_k, pass_s = roles(reads * nest.windows * window, reads * rates.filter_tile * rates.filter_tiles)
-    raw_windows = reads * np.where(table.packed > 0, nest.touched_bytes(rates.machine.line_bytes), nest.windows * window)
+    raw_windows = reads * np.where(table.packed > 0, raw_input(rates).of_tiles(rates.window_tiles), nest.windows * window)
     raw_windows *= not nest.fresh_input  # what was just written may be near
     raw_filters = nest.groups * nest.group_channels * (all_filters if nest.filters_packed else nest.group_filters * size)
     first_k, first_s = roles(raw_windows, raw_filters)
     tiles = k + s + PANEL_ALIGN * (n_k + n_s)  # partial tiles and lines
-    operands, out, zero = repeats * sets * (all_k + all_s) + tiles, repeats * all_o, np.zeros(k.size)
+    operands, out = repeats * sets * (most_in_k + most_in_s) + tiles, repeats * all_o
     near_o, far_o = o + k2_k3_o - k2_o, k2_o + k3_o - k2_k3_o
+    if tiled:
+        again_s = (pass_s * (n_k - sets_k), k, k2_s, k2_o)
+        next_s = (
+            pass_s * np.where(packed_s, n_k / k3, sets_k - 1),
+            np.where(packed_s, zero, near_k),
+            all_s,
+            np.where(packed_s, zero, far_o),
+        )
+        before_k = near_o + all_o - k3_o
+    else:
+        again_s, next_s = (pass_s * (n_k - 1), np.where(packed_s, zero, k), s, np.where(packed_s, zero, o)), (zero, zero, zero, zero)
+        before_k = o
     uses = (
         (pass_k * (n_s - sets_s), k, s, o),
         (pass_k * (sets_s - 1), k3_k, near_s, near_o),
-        (pass_s * (n_k - sets_k), k, k2_s, k2_o),
-        (pass_s * np.where(packed_s, n_k / k3, sets_k - 1), np.where(packed_s, zero, near_k), all_s, np.where(packed_s, zero, far_o)),
+        again_s,
+        next_s,
         (out * sets, all_k, all_s, all_o),
         (np.where(packed_k, pass_k, zero), near_k, zero, zero),
-        (np.where(packed_s, pass_s * n_k / k3, zero), zero, k2_s, zero),
-        (first_k, np.where(packed_k, zero, all_k), np.where(packed_k, all_s, near_s), np.where(packed_k, all_o, near_o + all_o - k3_o)),
+        (np.where(packed_s, pass_s * packings, zero), zero, k2_s, zero),
+        (first_k, np.where(packed_k, zero, all_k), np.where(packed_k, all_s, near_s), np.where(packed_k, all_o, before_k)),
         (first_s, near_k, all_s, np.where(packed_s, k3_o, far_o)),
     )
     sizes, kept, streamed, of_outputs = (np.stack(column) for column in zip(*uses, strict=True))

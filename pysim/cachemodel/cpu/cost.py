@@ -57,14 +57,12 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.bounds import least_traffic
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, select
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
-from pysim.cachemodel.cpu.nest_loops import OPERANDS, streams_of
+from pysim.cachemodel.cpu.nest_loops import OPERANDS, nests_of, streams_of
 from pysim.cachemodel.cpu.occupancy import traffic
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
@@ -76,9 +74,6 @@ from pysim.registry.cpu import Kernel, kernels
 # A call of Winograd's products or of a row of depthwise tiles, relative to a call of this nest, whose call_cycles include loops and edges
 # (least squares: Winograd 0.46 over 115 plans on a Zen 4, 0.27 over 306 on an Emerald Rapids; rows of depthwise tiles 0.36 to 0.86)
 SHORT_CALL = 0.5
-# Schedules whose bounds are within SLACK of the least are predicted first, up to NEAREST of them: the best is mostly among these
-SLACK, NEAREST = 1.03, 160
-ROUNDING = 1 + 1e-9  # bounds and predictions add in another order
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # Rows in flight that no prefetch brings in time. A core's window holds more, but then a line from L3 takes longer than its latency alone
 # (1,512 plans of 108 products, Zen 4: 1, 2 and 3 rows predict 90 % of them within 42, 34 and 34 %, with a regret of 1.033, 1.032, 1.032)
@@ -112,7 +107,7 @@ class Pass:
 
 
 class Prediction(NamedTuple):
-    """The cost of every row of a table. `bounds`: a lower bound on the cycles of the schedules that were pruned, per kernel."""
+    """The cost of every row of a table. `bounds`: a lower bound on the cycles of the schedules that were left out, per kernel."""
 
     table: Table
     costs: Pass
@@ -123,53 +118,30 @@ class Prediction(NamedTuple):
         return self.costs.cycles
 
 
-def predict(table: Table, state: State = "hot", terms: Mapping[str, Array] | None = None) -> Prediction:
-    """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start;
-    `terms`: its compute cycles, if they are known."""
-    none = np.zeros((len(table.rates.machine.levels), 2 * len(OPERANDS), 0))
-    moved = traffic(table, streams_of(table, state)) if table.kernel.size else none
-    return assemble(table, compute_cycles(table) if terms is None else terms, moved)
+def predict(table: Table, state: State = "hot") -> Prediction:
+    """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start."""
+    machine, nests = table.rates.machine, nests_of(table)
+    none = np.zeros((len(machine.levels), 2 * len(OPERANDS), table.kernel.size))
+    if not nests:
+        return Prediction(table, Pass(machine, {"kernel": np.empty(0)}, OPERANDS, none))
+    inner = machine.levels[0]
+    holds = state == "hot" and not inner.starts_cold and inner.page_share == 1  # then runs that fit L1 miss nothing
+    if holds and max(of.working_set.sum(axis=0).max() for of in nests.values()) < inner.size_bytes - len(OPERANDS):
+        return assemble(table, compute_cycles(table), none)
+    return assemble(table, compute_cycles(table), traffic(table, streams_of(table, nests, state)))
 
 
-def pruned(tables: Sequence[Table], state: State, most: float | None = None) -> list[Prediction]:
-    """The schedules of each table that may be the best of their kind; with `most` those that may be the best of all tables and take at most
-    so many cycles. The others take longer by a lower bound from the sizes of their tiles (`bounds`). The reuses, most of the work, are
-    computed only for these, those of least bounds first."""
-    terms = [compute_cycles(table) for table in tables]
-    least = [assemble(*of, least_traffic(of[0])).cycles / ROUNDING for of in zip(tables, terms, strict=True)]
-    kind = [2 * at + (1 - table.keeps_windows) if most is None else np.zeros(table.kernel.size, int) for at, table in enumerate(tables)]
-    best, found = np.full(2 * len(tables), np.inf if most is None else most), dict[int, tuple[NDArray[np.int64], Prediction]]()
-    nearest = _nearest(np.concatenate(least), np.concatenate(kind), len(best))
-    for last in (False, True):
-        for at in sorted(range(len(tables)), key=lambda at: least[at].min(initial=np.inf)):
-            within = least[at] <= best[kind[at]]
-            rows = np.flatnonzero(within if last else within & (least[at] <= nearest[kind[at]]))
-            if (last or rows.size) and (at not in found or not np.isin(rows, found[at][0], assume_unique=True).all()):
-                of_rows = {name: term[rows] for name, term in terms[at].items()}
-                found[at] = rows, predict(select(tables[at], rows), state, of_rows)
-                np.minimum.at(best, kind[at][rows], found[at][1].cycles)
-    bounds = [np.full(len(table.rates.kernels), np.inf) for table in tables]
-    for table, of_kernels, cycles in zip(tables, bounds, least, strict=True):
-        np.minimum.at(of_kernels, table.kernel, cycles)
-    return [found[at][1]._replace(bounds=of_kernels) for at, of_kernels in enumerate(bounds)]
-
-
-def _nearest(cycles: Array, kind: NDArray[np.int64], kinds: int) -> Array:
-    """For each kind the bound up to which schedules are predicted first: SLACK times the least one, for up to NEAREST schedules."""
-    ordered = [np.sort(cycles[kind == one])[: NEAREST + 1] for one in range(kinds)]
-    return np.array([min(SLACK * of[0], of[-1]) if of.size else 0.0 for of in ordered])
-
-
-def assemble(table: Table, compute: Mapping[str, Array], moved: Array) -> Prediction:
-    """The cycles of every schedule from its compute terms and its traffic (as `occupancy.traffic` or a simulation counts it)."""
+def assemble(table: Table, compute: Mapping[str, Array], moved: Array, tiled: bool = True) -> Prediction:
+    """The cycles of every schedule from its compute terms and its traffic (as `occupancy.traffic` or a simulation counts it). Not `tiled`:
+    the least cycles of schedules with these sets of channels (`tilings.sets`)."""
     machine = table.rates.machine
     core, inner, terms = machine.core, machine.levels[0], {**compute}
     terms["store"] = terms["store"] + _scattered_runs(table, moved) * core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * (moved[0, 0] + moved[0, 1]) / inner.line_bytes * core.pack_line_cycles.value
     own = served(moved)
     terms["kernel"] = terms["kernel"] + _kernel_stalls(table, own)
-    exposed = _exposed(table, terms["kernel"], own)
-    return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=_stalls(table, own), exposed=exposed))
+    stalls, exposed = _stalls(table, own, tiled), _exposed(table, terms["kernel"], own)
+    return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=stalls, exposed=exposed))
 
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, state: State = "hot") -> Cost:
@@ -221,9 +193,9 @@ def _scattered_runs(table: Table, moved: Array) -> Array:
     return runs * _unfollowed(table)
 
 
-def _stalls(table: Table, own: Array) -> Array | float:
+def _stalls(table: Table, own: Array, tiled: bool) -> Array | float:
     """Cycles of each supplier beyond its rate, from what it serves: lines of rows that a product reads in place, starts of runs of its
-    output."""
+    output (of `tiled` schedules)."""
     rates = table.rates
     nest, line = rates.nest, rates.machine.line_bytes
     if nest.filters_packed and not nest.filters_in_place:
@@ -236,7 +208,7 @@ def _stalls(table: Table, own: Array) -> Array | float:
         stalls += lines[:, 2 * OPERANDS.index("filters")] * _line_stall(rates, rates.filters, ahead)
     elif nest.filters_in_place:
         stalls[0] += _refetched_lines(rates) * line / rates.machine.outer.read_bytes_per_cycle.value
-    return stalls + _run_stalls(table, own)
+    return stalls + _run_stalls(table, own) if tiled else stalls
 
 
 def _run_stalls(table: Table, own: Array) -> Array | float:
@@ -370,10 +342,10 @@ def transfer_cycles(machine: Machine, moved: Array) -> Array:
 
 @lru_cache(maxsize=256)
 def assumed(machine: Machine, target: str, latencies: bool = False, unread: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Paths of the assumed numbers that a cost on a unit uses. Left out: other units, what is `unread`, and latencies of caches and memory
-    unless the cost has `latencies`."""
+    """Paths of the assumed numbers that a cost on a unit uses. Left out: other units, energy, what is `unread`, and latencies of caches and
+    memory unless the cost has `latencies`."""
     others = tuple(f"core.units.{unit.target}" for unit in machine.core.units if unit.target != target)
-    paths = (path for path in machine.assumed() if not path.startswith(("csa", *others, *unread)))
+    paths = (path for path in machine.assumed() if not path.startswith(("csa", "energy", *others, *unread)))
     return tuple(path for path in paths if latencies or not path.endswith(".latency_cycles"))
 
 

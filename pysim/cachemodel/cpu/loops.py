@@ -84,6 +84,10 @@ class Extent(NamedTuple):
         """Bytes of one tile."""
         return self.overlap + self.per_tile if self.first_tile is None else self.first_tile
 
+    def of_tiles(self, number: Number) -> Array:
+        """Bytes of so many neighbouring tiles."""
+        return np.minimum(np.minimum(number * self.tile, self.overlap + number * self.per_tile), self.limit)
+
 
 class Loop(NamedTuple):
     """A loop of `trips` iterations over a `dimension`, each of `tiles` tiles. Several loops over one dimension tile it repeatedly."""

@@ -104,7 +104,7 @@ def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_pan
         # a tile as the micro-kernel reads it; the last panel may be partial, but fills its lines
         panel = np.ceil(rates.packed_window * table.channels * rates.windows / PANEL_ALIGN) * PANEL_ALIGN * packed
         panels = panel * np.minimum(set_size, rates.panel_windows / rates.windows)
-        raw = {**outer, "channels": Extent(packed, nest.group_channels * packed), WINDOWS: _raw_input(rates)}
+        raw = {**outer, "channels": Extent(packed, nest.group_channels * packed), WINDOWS: raw_input(rates)}
         if inner == WINDOWS:
             yield Operand("input", raw, sets)
             yield Operand("packed input", {WINDOWS: Extent(panel, panels)}, sets, written=True)
@@ -123,7 +123,7 @@ def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_pan
         yield Operand("input in place", {**outer, "channels": Extent(1 - packed, nest.group_channels * (1 - packed)), WINDOWS: tile}, inner)
 
 
-def _raw_input(rates: Rates) -> Extent:
+def raw_input(rates: Rates) -> Extent:
     """Input that packing reads for tiles of windows: the rows that kernels reach; whole rows as soon as tiles share them."""
     nest, others = rates.nest, np.maximum(1.0, rates.window_tiles - 1)
     touched, live = nest.touched_bytes(rates.machine.line_bytes), live_taps(nest)[0]
@@ -182,15 +182,21 @@ def _buffers(names: Sequence[str]) -> list[int]:
     return [BUFFERS.get(name, PACKED) for name in names]
 
 
-def streams_of(table: Table, state: State) -> TableStreams:
-    """The reuses of a table of schedules, with first touches in caches of a `state`."""
-    nest, n, split = table.rates.nest, table.kernel.size, int(np.count_nonzero(table.keeps_windows))
-    columns = [span for span in (slice(0, split), slice(split, n)) if span.start < span.stop]
-    nests = [described(select(table, span), span.start < split) for span in columns]
-    roles = _roles(tuple(of.structure for of in nests), state)
+def nests_of(table: Table) -> dict[bool, LoopNest]:
+    """The schedules of each loop order in a table, by whether it keeps windows, in the table's order."""
+    split = int(np.count_nonzero(table.keeps_windows))
+    orders = ((True, slice(0, split)), (False, slice(split, None)))
+    return {keeps: described(select(table, span), keeps) for keeps, span in orders if (split if keeps else table.kernel.size - split)}
+
+
+def streams_of(table: Table, nests: Mapping[bool, LoopNest], state: State) -> TableStreams:
+    """The reuses of a table of schedules with these nests, with first touches in caches of a `state`."""
+    nest, n, split = table.rates.nest, table.kernel.size, nests[True].columns if True in nests else 0
+    columns = [slice(0, split) if keeps else slice(split, n) for keeps in nests]
+    roles = _roles(tuple(of.structure for of in nests.values()), state)
     most, depth = roles.operand.shape[1], roles.interleaved.shape[1]
     size, between, planes, working_set = (np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (2, depth), (len(OPERANDS),)))
-    for of, span in zip(nests, columns, strict=True):
+    for of, span in zip(nests.values(), columns, strict=True):
         reused = of.reused_bytes
         count = len(reused)
         size[:count, span] = reused

@@ -3,23 +3,24 @@
 
 `tilings` lists the schedules worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
 
-Worked number: two kernels with lower bounds of 7.2 and 9.1 M cycles. If compute hides 0.8 of the transfers, schedules with at most (1 +
-TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles of compute are predicted first. The second kernel is predicted only if none of them takes less
-than 9.1 M cycles.
+Worked number: two kernels with lower bounds of 7.2 and 9.1 M cycles. The second kernel is predicted only if no schedule of the first takes
+less than 9.1 M cycles.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import csa, tilings
-from pysim.cachemodel.cpu.cost import Pass, Prediction, assumed, cost_of, one_schedule, predict, pruned, schedule_of
-from pysim.cachemodel.cpu.incore import Array, Table, products_per_cycle, rates
+from pysim.cachemodel.cpu.bounds import least_traffic
+from pysim.cachemodel.cpu.cost import Pass, Prediction, assemble, assumed, cost_of, one_schedule, predict, schedule_of
+from pysim.cachemodel.cpu.incore import Array, Table, compute_cycles, products_per_cycle, rates, select
 from pysim.cachemodel.cpu.nest import Nest, live_taps
 from pysim.errors import PlanError
 from pysim.machine.cpu import Csa, Machine
@@ -29,22 +30,24 @@ from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
-TRANSFERS = 0.8  # transfer cycles of most best schedules over their compute cycles, at most
+FEW = 32  # sets or schedules, which are not worth bounds on their traffic
+NEAR = 1.05  # times the least compute: sets that may well be the best
+SLACK = 1.015  # of the best schedule over the least bound of a set, mostly
+FIRST_SCHEDULES = 24  # of least bounds, that are predicted first
+ROUNDING = 1 + 1e-9  # bounds and predictions add in another order
 
 
 class NestCandidates(NamedTuple):
-    """Schedules of a nest as a table, and lower `bounds` of its kernels in cycles. The table has all schedules whose compute takes less
-    than `limit` cycles (per kind of STATIONARY). `prune`: only the best of each kind is needed; `most`:
-    as in a request."""
+    """Schedules of a nest as a table. `prune`: only the best of each kind of STATIONARY is needed, and the table has sets of channels
+    (`tilings.sets`); `most`: as in a request."""
 
     table: Table
     state: State
-    bounds: Array
-    limit: Array
     rejected: tuple[Rejected, ...]
     algorithm: str | None = None
     prune: bool = False
     most: float | None = None
+    limit: float = np.inf
 
 
 class CsaCandidates(NamedTuple):
@@ -59,6 +62,7 @@ class CsaCandidates(NamedTuple):
 
 
 Found = NestCandidates | CsaCandidates
+Bounds = tuple[Array, NDArray[np.int64]]  # of some schedules or sets, and their kinds
 
 
 def least_cycles(nest: Nest, request: Request, best: float, form: tilings.Forms = None) -> float:
@@ -97,36 +101,119 @@ def candidates(
     algorithm: str | None = None,
     channels: int | None = None,
 ) -> Found | NoneLegal:
-    """The schedules of a nest that a request asks for, within limits as in the contract. `form`: only kernels of this form, or of these;
-    `algorithm`: the name of an algorithm that is not its problem's first; `channels`: the only size of a set."""
+    """The schedules of a nest that a request asks for: all of them, or with a limit those that may be the best of their kind. `form`: only
+    kernels of this form, or of these; `algorithm`: the name of an algorithm that is not its problem's first; `channels`: the only size of
+    a set."""
     on, dtype = request.cpu, request.problem.dtype
     if request.model == "csa":
         return _csa_candidates(nest, on, dtype, request)
     if request.schedule is not None:
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
-        return NestCandidates(
-            one_schedule(nest, on, request.schedule, dtype), request.state, np.zeros(1), np.full(2, np.inf), (), algorithm
-        )
+        return NestCandidates(one_schedule(nest, on, request.schedule, dtype), request.state, (), algorithm)
     rows = tilings.rows(on, dtype, request.micro_kernel, form, request.reproducible)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
     most = np.inf if request.most is None else request.most
-    of = rates(nest, on, _within(rows.kernels, _multiplying(nest, on, rows.kernels), most))
-    bounds = tilings.least_cycles(of)
-    guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
-    first = guess * bounds.min()  # within less, the best schedule is rarely found
-    least = np.full(2, np.maximum(min(first, most), limit))
-    place = tilings.in_place_reason(nest)
+    sets = tilings.sets(rates(nest, on, _within(rows.kernels, _multiplying(nest, on, rows.kernels), most)), channels)
+    place, prune = tilings.in_place_reason(nest), bool(np.isfinite(limit).all())
     rejected = (*((place,) if place else ()), *rows.rejected)
-    table, beyond = tilings.table(of, least, channels)
-    return NestCandidates(table, request.state, bounds, beyond, rejected, algorithm, bool(np.isfinite(least).all()), request.most)
+    return NestCandidates(sets if prune else tilings.tiled(sets)[0], request.state, rejected, algorithm, prune, request.most)
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
     """The costs of candidates, each by the model that they were made for."""
     nests = iter(costs_of([one for one in found if isinstance(one, NestCandidates)]))
     return [next(nests)[1] if isinstance(one, NestCandidates) else _csa_costs(one) for one in found]
+
+
+def pruned(sets: Sequence[Table], state: State, most: float | None = None) -> list[Prediction]:
+    """The schedules of each nest, given as `tilings.sets`, that may be the best of their kind; with `most` those that may be the best of
+    all nests and take at most so many cycles. The others take longer by lower bounds: of all schedules with a set of channels, then of each
+    schedule. What has the least bounds is predicted first; its best excludes most of the rest."""
+    searches = [_Search(of, state, None if most is not None else 2 * at) for at, of in enumerate(sets)]
+    best = np.full(2 * len(sets) if most is None else 1, np.inf if most is None else most)
+
+    def least(of: Callable[[_Search], Bounds], count: int, among: Sequence[_Search] = searches) -> Array:
+        """For each kind what the least `count` of the bounds do not exceed, nor the best."""
+        bound, kind = (np.concatenate(column) for column in zip(*map(of, among), strict=True))
+        ordered = [np.sort(bound[kind == one])[:count] for one in range(best.size)]
+        return np.minimum(best, [one[-1] if one.size else 0.0 for one in ordered])
+
+    def tried(limit: Array) -> list[_Search]:
+        for one in searches:
+            one.open(limit)
+        return sorted(searches, key=lambda one: one.schedule_bounds.min(initial=np.inf))
+
+    near = NEAR * least(_Search.of_sets, 1)
+    for one in searches:
+        one.tighten(near)
+    first = tried(np.minimum(best, SLACK * least(_Search.of_sets, 1)))
+    for one in first if most is None else first[:1]:
+        one.predict(least(_Search.of_schedules, FIRST_SCHEDULES, [one]), best)
+    for one in tried(best):
+        one.predict(best, best)
+    return [one.found() for one in searches]
+
+
+class _Search:
+    """The search in a nest: lower `bounds` of all sets of channels, of compute alone or `tight`; the `schedules` of the sets that are
+    `opened`, with their bounds; the prediction of those that are `known`. `kind`: that of the first loop order, if each is a kind."""
+
+    def __init__(self, sets: Table, state: State, kind: int | None) -> None:
+        self.sets, self.state, self.kind, self.tight = sets, state, kind, False
+        self.bounds = np.sum([*compute_cycles(sets).values()], axis=0) / ROUNDING
+        self.opened = np.zeros(self.bounds.size, bool)
+        self.schedules, self.schedule_bounds = select(sets, self.opened), np.empty(0)
+        self.prediction, self.known = predict(self.schedules, state), np.empty(0, bool)
+
+    def kinds(self, table: Table) -> NDArray[np.int64]:
+        return np.zeros(table.kernel.size, np.int64) if self.kind is None else self.kind + 1 - table.keeps_windows
+
+    def of_sets(self) -> Bounds:
+        return self.bounds, self.kinds(self.sets)
+
+    def of_schedules(self) -> Bounds:
+        return self.schedule_bounds, self.kinds(self.schedules)
+
+    def tighten(self, limit: Array) -> NDArray[np.bool_]:
+        """The sets whose bounds are within the limit of their kind. If these are many, bounds count traffic, too."""
+        kinds = self.kinds(self.sets)
+        within = self.bounds <= limit[kinds]
+        if not self.tight and np.count_nonzero(within) > FEW:
+            self.tight, self.bounds = True, _bounds(self.sets, tiled=False)
+            within = self.bounds <= limit[kinds]
+        return within
+
+    def open(self, limit: Array) -> None:
+        """Lists the schedules of the sets whose bounds are within the limit of their kind, too."""
+        within, before = self.tighten(limit) | self.opened, self.opened
+        if (within > before).any():
+            self.opened, (self.schedules, which) = within, tilings.tiled(select(self.sets, within))
+            few = which.size <= FEW
+            self.schedule_bounds = self.bounds[within][which] if few else _bounds(self.schedules, tiled=True)
+            known = before[within][which]  # the schedules of a set always have the same order
+            known[known] = self.known
+            self.known = known
+
+    def predict(self, limit: Array, best: Array) -> None:
+        """Predicts the open schedules whose bounds are within the limit of their kind, and lowers the best of the kinds."""
+        within = self.schedule_bounds <= np.minimum(limit, best)[self.kinds(self.schedules)]
+        if (within > self.known).any():
+            self.prediction, self.known = predict(select(self.schedules, within), self.state), within
+            np.minimum.at(best, self.kinds(self.prediction.table), self.prediction.cycles)
+
+    def found(self) -> Prediction:
+        """The prediction, with lower bounds of all schedules of each kernel."""
+        bounds, closed = np.full(len(self.sets.rates.kernels), np.inf), ~self.opened
+        np.minimum.at(bounds, self.sets.kernel[closed], self.bounds[closed])
+        np.minimum.at(bounds, self.schedules.kernel, self.schedule_bounds)
+        return self.prediction._replace(bounds=bounds)
+
+
+def _bounds(table: Table, tiled: bool) -> Array:
+    """Lower bounds on the cycles of schedules, or of all schedules with some sets of channels."""
+    return assemble(table, compute_cycles(table), least_traffic(table, tiled), tiled).cycles / ROUNDING
 
 
 def costs_of(found: Sequence[NestCandidates]) -> Iterator[tuple[Pass, Costs]]:
@@ -148,7 +235,7 @@ def _costs_of(of: NestCandidates, prediction: Prediction) -> tuple[Pass, Costs]:
         kernel=table.kernel,
         kinds=STATIONARY,
         kind=1 - table.keeps_windows.astype(np.int64),
-        bounds=of.bounds if least is None else np.maximum(of.bounds, np.minimum(least, of.limit.min())),
+        bounds=np.zeros(len(kernels)) if least is None else least,
         alike=table.kernel,
         schedule=lambda row: msgspec.structs.replace(schedule_of(prediction, row), algorithm=of.algorithm),
         cost=partial(cost_of, prediction),

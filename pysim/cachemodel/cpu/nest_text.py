@@ -179,6 +179,8 @@ def _peak(nest: Nest, on: Machine, name: str) -> float:
 
 def _exact(plan: Plan) -> tuple[str, ...]:
     """The exact maxima of the slicing analysis, beside halving."""
+    if not isinstance(plan.cost, CsaCost):  # the alternatives of another plan would be predicted to no end
+        return ()
     found = [(item.schedule.kind, item.cost.exact) for item in plan.considered if isinstance(item.cost, CsaCost) and item.cost.exact]
     return tuple(f"{kind}: channels {of['channels']}, k2 {of['k2']}, k3 {of['k3']}, cost {of['cost']:,}" for kind, of in found)
 

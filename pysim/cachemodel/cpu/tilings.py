@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles, select
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
@@ -26,7 +26,6 @@ from pysim.registry.cpu import Kernel, kernels
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _K2_PARTS = np.array([1.0, 2, 4, 8, 24])
 _K3_PARTS = np.array([1.0, 4])
-_UNLIMITED = np.full(2, np.inf)
 _MIN_ITERATIONS = 64  # of k; shorter inner loops cost more in calls than caches save
 
 
@@ -104,9 +103,14 @@ def in_place_reason(nest: Nest) -> Rejected | None:
     return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory", "shape")
 
 
-def table(rates: Rates, limit: Array = _UNLIMITED, channels: int | None = None) -> tuple[Table, Array]:
-    """The candidate schedules, input stationary before weight stationary. Channel sets whose `least_cycles` exceed the `limit` of their
-    kind are left out; second, the least of those cycles, per kind. `channels`: the only size of a set."""
+def table(rates: Rates) -> Table:
+    """All candidate schedules, input stationary before weight stationary."""
+    return tiled(sets(rates))[0]
+
+
+def sets(rates: Rates, channels: int | None = None) -> Table:
+    """The kernels, loop orders, places of the windows and sets of channels of all candidates. K2 and K3, which `tiled` adds, are those of
+    the least compute: sets of all kept tiles. `channels`: the only size of a set."""
     places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
     kernels = range(len(rates.kernels))
     legal = [
@@ -117,48 +121,49 @@ def table(rates: Rates, limit: Array = _UNLIMITED, channels: int | None = None) 
     keeps, packed, kernel = (np.array(column) for column in zip(*legal, strict=True))
     # Sums of bytes are rescaled in the store, so a tile has all channels
     rescales = np.array([rates.kernels[at].group > 1 and rates.nest.dtype == "s8" for at in kernel])
-    row, sets, k2, k3, beyond = _columns(rates.of(kernel), packed, keeps, rescales, limit, channels)
-    return Table(rates.of(kernel[row]), keeps[row], kernel[row], packed[row], sets, k2, k3), beyond
+    of, total = rates.of(kernel), rates.nest.group_channels
+    window, out = _window_bytes(of, packed), of.windows * of.filters * rates.nest.result_bytes
+    most = (usable(_level(rates, 0)) - out) / (window + of.stored_tile)
+    if channels is None:
+        sizes, new = _with_own(np.array(_channel_parts(total, rates.nest.taps)), balanced(total, most))  # channels that fit L1
+    else:
+        sizes, new = np.full((kernel.size, 1), float(channels)), np.ones((kernel.size, 1), dtype=bool)
+    row, column = np.nonzero(new & ((sizes == total) | ~rescales[:, None]))
+    of, keeps = of.of(row), keeps[row]
+    kept = np.where(keeps, of.window_tiles, of.filter_tiles)
+    return Table(of, keeps, kernel[row], packed[row], sizes[row, column], np.ones(row.size), kept)
 
 
-def _columns(
-    rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], rescales: NDArray[np.bool_], limit: Array, only: int | None
-) -> tuple[NDArray[np.int64], Array, Array, Array, Array]:
-    """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3; last, the least cycles that were
-    left out, per kind."""
-    l1, l2, l3 = (usable(rates.machine.levels[min(i, len(rates.machine.levels) - 1)]) for i in range(3))
-    size, tile = rates.nest.element_bytes, rates.windows
-    window = np.where(packed > 0, tile * rates.packed_window, tile * size + rates.place_edge)
-    filters, out = rates.stored_tile, tile * rates.filters * rates.nest.result_bytes
-
-    common = np.array(_channel_parts(rates.nest.group_channels, rates.nest.taps) if only is None else (float(only),))
-    channels, new = _with_own(common, balanced(rates.nest.group_channels, (l1 - out) / (window + filters)))  # channels that fit L1
-    if only is not None:
-        channels[:], new[:, 1:] = only, False
-    new &= (channels == rates.nest.group_channels) | ~rescales[:, None]
-    least = least_cycles(rates, np.ceil(rates.nest.group_channels / channels.T), packed)
-    fits = (least <= np.where(keeps_windows, *limit)).T
-    if not (fits & new).any():
-        fits = (least == least.min()).T
-    beyond = np.where(fits, np.inf, least.T).min(axis=1).reshape(2, -1).min(axis=1)
-    new &= fits
-    row, column = np.nonzero(new)
-    channels, swap = channels[row, column], keeps_windows[row]
-    window, filters, out = window[row] * channels, filters[row] * channels, out[row]
+def tiled(sets: Table) -> tuple[Table, NDArray[np.int64]]:
+    """The candidates with these sets of channels, in their order: every K2, and each with every K3. Second, the row of each in `sets`."""
+    rates, swap = sets.rates, sets.keeps_windows
+    window, filters = _window_bytes(rates, sets.packed) * sets.channels, rates.stored_tile * sets.channels
+    out = rates.windows * rates.filters * rates.nest.result_bytes
     kept, streamed = np.where(swap, window, filters), np.where(swap, filters, window)
-    n_windows, n_filters = rates.window_tiles[row], rates.filter_tiles[row]
+    n_windows, n_filters = rates.window_tiles, rates.filter_tiles
     n_kept, n_streamed = np.where(swap, n_windows, n_filters), np.where(swap, n_filters, n_windows)
 
-    k2, new = _counts(n_streamed, _K2_PARTS, (l2 - kept) / (streamed + out))
+    k2, new = _counts(n_streamed, _K2_PARTS, (usable(_level(rates, 1)) - kept) / (streamed + out))
     pair, column = np.nonzero(new)
     k2, kept, streamed, out, n_kept = k2[pair, column], kept[pair], streamed[pair], out[pair], n_kept[pair]
-    k3, new = _counts(n_kept, _K3_PARTS, (l3 - k2 * streamed) / (kept + k2 * out))
+    k3, new = _counts(n_kept, _K3_PARTS, (usable(_level(rates, 2)) - k2 * streamed) / (kept + k2 * out))
     # input stationary with one set of filter tiles: K3 changes nothing
     one_loop = swap[pair] & (k2 >= n_streamed[pair])
     new[:, 1:] &= ~one_loop[:, None]
     last, column = np.nonzero(new)
-    pair = pair[last]
-    return row[pair], channels[pair], k2[last], k3[last, column], beyond
+    row = pair[last]
+    return select(sets, row)._replace(k2=k2[last], k3=k3[last, column]), row
+
+
+def _level(rates: Rates, at: int) -> Level:
+    """A level of cache, or the last one."""
+    levels = rates.machine.levels
+    return levels[min(at, len(levels) - 1)]
+
+
+def _window_bytes(rates: Rates, packed: Array) -> Array:
+    """Bytes of a tile of windows for one channel."""
+    return np.where(packed > 0, rates.windows * rates.packed_window, rates.windows * rates.nest.element_bytes + rates.place_edge)
 
 
 def least_cycles(rates: Rates, sets: Array | float = 1.0, packed: Array | float | None = None) -> Array:

@@ -4,7 +4,7 @@
 F(m x m, r x r) has e = m + r - 1 and e^2 planes; on tiles of m x m outputs it needs e^2 multiplications instead of r^2 m^2. The loops
 are those of `native/algorithms/winograd.c`: blocks of K2 panels of tiles; in each, blocks of K3 panels of filters; planes, channel sets,
 panels. A stride s splits each channel into s^2 phases, with r = ceil(kernel / s); the rest is a convolution of stride 1 on them
-(`dense`).
+(`dense`). The slices of a volume's kernel are channels, too.
 
     compute  = kernel + call + store + patches + outputs           in-core work, cycles
     transfer from each supplier, as in `pysim.cachemodel.cpu.cost`
@@ -117,8 +117,25 @@ def dense(w: Conv) -> Conv:
         filters=w.filters,
         kernel_h=taps,
         kernel_w=taps,
+        depth=w.depth,
+        kernel_d=w.kernel_d,
+        stride_d=w.stride_d,
+        dilation_d=w.dilation_d,
+        pad_front=w.pad_front,
+        pad_back=w.pad_back,
         dtype=w.dtype,
     )
+
+
+def channels_of(w: Conv) -> int:
+    """Channels of a group's patches: those of all phases and of all slices of the kernel."""
+    return dense(w).group_channels * w.kernel_d
+
+
+def live_share(w: Conv, panel: int, tiles: int) -> float:
+    """The share of a kernel's slices that are not padding; panels that span the `tiles` of a slice read all of them."""
+    axis = w.slices
+    return axis.met(axis.taps) / (axis.out * axis.kernel) if panel <= tiles else 1.0
 
 
 def phase_elements(w: Conv) -> int:
@@ -130,7 +147,7 @@ def phase_elements(w: Conv) -> int:
 def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> Shape:
     """The counts of native/algorithms/winograd.c."""
     w = dense(w)
-    row, rows = ceil_div(w.out_w, outputs), w.batch * ceil_div(w.out_h, outputs)
+    row, rows = ceil_div(w.out_w, outputs), w.batch * w.out_d * ceil_div(w.out_h, outputs)
     tiles, most, filters = row * rows, kernel.filters, w.group_filters
     if tiles <= most:
         panel = tiles
@@ -141,7 +158,7 @@ def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> 
     return Shape(
         outputs,
         w.kernel_h,
-        w.group_channels,
+        channels_of(w),
         filters,
         tiles,
         rows,
@@ -183,7 +200,7 @@ def prepared_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
 def plain_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
     """Bytes of the filters themselves, whole panels, which follow the transformed ones. Runs of finite operands do not read them."""
     of = shape_of(w, kernel, outputs)
-    return w.groups * of.filter_panels * kernel.windows * w.group_channels * w.kernel_h * w.kernel_w * w.element_bytes
+    return w.groups * of.filter_panels * kernel.windows * w.products * w.element_bytes
 
 
 Cases = tuple[tuple[Kernel, Shape], ...]  # a problem on a kernel with some m
@@ -218,7 +235,7 @@ def _sets(panels: int, filter_panels: int) -> Array:
 
 
 def _channel_parts(w: Conv) -> tuple[int, ...]:
-    return _parts(dense(w).channels // w.groups, 4)
+    return _parts(channels_of(w), 4)
 
 
 @lru_cache(maxsize=256)
@@ -289,7 +306,7 @@ def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
     """A lower bound on the cycles of the schedules of each case (rows) and channel set (columns): all in-core work."""
     own = np.array([_in_core(w, machine, *case) for case in cases]).reshape(-1, 6, 1) * w.groups
     kernel, calls, store, load, patches, outputs = own.swapaxes(0, 1)
-    sets = np.ceil(dense(w).channels // w.groups / np.array(_channel_parts(w)))
+    sets = np.ceil(channels_of(w) / np.array(_channel_parts(w)))
     each = SHORT_CALL * machine.core.call_cycles.value * calls + store + load
     split = np.array([[_phase_cycles(w, machine, machine.unit_of(kernel.target))] for kernel, _ in cases]).reshape(-1, 1)
     return kernel + patches + outputs + split - load + sets * each
@@ -310,12 +327,13 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
             steps += tile_panels * filter_panels * step_cycles(kernel, unit, w.dtype, filters, tiles)
             vectors += tile_panels * filter_panels * tiles * ceil_div(filters, lanes)
     calls, products = of.planes * of.panels * of.filter_panels, of.planes * vectors
+    live = live_share(w, of.panel, of.tiles // (w.batch * w.out_d))
     return (
-        of.planes * of.channels * steps,
+        of.planes * of.channels * live * steps,
         calls,
         products / unit.stores_per_cycle.value,
         products / unit.loads_per_cycle.value,
-        _input_transform_cycles(w, unit, machine.core.transform_wait, of, lanes),
+        live * _input_transform_cycles(w, unit, machine.core.transform_wait, of, lanes),
         _output_transform_cycles(w, unit, machine.core.transform_wait, of, lanes),
     )
 
@@ -325,7 +343,7 @@ def _phase_cycles(w: Conv, machine: Machine, unit: Unit) -> float:
     stride, own, core = w.stride_h, dense(w), machine.core
     if stride == 1:
         return 0.0
-    rows = own.batch * own.channels * own.height
+    rows = own.batch * own.channels * own.depth * own.height
     vectors = rows * ceil_div(own.width, unit.lanes(w.element_bytes))
     calls = rows // stride * ceil_div(own.width, SPLIT_COLUMNS)  # one channel's row in all its column phases
     each = _cycles(unit, core.transform_wait, w.dtype, 1.0, 1.0, 0.0, stride) + core.pack_cycles.value
@@ -358,7 +376,7 @@ def _output_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes
     """Cycles of the output transform of one group, with the stores of the outputs."""
     m, edge, vectors = of.outputs, of.edge, ceil_div(of.filters, lanes)
     tile = _cycles(unit, least, w.dtype, edge * edge, m * m, (edge + m) * _output_operations(m, edge // 2 - 1), 0.0)
-    blocks = 0 if of.out_blocks else w.batch * w.out_h * ceil_div(w.out_w, lanes)
+    blocks = 0 if of.out_blocks else w.batch * w.out_rows * ceil_div(w.out_w, lanes)
     block = _cycles(unit, least, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
     return vectors * (of.tiles * tile + blocks * block)
 
@@ -411,7 +429,7 @@ def described(of: Candidates) -> LoopNest:
     source = of.workload.input_elements * size  # the images that are split into phases
     groups = {"groups": Extent(1.0, w.groups)} if w.groups > 1 else {}
     each, depth = Extent(1.0, planes), Extent(1.0, channels)
-    halo = (w.kernel_h - 1) / outputs * image / panels  # rows that two rows of tiles share
+    halo = ((w.kernel_h - 1) / outputs + w.kernel_d - 1) * image / panels  # what two rows of tiles share, and other slices
     image_of = {**groups, "tiles": Extent(image / panels, image, halo)}
     patches = {"planes": each, "channels": depth, "tiles": Extent(held, of.k2 * held)}
     products = {"planes": each, "tiles": Extent(panel, of.k2 * panel), "filter panels": Extent(wide, of.k3 * wide)}

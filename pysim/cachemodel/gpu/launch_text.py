@@ -47,11 +47,19 @@ def _tiles_of(plan: Plan) -> Tiles | None:
 def _peak(gpu: Gpu, plan: Plan, tiles: Tiles | None) -> float:
     """FLOP/s of the problem's definition at the pipe's peak and sustained clock. F(m x m, 3x3) replaces 9 m^2 multiply-adds by (m + 2)^2; a
     product of parts takes several."""
-    pipe = pipe_of(gpu, tiles.pipe) if tiles else None
-    clock, row = gpu.sustained_hz.get(pipe or "", gpu.frequency_hz).value, conv_kernel(plan.kernel)
+    row, rate = conv_kernel(plan.kernel), pipe_and_rate(gpu, plan)[1]
     m = row.outputs if row else 1
     multiplied = ((m + 2) ** 2 / (9 * m * m) if m > 1 else 1.0) * (tiles.products if tiles else 1)
-    return 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * clock / multiplied if pipe else 0.0
+    return rate / multiplied
+
+
+def pipe_and_rate(gpu: Gpu, plan: Plan) -> tuple[str, float]:
+    """The pipe of the kernel that multiplies, and its FLOP/s at its sustained clock; ("", 0) if the kernel has no tiles."""
+    tiles = _tiles_of(plan)
+    pipe = pipe_of(gpu, tiles.pipe) if tiles else None
+    if not pipe:
+        return "", 0.0
+    return pipe, 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * gpu.sustained_hz.get(pipe, gpu.frequency_hz).value
 
 
 def tiling(problem: Gemm, of: Tiles) -> tuple[str, ...]:

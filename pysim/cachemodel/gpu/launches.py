@@ -403,7 +403,7 @@ def _assumed(gpu: Gpu, used: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _all_assumed(gpu: Gpu) -> tuple[str, ...]:
-    return tuple(gpu.assumed())
+    return tuple(path for path in gpu.assumed() if not path.startswith("energy"))
 
 
 # Workspace

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from pysim.cachemodel.gpu.occupancy import pipe_of
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
-from pysim.machine.gpu import Gpu
+from pysim.machine.gpu import Gpu, SharedRule
 from pysim.problem.dtypes import SIZES, SUM_BYTES
 from pysim.registry.cuda import WARP, Attributes, Tiles
 
@@ -100,6 +100,13 @@ def estimated(tiles: Tiles) -> Attributes:
 
 
 @lru_cache(maxsize=4096)
+def _shared(tiles: Tiles, trans_a: bool, trans_b: bool, rule: SharedRule) -> tuple[int, int]:
+    """Instructions and wavefronts of shared memory in a k-iteration of a SIMT kernel; GPUs of one rule have the same."""
+    counted = wavefronts(tiles, trans_a, trans_b, SharedMemory(rule=rule)).values()
+    return sum(one.instructions for one in counted), sum(one.total for one in counted)
+
+
+@lru_cache(maxsize=4096)
 def work(
     gpu: Gpu,
     tiles: Tiles,
@@ -117,9 +124,9 @@ def work(
     # loads and their addresses
     copies = stage / VECTOR_BYTES / WARP * (0 if tiles.producer else 2) + ragged_instructions
     if not tiles.tensor:
-        counted = wavefronts(tiles, trans_a, trans_b, SharedMemory(rule=gpu.shared_rule)).values()
-        issue = products / PACKED.get(tiles.dtype, 1) / WARP + sum(one.instructions for one in counted) + copies
-        return Work(arithmetic, sum(one.total for one in counted) + ragged_wavefronts, issue / gpu.schedulers_per_sm.value)
+        shared_instructions, shared_wavefronts = _shared(tiles, trans_a, trans_b, gpu.shared_rule)
+        issue = products / PACKED.get(tiles.dtype, 1) / WARP + shared_instructions + copies
+        return Work(arithmetic, shared_wavefronts + ragged_wavefronts, issue / gpu.schedulers_per_sm.value)
     groups = tiles.math_threads // tiles.group  # warps, or warpgroups
     instructions = (tiles.warp_rows // tiles.thread_rows) * (tiles.warp_columns // tiles.thread_columns)
     both = tiles.warp_rows + tiles.warp_columns

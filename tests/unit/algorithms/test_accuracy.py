@@ -186,7 +186,7 @@ def test_what_states_nothing_is_taken_for_a_direct_sum_or_for_what_it_may_be_off
 def test_strict_has_no_plan_above_a_direct_sums_error_and_ieee_none_of_transformed_operands():
     problem = parse(CONV)
     direct = accuracy.direct_sum_error(problem, H200)
-    found = {level: kernels(CONV, accuracy=level) for level in ACCURACIES}
+    found = {level: kernels(CONV, accuracy=level) for level in ACCURACIES if level != "reproducible"}
     assert max(plan.error for plan in found["standard"].values()) > direct
     assert max(plan.error for plan in found["strict"].values()) <= direct
     for level, plans in found.items():

@@ -29,12 +29,13 @@ def measurements(seed, slower=1.0, load=0.0, rounds=60, run="", peer=VERSION, pr
 
 
 def run(*args, **fields):
+    """A series of one run."""
     (found,) = runs_of(measurements(*args, **fields))
-    return found
+    return (found,)
 
 
 def test_a_regression_of_five_percent_is_found_and_none_where_there_is_none():
-    before = run(1000, load=0.5)
+    before = (*run(1000, load=0.5), *run(1001, load=0.5), *run(1002, load=0.5))
     assert [change_of(before, run(seed, slower=1.05, load=0.5)).verdict for seed in range(10)] == ["slower"] * 10
     assert [change_of(before, run(seed, load=0.5)).verdict for seed in range(20)] == ["same"] * 20
     assert [change_of(before, run(seed, slower=1 / 1.06, load=0.5)).verdict for seed in range(10)] == ["faster"] * 10
@@ -44,7 +45,7 @@ def test_a_peer_of_another_version_says_nothing():
     before, after = run(1), run(2, slower=1.2, peer={"version": "OpenBLAS 0.4"}, clock="0")
     assert change_of(before, after) is None
     (one,) = compared([before], [after])
-    assert one.before is before and one.change is None
+    assert one.before is before[0] and one.change is None
 
 
 def test_without_a_peer_cycles_are_compared():
@@ -58,12 +59,29 @@ def test_runs_of_other_settings_are_no_baseline():
     assert one.before is None and one.change is None
 
 
+def test_runs_of_one_series_narrow_the_interval_and_average_what_memory_does():
+    (before, *more), after = (run(seed)[0] for seed in range(3)), run(9)
+    one, three = change_of((before,), after), change_of((before, *more), after)
+    assert three.high - three.low < 0.9 * (one.high - one.low)
+
+
+def test_rounds_that_others_disturbed_do_not_count():
+    rng = np.random.default_rng(5)
+    ours, peer = (1e-3 * (1 + 0.002 * rng.standard_normal(90)) for _ in range(2))
+    ours[30:] *= rng.uniform(1.0, 3.0, 60)  # of other processes, only beside the plan
+    same = {"problem": SMALL, "machine": "zen4", "state": "hot", "time": "2026-11-28", "run": "7"}
+    plan = Measurement(kernel="k", schedule="{}", samples=tuple(ours), environment={"threads": "1"}, **same)
+    other = Measurement(kernel="im2col_openblas", schedule="", samples=tuple(peer), environment=VERSION, **same)
+    change = change_of(tuple(runs_of([plan, other])), tuple(runs_of([plan, other])))
+    assert change.value == 1 and change.high < 1.04
+
+
 def test_the_last_run_of_a_name_counts(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
         for seed in (1, 2):
             store.add_run(measurements(seed))
             store.mark("monday", str(seed))
-        assert [one.ours.run for one in baseline(store, "monday")] == ["2"] and baseline(store, "tuesday") == []
+        assert [[one.ours.run for one in series] for series in baseline(store, "monday")] == [["2"]] and baseline(store, "tuesday") == []
         assert [(name, count) for name, count, _ in store.marks()] == [("monday", 2)]
         assert len(store.find()) == 4
 

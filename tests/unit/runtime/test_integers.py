@@ -10,18 +10,21 @@ from pysim.errors import NativeError, OperandError
 from pysim.problem.text import Workload, parse
 from pysim.record.integers import LIMITS, Integers
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel, kernels
+from pysim.registry.cpu import Kernel, direct_kernels, kernels
 from pysim.runtime.cpu import available_kernels
 from pysim.runtime.cpu_launch import Launch, Prepared
 
-ROWS = [row for row in kernels() if row.dtype == "s8" and row.name in available_kernels()]
+ROWS = [row for row in (*kernels(), *direct_kernels()) if row.dtype == "s8" and row.name in available_kernels()]
 RESULTS = ("s32", "u8", "s8", "f32")
 
 
 def convolved(x: Any, w: Any, of: Any) -> Any:
     """Sums of a convolution whose padding is zero, as int64."""
     x = np.pad(x, ((0, 0), (0, 0), (of.pad_top, of.pad_bottom), (of.pad_left, of.pad_right)))
-    windows = np.lib.stride_tricks.sliding_window_view(x, (of.kernel_h, of.kernel_w), (2, 3))[:, :, :: of.stride_h, :: of.stride_w]
+    reach = of.dilation_h * (of.kernel_h - 1) + 1, of.dilation_w * (of.kernel_w - 1) + 1
+    windows = np.lib.stride_tricks.sliding_window_view(x, reach, (2, 3))[
+        :, :, :: of.stride_h, :: of.stride_w, :: of.dilation_h, :: of.dilation_w
+    ]
     per = of.channels // of.groups, of.filters // of.groups
     parts = [
         np.einsum("nchwrs,fcrs->nfhw", windows[:, g * per[0] : (g + 1) * per[0]], w[g * per[1] : (g + 1) * per[1]])
@@ -46,8 +49,14 @@ def finished(sums: Any, bias: Any, integers: Integers, activation: Any) -> Any:
     return whole.astype(np.uint8 if integers.result == "u8" else np.int8)
 
 
-def random_problem(random: Any) -> Workload:
+def random_problem(random: Any, depthwise: bool) -> Workload:
     size = random.integers
+    if depthwise:
+        groups, kernel, dilations = int(size(2, 9)), (size(1, 6), size(1, 12)), (size(1, 3), size(1, 4 if size(3) else 40))
+        sides = [int(size(1, 40)) + dilation * (taps - 1) for taps, dilation in zip(kernel, dilations, strict=True)]
+        shape = f"g{groups}mb{size(1, 3)}ic{groups}ih{sides[0]}iw{sides[1]}oc{groups}kh{kernel[0]}kw{kernel[1]}"
+        shape += f"dh{dilations[0] - 1}dw{dilations[1] - 1}"
+        return parse(f"conv:{shape}sh{size(1, 4)}sw{size(1, 5)}ph{size(0, 4)}pw{size(0, 4)}:s8")
     if size(2):
         return parse(f"gemm:{size(1, 70)}x{size(1, 150)}x{size(1, 80)}:s8:{'nt'[size(2)]}{'nt'[size(2)]}")
     groups = size(1, 4)
@@ -57,6 +66,8 @@ def random_problem(random: Any) -> Workload:
 
 
 def random_schedule(random: Any, row: Kernel, product: bool, channels: int) -> Schedule:
+    if row.form == "taps":
+        return Schedule(row.name, "input_stationary", "none", row.windows, row.filters, 1, 1, 1, "depthwise")
     prepared = product and bool(random.integers(2)) and row.form in ("win", "groups")
     stationary = ("input_stationary", "weight_stationary")[random.integers(2)]
     sizes = (int(random.integers(1, most)) for most in (channels + 1, 5, 5))
@@ -73,8 +84,8 @@ def elements(random: Any, shape: tuple[int, ...], kind: str) -> Any:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
     random = np.random.default_rng(row.index)
-    for trial in range(24):
-        problem: Any = random_problem(random)
+    for trial in range(60 if row.form == "taps" else 24):
+        problem: Any = random_problem(random, row.form == "taps")
         product = not hasattr(problem, "filters")
         count, channels = (problem.n, problem.k) if product else (problem.filters, problem.channels // problem.groups)
         result = RESULTS[trial % 4]
@@ -99,7 +110,7 @@ def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
 
 
 def test_what_no_quantised_layer_can_have_is_refused() -> None:
-    row = next(row for row in ROWS if row.target == "portable")
+    row = next(row for row in ROWS if row.target == "portable" and row.form == "win")
     schedule = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, 4, 1, 1)
     product = parse("gemm:3x5x4:s8")
     scale = np.ones(1, np.float32)
@@ -118,5 +129,5 @@ def test_what_no_quantised_layer_can_have_is_refused() -> None:
     with pytest.raises(OperandError, match="uint8"):
         launch(np.ones((3, 4), np.int8))
     unpacked = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, 4, 1, 1, "unpacked")
-    with pytest.raises(NativeError, match="sconv, gemm or panels"):
+    with pytest.raises(NativeError, match="sconv, gemm, panels or depthwise"):
         Launch(product, unpacked, integers=Integers(first_zero=1)).run(np.ones((3, 4), np.int8), np.ones((4, 5), np.int8))

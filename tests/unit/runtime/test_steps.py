@@ -3,6 +3,7 @@
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from native_library import native
 import pysim
 from pysim.check.reference import shapes
 from pysim.errors import NativeError
+from pysim.network.operators import NATIVE
 from pysim.problem.text import parse
 from pysim.record.plan import on_cpu
 from pysim.runtime import cpu, cpu_launch
@@ -129,11 +131,26 @@ def test_copies_of_any_strides_are_numpys(dtype):
         wanted[tuple(slice(1, size + 1) for size in x.shape)] = x
         copy_step(out, x)()
         assert (around == wanted).all()
+    for rows, columns in product((1, 7, 40), range(1, 7)):  # few columns are interleaved
+        x = np.arange(columns * rows, dtype=dtype).reshape(columns, rows)
+        for to in (columns, columns + 3):
+            out = np.zeros((rows, to), dtype)
+            copy_step(out[:, :columns], x.T)()
+            assert (out[:, :columns] == x.T).all() and not out[:, columns:].any()
     number = np.full((), 3, dtype)
     filled = np.zeros((5, 7), dtype)
     copy_step(filled, np.broadcast_to(number, filled.shape))()
     assert (filled == 3).all()
     assert copy_step(filled, filled[::-1]) is None and copy_step(filled.astype(np.int32), filled) is None
+
+
+def test_a_transposition_of_more_axes_than_a_copy_has_is_several_copies():
+    x, order = np.arange(3 * 64 * 3 * 4 * 5, dtype=np.float32).reshape(3, 4, 2, 4, 2, 3, 4, 5), (0, 1, 5, 2, 6, 3, 7, 4)
+    out = np.empty([x.shape[axis] for axis in order], np.float32)
+    step = NATIVE["Transpose"](out, [x], {"perm": order})
+    assert isinstance(step, Chain)
+    step()
+    assert (out == x.transpose(order)).all()
 
 
 def test_a_copy_that_is_none_is_refused():

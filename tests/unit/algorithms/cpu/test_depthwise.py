@@ -140,7 +140,7 @@ def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:
     for text, why in (
         ("conv:g2ic128ih8oc128kh3ph1", "shape"),
         ("conv:ic4ih8oc4kh3ph1", "shape"),
-        ("conv:g4ic4ih8oc4kh3ph1:s8", "type"),
+        ("conv:g4ic4ih8oc4kh3ph1:bf16", "type"),
     ):
         assert {one.what: one.code for one in planner.plan(text, "zen4").rejected}["depthwise"] == why
     name = planner.plan("conv:g32ic32ih8oc32kh3ph1", "zen4", algorithm="depthwise").name

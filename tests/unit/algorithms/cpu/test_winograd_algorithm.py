@@ -49,20 +49,23 @@ SHAPES = [
     "conv:ic4ih19oc9kh4ph2",
     "conv:ic2ih50oc9kh9sh2ph1:f64",
     "conv:mb2ic3ih31oc9kh12sh4ph5:f64",
+    "conv:mb2ic5id4ih9iw11oc7kd3kh3kw3pd1ph1pw1",
+    "conv:g2ic6id5ih20iw17oc12kd2kh7kw7sd2sh2sw2pd1ph3pw3",
+    "conv:ic4id7ih14iw9oc33kd3kh3kw3pd2ph1pw1dd1dh0dw0",
 ]
 
 
 def operands(w: Conv) -> tuple[Any, Any, Any]:
     """Uniform in [-1, 1)."""
     random, dtype = np.random.default_rng(3), runtime.NUMPY_DTYPES[w.dtype]
-    shapes = (w.batch, w.channels, w.height, w.width), (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w), (w.filters,)
+    shapes = w.input_shape, w.filter_shape, (w.filters,)
     x, filters, bias = ((random.random(shape) * 2 - 1).astype(dtype) for shape in shapes)
     return x, filters, bias
 
 
 def schedules(w: Conv) -> list[Schedule]:
     """A schedule of each m on each kernel that this computer has, of tiles that do not divide what there is."""
-    here, channels = runtime.available_kernels(), model.dense(w).channels // w.groups
+    here, channels = runtime.available_kernels(), model.channels_of(w)
     rows = [row for row in kernels() if row.name in here and row.dtype == w.dtype and winograd._suits(row)]
     return [
         Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, (channels + 1) // 2, 2, 2, winograd.NAME, m)
@@ -75,7 +78,7 @@ def schedules(w: Conv) -> list[Schedule]:
 def test_results_are_within_the_stated_bound_of_float64(shape: str) -> None:
     w = conv(shape)
     x, filters, bias = operands(w)
-    exact = reference(w, x.astype(np.float64), filters.astype(np.float64)) + bias.astype(np.float64)[:, None, None]
+    exact = reference(w, x.astype(np.float64), filters.astype(np.float64)) + bias.astype(np.float64).reshape(-1, *(1,) * (x.ndim - 2))
     want = np.maximum(exact, 0.0)
     for schedule in schedules(w):
         got = cpu_launch.Launch(w, schedule).run(x, filters, None, bias, "relu")

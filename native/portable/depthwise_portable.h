@@ -8,4 +8,6 @@ void f32_rows_64x1__portable(const pysim_direct *of, const void *input, const vo
                              int64_t begin, int64_t end, void *workspace);
 void f64_rows_64x1__portable(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups,
                              int64_t begin, int64_t end, void *workspace);
+void s8_taps_64x1__portable(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups,
+                            int64_t begin, int64_t end, void *workspace);
 #endif

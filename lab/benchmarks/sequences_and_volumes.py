@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of sequences and volumes, and transposed ones, beside ONNX Runtime and OpenVINO on one thread.
+
+    taskset -c 1 python lab/benchmarks/sequences_and_volumes.py -o FILE [LAYER ...] [--milliseconds 300]
+
+LAYER is a benchdnn line, a built-in set, or SET:NUMBER, its layer of that number from 0; without one, 33 layers of the sets below and of
+a few lines of depthwise kernels. Each is a model of one node, which all three read and run interleaved; a result that is further than 1e-4
+of the largest from float64 is an error. Times are CPU times, the
+lower deciles of the samples. One JSON line a layer: seconds, errors, the plans, and the
+faster peer's time over ours.
+"""
+
+import argparse
+import json
+import math
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import openvino
+from onnx import TensorProto, helper, numpy_helper
+from products import lower_deciles
+
+import pysim
+from pysim.check.reference import reference
+from pysim.measure.store import environment
+from pysim.problem.text import SHIPPED, parse
+
+LAYERS = """
+    r3d18:0 r3d18:1 r3d18:5 r3d18:6 r3d18:7 slowfast:1 slowfast:2 slowfast:4 slowfast:5 slowfast:60 slowfast:90 wav2vec2:0 wav2vec2:1
+    wav2vec2:3 wav2vec2:7 encodec:0 encodec:1 encodec:8 encodec:20 encodec:24 encodec:35 dcgan:1 dcgan:2 dcgan:3 dcgan:6
+    conv:mb1ic32id56ih56iw56oc64kd3kh3kw3 deconv:mb1ic256id9ih9iw9oc256od18oh18ow18kd2kh2kw2sd2sh2sw2pd0ph0pw0
+    conv:g1024mb1ic1024iw2048oc1024ow2048kw4pw3 conv:g512mb1ic512iw1000oc512kw31pw15 conv:g256mb1ic256iw4000oc256kw7pw3
+    conv:g64mb1ic64iw8000oc64kw63pw31 conv:g64mb1ic64id8ih56iw56oc64kd3kh3kw3pd1ph1pw1
+    conv:g128mb1ic128id16ih28iw28oc128kd3kh3kw3sd1sh2sw2pd1ph1pw1
+"""
+TOLERANCE = 1e-4
+REFERENCE_FLOPS = 3e8  # larger layers are compared with ONNX Runtime's result
+
+
+def line_of(word: str) -> str:
+    """A layer's line."""
+    name, _, number = word.partition(":")
+    if not number.isdigit():
+        return word
+    lines = [line for line in (SHIPPED / f"{name}.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return lines[int(number)].partition("_n")[0]
+
+
+def model_of(line: str) -> tuple[onnx.ModelProto, Any]:
+    """The line as a model of one node, and its input."""
+    of, (x, w, about) = np.random.default_rng(0), _shapes(line)
+    op = "ConvTranspose" if line.startswith("deconv") else "Conv"
+    weights = (of.standard_normal(w, dtype=np.float32) / np.sqrt(math.prod(w[1:]))).astype(np.float32)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", x), ("y", None))]
+    node = helper.make_node(op, ["x", "w"], ["y"], **about)
+    graph = helper.make_graph([node], "one", values[:1], values[1:], [numpy_helper.from_array(weights, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), of.standard_normal(x, dtype=np.float32)
+
+
+def _shapes(line: str) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]:
+    """Shapes of input and weights, and the node's attributes."""
+    if not line.startswith("deconv"):
+        c = parse(line)
+        axes = [c.slices, c.rows, c.columns] if c.is_volume else [c.columns] if c.height == c.kernel_h == 1 else [c.rows, c.columns]
+        x, w = (c.batch, c.channels, *(a.size for a in axes)), (c.filters, c.group_channels, *(a.kernel for a in axes))
+        pads = [a.before for a in axes] + [a.after for a in axes]
+        return x, w, {"strides": [a.stride for a in axes], "pads": pads, "dilations": [a.dilation for a in axes], "group": c.groups}
+    of = {name: int(number) for name, number in re.findall(r"([a-z]+)(\d+)", line.partition(":")[2])}
+    letters, groups = [a for a in "dhw" if f"i{a}" in of], of.get("g", 1)
+    sizes, kernel, outs = ([of[f"{field}{a}"] for a in letters] for field in "iko")
+    strides, pads = [of.get(f"s{a}", 1) for a in letters], [of.get(f"p{a}", 0) for a in letters]
+    more = [o - ((i - 1) * s - 2 * p + k) for o, i, s, p, k in zip(outs, sizes, strides, pads, kernel, strict=True)]
+    about = {"strides": strides, "pads": pads * 2, "group": groups, "output_padding": more}
+    return (of.get("mb", 1), of["ic"], *sizes), (of["ic"], of["oc"] // groups, *kernel), about
+
+
+def measure(line: str, seconds: float) -> dict[str, Any]:
+    model, x = model_of(line)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "one.onnx"
+        onnx.save(model, path)
+        ours, ort = pysim.load(path), onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+        request = openvino.Core().compile_model(path, "CPU", hints).create_infer_request()
+
+    def by_openvino() -> Any:
+        request.infer([x], share_inputs=True, share_outputs=True)
+        return request.get_output_tensor(0).data
+
+    calls = {"pysim": lambda: ours(x), "onnxruntime": lambda: ort.run(None, {"x": x})[0], "openvino": by_openvino}
+    found = {name: np.array(call(), np.float64) for name, call in calls.items()}
+    right = found["onnxruntime"]
+    if (conv := parse(line)).flops < REFERENCE_FLOPS and line.startswith("conv"):
+        weights = numpy_helper.to_array(model.graph.initializer[0])
+        right = reference(conv, *(of.astype(np.float64) for of in (x.reshape(conv.input_shape), weights.reshape(conv.filter_shape))))
+    most = float(np.abs(right).max())
+    errors = {name: float(np.abs(y.reshape(right.shape) - right).max()) / most for name, y in found.items()}
+    if not errors["pysim"] < TOLERANCE:
+        raise SystemExit(f"{line}: pysim is {errors['pysim']:.1e} off")
+    times = lower_deciles(calls, seconds)
+    plans = [layer.plan.name for layer in ours.plan.layers if layer.plan]
+    ratio = min(times["onnxruntime"], times["openvino"]) / times["pysim"]
+    return {"problem": line, "seconds": times, "errors": errors, "plans": plans, "ratio": ratio}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("layers", nargs="*", default=LAYERS.split())
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--milliseconds", type=float, default=300)
+    given = parser.parse_args()
+    ratios = []
+    with given.output.open("w", encoding="utf-8") as out:
+        print(json.dumps({"kind": "header", "environment": environment()}), file=out)
+        for word in given.layers:
+            one = measure(line_of(word), given.milliseconds / 1e3)
+            print(json.dumps(one), file=out, flush=True)
+            times = "  ".join(f"{name} {of * 1e3:.3f}" for name, of in one["seconds"].items())
+            print(f"{one['ratio']:.2f}  {times} ms  {one['errors']['pysim']:.0e}  {one['problem']}  {one['plans']}", flush=True)
+            ratios.append(one["ratio"])
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    print(f"# {mean:.3f} in the mean, least {min(ratios):.2f}, {sum(one < 0.95 for one in ratios)} of {len(ratios)} below 0.95")
+
+
+if __name__ == "__main__":
+    main()
