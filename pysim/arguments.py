@@ -83,6 +83,15 @@ def activation(given: Any, numbers: Mapping[str, int]) -> tuple[int, float, floa
     return numbers[name], low, high
 
 
+def refuse_inexact(given: Activation) -> None:
+    """OperandError for an activation whose bits depend on how a CPU's multiply-adds round."""
+    name = given[0] if isinstance(given, tuple) else given
+    if name not in (None, "identity", "relu", "clamp"):
+        raise OperandError(
+            f"the bits of {quoted(name)} depend on the CPU; accuracy reproducible takes relu, and clamp as ('clamp', low, high)"
+        )
+
+
 def flag(value: Any, name: str) -> bool:
     """A Python or NumPy bool."""
     if _is_bool(value):

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The kernel table, expanded from kernels.inc and the other tables beside it, and the test which rows this CPU and this build can run. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "operators/integers.h"
 #include "operators/loops.h"
 #include "status.h"
@@ -12,10 +15,21 @@
 
 static int cpu_runs_portable(void) { return 1; }
 #if defined(__x86_64__)
-static int cpu_runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+/* PYSIM_MAX_TARGET, read once: with "portable" or "avx2" no wider vectors are used. */
+enum { PORTABLE_ALONE = 1, UP_TO_AVX2, ALL };
+static int widest(void) {
+    static int found;
+    int known = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    if (known) return known;
+    const char *most = getenv("PYSIM_MAX_TARGET");
+    known = !most ? ALL : strcmp(most, "portable") == 0 ? PORTABLE_ALONE : strcmp(most, "avx2") == 0 ? UP_TO_AVX2 : ALL;
+    __atomic_store_n(&found, known, __ATOMIC_RELAXED);
+    return known;
+}
+static int cpu_runs_avx2(void) { return widest() >= UP_TO_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 static int cpu_runs_avx512(void) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq");
+    return widest() >= ALL && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
 }
 static int cpu_runs_avx512vnni(void) { return cpu_runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
 static int cpu_runs_avx512bf16(void) { return cpu_runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
@@ -94,6 +108,7 @@ typedef struct {
 #define GROUP_win(dtype) 1
 #define GROUP_fil(dtype) 1
 #define GROUP_outer(dtype) 1
+#define GROUP_fused(dtype) 1
 #define GROUP_groups(dtype) GROUP_##dtype
 #define GROUP_s8 4
 #define GROUP_bf16 2

@@ -15,11 +15,11 @@ static void columns_in_row(int64_t first, int64_t stride, int64_t width, int64_t
 
 #define DEFINE_ROWS(T, name)                                                                                                              \
     /* Columns [q0, q0 + count) of row p of one filter. */                                                                                \
-    static void name##_chunk(const pysim_direct *of, const T *image, const T *weights, T start, int64_t p, int64_t q0, int64_t count,     \
+    static void name##_chunk(const pysim_direct *of, const T *image, const T *weights, T own, int64_t p, int64_t q0, int64_t count,       \
                              T *out) {                                                                                                    \
         const pysim_conv *c = of->conv;                                                                                                   \
         T acc[WINDOWS];                                                                                                                   \
-        for (int64_t i = 0; i < count; i++) acc[i] = start;                                                                               \
+        for (int64_t i = 0; i < count; i++) acc[i] = 0;                                                                                   \
         for (int64_t ch = 0; ch < of->channels; ch++)                                                                                     \
             for (int64_t r = 0; r < c->kernel_h; r++) {                                                                                   \
                 const int64_t y = p * c->stride_h - c->pad_top + r * c->dilation_h;                                                       \
@@ -36,7 +36,10 @@ static void columns_in_row(int64_t first, int64_t stride, int64_t width, int64_t
                 }                                                                                                                         \
             }                                                                                                                             \
         const T low = (T)of->bounds.low, high = (T)of->bounds.high;                                                                       \
-        for (int64_t i = 0; i < count; i++) out[i] = acc[i] < low ? low : acc[i] > high ? high : acc[i];                                  \
+        for (int64_t i = 0; i < count; i++) {                                                                                             \
+            const T sum = acc[i] + own;                                                                                                   \
+            out[i] = sum < low ? low : sum > high ? high : sum;                                                                           \
+        }                                                                                                                                 \
     }                                                                                                                                     \
                                                                                                                                           \
     void name(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups, int64_t begin, \

@@ -66,6 +66,40 @@ DEFINE_KERNEL(f64, double, double, double, PYSIM_SAME, PYSIM_SAME)
 DEFINE_KERNEL(bf16, uint16_t, float, float, pysim_bf16_value, PYSIM_SAME)
 DEFINE_KERNEL(s8, int8_t, uint32_t, int32_t, PYSIM_RESIDUE_32, PYSIM_RESIDUE_32)
 
+/* Form fused: the same tile with multiply-adds that round once, as vector kernels have them, whatever the CPU: the bits of contract `chain`
+ * (docs/reproducible.md). The C library computes them where a CPU has no such instruction, and slowly. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(PYSIM_RECORD)
+#define FUSED_TARGETS __attribute__((target_clones("fma", "default")))
+#else
+#define FUSED_TARGETS
+#endif
+#define DEFINE_FUSED(dtype, T, FMA)                                                                                              \
+    FUSED_TARGETS static void dtype##_fused(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *to, \
+                                            int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {                   \
+        const T *f = filters, *w = windows, *bias_f = s->bias_filters, *bias_w = s->bias_windows, *old = s->old;                 \
+        const T alpha = (T)s->alpha, beta = (T)s->beta, low = (T)s->bounds.low, high = (T)s->bounds.high;                        \
+        T acc[FILTERS][WINDOWS] = {{0}}, *out = to;                                                                              \
+        for (int64_t p = 0; p < k; p++, f += FILTERS, w += window_pitch) {                                                       \
+            T x[WINDOWS] = {0};                                                                                                  \
+            for (int64_t i = 0; i < nw; i++) x[i] = LOAD(w + i);                                                                 \
+            for (int j = 0; j < FILTERS; j++)                                                                                    \
+                for (int i = 0; i < WINDOWS; i++) acc[j][i] = FMA(LOAD(f + j), x[i], acc[j][i]);                                 \
+        }                                                                                                                        \
+        for (int64_t j = 0; j < nf; j++)                                                                                         \
+            for (int64_t i = 0; i < nw; i++) {                                                                                   \
+                const T bias = (bias_w ? bias_w[i] : 0) + (bias_f ? bias_f[j] : 0);                                              \
+                T sum = FMA(acc[j][i], alpha, bias);                                                                             \
+                if (old) sum = FMA(LOAD(old + j * out_pitch + i), beta, sum);                                                    \
+                STORE(out + j * out_pitch + i, sum < low ? low : sum > high ? high : sum);                                       \
+            }                                                                                                                    \
+    }                                                                                                                            \
+    void dtype##_fused_8x4__portable(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out,       \
+                                     int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {                          \
+        dtype##_fused(k, filters, windows, window_pitch, out, out_pitch, nw, nf, s);                                             \
+    }
+DEFINE_FUSED(f32, float, __builtin_fmaf)
+DEFINE_FUSED(f64, double, __builtin_fma)
+
 /* NOT_FINITE: of an element x. */
 #define DEFINE_PACKER(dtype, T, NOT_FINITE)                                                                                         \
     /* Stride 1: the row's padded columns are copied into a buffer once, then once per tap, each shifted by one. */                 \

@@ -2,7 +2,7 @@
  * Form `blocks` of depthwise.inc. Lanes hold the groups of a block, each of
  * one channel and one filter; input, filters and output are stored as [row][column][lane]:
  *
- *   out[p][q] = bias + sum over kernel rows r, taps s  filters[r][s] input[p stride + r dilation - pad][q stride + s dilation - pad]
+ *   out[p][q] = (sum over kernel rows r, taps s  filters[r][s] input[p stride + r dilation - pad][q stride + s dilation - pad]) + bias
  *
  * A tile is up to MAX_TILE neighbouring outputs of a row. If the taps of a row and the stride are constants (3, 5, 7 taps, strides 1, 2), each
  * column of the input is loaded once for all outputs that read it: MAX_TILE + S - 1 loads for MAX_TILE S multiply-adds. Columns and rows outside the
@@ -19,7 +19,7 @@ typedef struct {
     int64_t rows, row; /* kernel rows inside the image; elements between them */
     int64_t taps, stride, dilation, width, pad;
     int64_t tiles, min_width, wider_tiles; /* tiles have min_width outputs, the first `wider_tiles` of them one more */
-    VEC start, low, high;
+    VEC bias, low, high;
 } BLOCK_ROW;
 
 /* P outputs; the first one's first tap is column `at`. EDGE: some columns are outside the image. S: taps of a row, SW: stride, both
@@ -28,7 +28,7 @@ INLINE void blocks_tile(const int S, const int SW, const int P, const int EDGE, 
     const int columns = S ? (P - 1) * SW + S : 0; /* input columns */
     VEC acc[MAX_TILE];
 #pragma GCC unroll 8
-    for (int i = 0; i < P; i++) acc[i] = t->start;
+    for (int i = 0; i < P; i++) acc[i] = v_zero();
     const T *x = t->x + at * LANES, *w = t->w;
     for (int64_t r = 0; r < t->rows; r++, x += t->row, w += t->taps * LANES) {
         VEC weight[MAX_TAPS];
@@ -53,7 +53,7 @@ INLINE void blocks_tile(const int S, const int SW, const int P, const int EDGE, 
         }
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < P; i++) v_store(out + i * LANES, v_between(t->low, t->high, acc[i]));
+    for (int i = 0; i < P; i++) v_store(out + i * LANES, v_between(t->low, t->high, v_add(acc[i], t->bias)));
 }
 
 INLINE void blocks_row(const int S, const int SW, const BLOCK_ROW *t) {
@@ -107,7 +107,7 @@ INLINE void blocks_body(const pysim_direct *of, const T *input, const T *filters
                    .tiles = tiles,
                    .min_width = of->q / tiles,
                    .wider_tiles = of->q % tiles,
-                   .start = bias ? v_load(bias) : v_zero(),
+                   .bias = bias ? v_load(bias) : v_zero(),
                    .low = v_set1((T)of->bounds.low),
                    .high = v_set1((T)of->bounds.high)};
     for (int64_t p = begin; p < end; p++) {

@@ -75,8 +75,16 @@ static void rescale(const pysim_rescale *r, const int32_t *sums, int64_t sums_pi
 
 /* ---- maps ---- */
 
+/* The product is rounded before the sum, on every CPU: without v_kept the compiler fuses them where the CPU can. */
+INLINE VEC mapped(VEC x, VEC scale, VEC shift) { return v_add(v_kept(v_mul(scale, x)), shift); }
+
 static void map_piece(const T *x, T scale, T shift, int64_t count, T *y) {
-    for (int64_t i = 0; i < count; i++) y[i] = scale * x[i] + shift;
+    const VEC factor = v_set1(scale), term = v_set1(shift);
+    const int64_t whole = count / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES) v_store(y + i, mapped(v_load(x + i), factor, term));
+    if (whole == count) return;
+    const MASK rest = v_lanes(0, count - whole);
+    v_store_mask(y + whole, mapped(v_load_mask(x + whole, rest), factor, term), rest);
 }
 
 /* Pixels in channel blocks, each multiplied by the block's scales. */
@@ -84,7 +92,7 @@ static void map_pixels(const T *x, const T *scale, const T *shift, int64_t block
     for (int64_t l = 0; l < block; l += LANES) {
         const MASK in = v_lanes(0, block - l);
         const VEC factor = scale ? v_load_mask(scale + l, in) : v_set1(1), term = shift ? v_load_mask(shift + l, in) : v_zero();
-        for (int64_t i = l; i < count * block; i += block) v_store_mask(y + i, factor * v_load_mask(x + i, in) + term, in);
+        for (int64_t i = l; i < count * block; i += block) v_store_mask(y + i, mapped(v_load_mask(x + i, in), factor, term), in);
     }
 }
 
@@ -272,15 +280,26 @@ static T pool_window(const pysim_pool *p, const T *plane, int64_t row, int64_t q
     return p->largest ? value : value / (T)(counted_rows(p, y0) * counted_columns(p, x0));
 }
 
-/* The mean of a plane; lanes are added pairwise. */
+/* The mean of a plane: as many partial sums as the widest vector has lanes, whatever this one has, are added pairwise. */
+enum { MEAN_PARTS = 16 };
 static T plane_mean(const T *x, int64_t count) {
-    VEC sum = v_zero();
+    VEC sum[MEAN_PARTS / LANES];
     int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) sum += v_load(x + i);
-    if (i < count) sum += v_load_mask(x + i, v_lanes(0, count - i));
-    T part[LANES];
-    v_store(part, sum);
-    for (int n = LANES / 2; n > 0; n /= 2)
+#pragma GCC unroll 16
+    for (int v = 0; v < MEAN_PARTS / LANES; v++) sum[v] = v_zero();
+    for (; i + MEAN_PARTS <= count; i += MEAN_PARTS)
+#pragma GCC unroll 16
+        for (int v = 0; v < MEAN_PARTS / LANES; v++) sum[v] += v_load(x + i + v * LANES);
+    if (i < count)
+#pragma GCC unroll 16
+        for (int v = 0; v < MEAN_PARTS / LANES; v++) {
+            const int64_t at = pysim_min(count, i + v * LANES);
+            sum[v] += v_load_mask(x + at, v_lanes(0, count - at));
+        }
+    T part[MEAN_PARTS];
+#pragma GCC unroll 16
+    for (int v = 0; v < MEAN_PARTS / LANES; v++) v_store(part + v * LANES, sum[v]);
+    for (int n = MEAN_PARTS / 2; n > 0; n /= 2)
         for (int j = 0; j < n; j++) part[j] += part[j + n];
     return part[0] / (T)count;
 }

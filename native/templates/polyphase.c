@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The kernels of polyphase.inc, of which a target and dtype have one:
  *
- *   out[f][i] = clamp(bias[f] + sum over p < k of filters[p][f] x[offsets[p] + i])
+ *   out[f][i] = clamp((sum over p < k of filters[p][f] x[offsets[p] + i]) + bias[f])
  *
  * A tile is up to 3 neighbouring vectors of an output row x all filters of a panel: each tap loads the vectors in place and multiplies them by
  * one broadcast value per filter. 3 vectors x filters accumulators fill the registers. The vectors of a row are divided evenly among tiles, because a
@@ -19,11 +19,9 @@ INLINE void phases_tile(const int vectors, const int filters, const pysim_phases
     const T *w = of->filters, *bias = of->bias;
     VEC acc[TILE][PHASES_FILTERS];
 #pragma GCC unroll 8
-    for (int f = 0; f < filters; f++) {
-        const VEC start = bias && f < of->count ? v_set1(bias[f]) : v_zero();
+    for (int f = 0; f < filters; f++)
 #pragma GCC unroll 3
-        for (int v = 0; v < vectors; v++) acc[v][f] = start;
-    }
+        for (int v = 0; v < vectors; v++) acc[v][f] = v_zero();
     for (int64_t p = 0; p < of->k; p++, w += filters) {
         const T *at = x + of->offsets[p];
         VEC in[TILE];
@@ -42,10 +40,11 @@ INLINE void phases_tile(const int vectors, const int filters, const pysim_phases
 #pragma GCC unroll 8
     for (int f = 0; f < filters; f++) {
         if (f >= of->count) break;
+        const VEC own = bias ? v_set1(bias[f]) : v_zero();
         T *to = out + f * of->out_pitch;
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; v++) {
-            const VEC y = v_between(low, high, acc[v][f]);
+            const VEC y = v_between(low, high, v_add(acc[v][f], own));
             if (v < vectors - 1 || whole) v_store(to + v * LANES, y);
             else v_store_mask(to + v * LANES, y, last);
         }

@@ -175,11 +175,9 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
     const int64_t pitch = t->step * t->width, taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * taps;
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 4
-    for (int f = 0; f < FILTERS; f++) {
-        const VEC start = bias ? v_set1(bias[f]) : v_zero();
+    for (int f = 0; f < FILTERS; f++)
 #pragma GCC unroll 8
-        for (int o = 0; o < ROWS; o++) acc[f][o] = start;
-    }
+        for (int o = 0; o < ROWS; o++) acc[f][o] = v_zero();
     for (int64_t ch = 0; ch < t->channels; ch++, x += t->height * t->width, w += taps) {
         if (KR > 1) add_rows(KR, SH, ROWS, FILTERS, MODE, EDGE, t, x, pitch, column, inside, live, w, w_pitch, acc);
         for (int64_t r = 0; KR == 1 && r < t->kernel_h; r++) {
@@ -188,6 +186,11 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
                      w_pitch, acc);
         }
     }
+    if (bias)
+#pragma GCC unroll 4
+        for (int f = 0; f < FILTERS; f++)
+#pragma GCC unroll 8
+            for (int o = 0; o < ROWS; o++) acc[f][o] = v_add(acc[f][o], v_set1(bias[f]));
     if (t->clamped) { /* otherwise 16 comparisons beside the 72 multiply-adds of a tile of 3x3 */
         const VEC low = v_set1(t->low), high = v_set1(t->high);
 #pragma GCC unroll 4

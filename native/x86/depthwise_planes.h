@@ -88,11 +88,11 @@ static void lanes_to_planes(const T *in, int64_t plane, int64_t lanes, int64_t c
 
 /* COLUMNS outputs of a row from kernel rows [r0, r1); `x` is the first column of row r0. KW (taps of a row) and SW (stride) are
  * constants, so that each column is loaded once for all outputs that read it; or 0. */
-TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC start,
+TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC bias,
                  T *out) {
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 8
-    for (int i = 0; i < COLUMNS; i++) acc[0][i] = start;
+    for (int i = 0; i < COLUMNS; i++) acc[0][i] = v_zero();
     for (int64_t r = r0; r < r1; r++, x += t->step * LANES) {
         const T *weights = w + r * t->kernel_w * LANES;
         VEC weight[MAX_FILTERS][MAX_KR];
@@ -109,11 +109,11 @@ TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, 
         }
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, acc[0][i]);
+    for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, v_add(acc[0][i], bias));
 }
 
 /* Output rows of up to LANES groups of one channel and one filter; t->step: elements between kernel rows, t->pad: the row stride. */
-INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) {
+INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t columns, int64_t rows, const T *w, VEC bias) {
     const int64_t blocks = pysim_ceil_div(t->q, MAX_ROWS), least = t->q / blocks, more = t->q % blocks;
     int64_t y = t->y;
     T *to = t->out;
@@ -127,16 +127,16 @@ INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t colu
             wide = least + (block < more);
             switch (wide) {
 #define PLANES_CASE(n) \
-    case n: planes_tile(KW, SW, n, t, x, r0, r1, w, start, to); break;
+    case n: planes_tile(KW, SW, n, t, x, r0, r1, w, bias, to); break;
                 PLANES_CASE(1) PLANES_CASE(2) PLANES_CASE(3) PLANES_CASE(4) PLANES_CASE(5) PLANES_CASE(6) PLANES_CASE(7) PLANES_CASE(8)
             }
         }
     }
 }
 
-#define PLANES_ROWS(KW, SW)                                                                                                               \
-    static __attribute__((noinline)) void planes_rows_##KW##_##SW(const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) { \
-        planes_rows(KW, SW, t, columns, rows, w, start);                                                                                  \
+#define PLANES_ROWS(KW, SW)                                                                                                              \
+    static __attribute__((noinline)) void planes_rows_##KW##_##SW(const TILES *t, int64_t columns, int64_t rows, const T *w, VEC bias) { \
+        planes_rows(KW, SW, t, columns, rows, w, bias);                                                                                  \
     }
 PLANES_ROWS(0, 1)
 PLANES_ROWS(3, 1)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pysim.algorithms.contract import Nests, Prepared
+from pysim.algorithms.reproducible import chain, set_of
 from pysim.cachemodel.cpu import nest_schedules, nest_text
 from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import Nest, nest_of, packed_filter_bytes, room_bytes, workspace_bytes
@@ -15,6 +16,7 @@ from pysim.cachemodel.cpu.tilings import Forms
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
+from pysim.record.contract import Contract
 from pysim.record.cost import NoneLegal, Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request, on_cpu
@@ -38,7 +40,8 @@ class OnNest(NamedTuple):
         return nest_schedules.least_cycles(self.nest(request.problem), request, best, self.form) if request.threads == 1 else 0.0
 
     def candidates(self, request: Request, limit: Array | float = 0.0) -> nest_schedules.Found | NoneLegal:
-        return nest_schedules.candidates(self.nest(request.problem), request, limit, self.form, self.algorithm)
+        channels = set_of(request.problem) if request.reproducible else None
+        return nest_schedules.candidates(self.nest(request.problem), request, limit, self.form, self.algorithm, channels)
 
     def workspace_bytes(self, problem: Any, schedule: Schedule, layout: Layout) -> int:
         return workspace_bytes(self.nest(problem), schedule) + self.rooms * room_bytes(problem.dtype, _count(problem))
@@ -50,6 +53,11 @@ class OnNest(NamedTuple):
 
     def describe(self, plan: Plan) -> Description:
         return nest_text.describe_nest(self.nest(plan.workload), plan, self.summary)
+
+
+def contract(problem: Any, schedule: Schedule) -> Contract:
+    """Each set of channels is a chain, in the order of the panels: kernel rows, channels, kernel columns."""
+    return chain(problem, schedule.channels)
 
 
 def _count(problem: Any) -> int:

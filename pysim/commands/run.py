@@ -9,6 +9,7 @@ from pysim.commands import timing
 from pysim.commands.common import (
     Column,
     accuracy_options,
+    document,
     every,
     json_option,
     layers_of,
@@ -23,6 +24,8 @@ from pysim.commands.common import (
 from pysim.commands.networks import measured, put_networks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pysim.record.measurement import Comparison
 
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 @machine_option
 @plan_options(timing.algorithm_option, timing.name_option, timing.threads_option, accuracy_options)
 @click.option("--profile", is_flag=True, help="Show the share of packing in the time of a call.")
+@click.option("--fingerprint", is_flag=True, help="Of a model, instead: a digest of each layer's result and its numeric contract.")
+@click.option("--against", metavar="FILE", help="A document of --fingerprint --json: the first layer at which the model parts from it.")
 @every
 @json_option
 @click.pass_context
@@ -40,6 +45,8 @@ def run(
     machine_name: str,
     options: dict[str, Any],
     profile: bool,
+    fingerprint: bool,
+    against: str | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -53,10 +60,14 @@ def run(
     Examples
       pysim run conv:mb1ic64ih56oc64kh3ph1 --profile
       pysim run resnet50 -m power10-e1050
+      pysim run model.onnx --fingerprint --accuracy reproducible --json > mine.json
+      pysim run model.onnx --against mine.json
     """
     from pysim.calibration import host
     from pysim.comparison.compare import plan_layers
 
+    if fingerprint or against:
+        ctx.exit(_fingerprint(problems, machine_name, options, against, as_json))
     timing.check_plan(options)
     layers = layers_of(problems, every)
     if profile:
@@ -76,6 +87,29 @@ def run(
         _put_summary(results, executor.kind == "emulated", profile)
         put_networks(networks.comparisons)
     ctx.exit(networks.exit_code(timing.exit_code(results)))
+
+
+def _fingerprint(words: "Sequence[str]", machine_name: str, options: dict[str, Any], against: str | None, as_json: bool) -> int:
+    """Writes the fingerprint of a model's layers for inputs drawn from seed 0, and where it parts from another; the exit code."""
+    from pysim.network.fingerprint import parting, random_inputs, read
+    from pysim.onnx.load import load
+    from pysim.problem.text import model_file
+
+    if len(words) != 1 or model_file(words[0]) is None or options["algorithm"] or options["name"]:
+        raise click.UsageError("--fingerprint and --against take one model, model.onnx or model.onnx:mb4, with --accuracy and --threads")
+    other = read(against) if against else None
+    accuracy = other["accuracy"] if other else options["accuracy"]
+    network = load(words[0], machine_name, options["threads"], accuracy)
+    layers = network.fingerprint(**random_inputs(network.inputs))
+    where = parting(layers, other["layers"]) if other else None
+    if as_json:
+        document(fingerprint={"model": words[0], "accuracy": accuracy, "layers": layers, **({"parts_at": where} if other else {})})
+    else:
+        for one in layers:
+            put(f"{one['digests'][0] if one['digests'] else '-':<18}{one['op']:<20}{one.get('contract', ''):<32}{one['node']}")
+        if other:
+            put(f"parts from {against} at {where}" if where else f"the same bits as {against} in all {plural(len(layers), 'layer')}")
+    return int(where is not None)
 
 
 def _columns(flops: dict[str, int], profile: bool) -> "list[Column[Comparison]]":

@@ -3,15 +3,17 @@
 
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 from pysim.algorithms import algorithm_named
 from pysim.explain.advice import advice, verdict, would_help
 from pysim.explain.energy import energy_line
 from pysim.explain.roof import above
 from pysim.machine.gpu import Gpu
+from pysim.planner.plan import planned
 from pysim.record.cost import Cost, CsaCost
 from pysim.record.description import Description, bytes_text, seconds_text
-from pysim.record.plan import Considered, Plan
+from pysim.record.plan import Considered, Plan, Request
 
 WIDTH = 120
 SHOWN = 6  # rejections that are printed
@@ -82,10 +84,21 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
     yield f"kernel {plan.kernel}{layout}; {workspace}{limit}"
     bound = algorithm_named(plan.algorithm, plan.workload, plan.on).tolerance(plan.workload, plan.schedule)
     yield f"largest error {plan.error:.1e} of the results' rms for inputs of one size; {_OPERANDS[bound.operands]}"
+    if plan.contract:
+        yield from _wrapped(f"contract {plan.contract}: plans with the same one give the same bits{_price(plan)}")
     if plan.error_scale in _SCALES:
         yield f"a result's error is relative to the largest input of its {_SCALES[plan.error_scale]}"
     yield f"error bound {bound.source}"
     yield f"plan {plan.name}"
+
+
+def _price(plan: Plan) -> str:
+    """What accuracy reproducible costs: the time over that of accuracy strict."""
+    if plan.accuracy != "reproducible" or not plan.seconds:
+        return ""
+    terms: Any = {"layout": plan.layout, "state": plan.state, "threads": plan.threads, "memory_limit": plan.memory_limit}
+    strict = planned(Request(plan.workload, plan.on, accuracy="strict", **terms))
+    return f"; {plan.seconds / strict.seconds:.3f}x the time of accuracy strict" if strict.seconds else ""
 
 
 def _cycles(cost: Cost) -> Iterator[str]:

@@ -19,12 +19,13 @@ import numpy as np
 from pysim.arguments import whole
 from pysim.errors import OperandError, choose, printable
 from pysim.machine.cpu import Machine
-from pysim.network import operators, saved
+from pysim.network import operators, reproducible, saved
 from pysim.network.along import SEVERAL
 from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.attention import fuse_attention
 from pysim.network.conv3d import as_images, with_volumes
+from pysim.network.fingerprint import entry
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
@@ -72,6 +73,8 @@ class Network:
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
         integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
         graph = fuse_attention(fuse_transpositions(fuse(integers, _supports)))
+        if accuracy == "reproducible":
+            reproducible.refuse_others(graph)
         if self.blocks:
             copying = partial(reordering_seconds, on=on)
             graph = with_volumes(graph, lambda problem: seconds_of(problem, on, accuracy), copying)
@@ -171,6 +174,19 @@ class Network:
         run.end()
         self._idle.append(run)
         return [Timed(layer, float(seconds)) for layer, seconds in zip(self.plan.layers, np.median(spent[1:], axis=0), strict=True)]
+
+    def fingerprint(self, *arrays: Any, **named: Any) -> list[dict[str, Any]]:
+        """Of each layer the node, the contract and the digest of its results (`pysim.network.fingerprint`)."""
+        inputs, run = self._inputs_by_name(arrays, named), self._borrow_run()
+        run.begin(inputs, run.step_moves)
+        found = []
+        for layer, step in zip(self.plan.layers, run.steps, strict=True):
+            step()
+            if layer.node.op != "Reorder":
+                found.append(entry(layer, [run.values[name] for name in layer.node.outputs if name]))
+        run.end()
+        self._idle.append(run)
+        return found
 
     def _borrow_run(self) -> "_Run":
         try:

@@ -94,7 +94,7 @@ class _Cut:
         self._add_cost(written, read, _FORBIDDEN)
         if self._preserves_layout(node):
             plain, both = (seconds(node, block, block) or 0.0 for block in (1, self._block))
-            self._add_label_cost(read, both - plain)
+            self._add_label_cost(read, min(both, _FORBIDDEN) - plain)
         else:
             self._add_label_cost(read, _FORBIDDEN)
 

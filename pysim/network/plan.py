@@ -23,6 +23,7 @@ from pysim.network.integer_forms import integer_problem
 from pysim.network.integer_layers import INTEGER_LAYERS
 from pysim.network.layouts import LayoutChoice, choose_layouts
 from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
+from pysim.network.reproducible import MEANS
 from pysim.planner import planned
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -186,6 +187,8 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
     """The graph with the layouts of least predicted time on one thread."""
 
     def seconds(node: Node, read: int, written: int) -> float | None:
+        if accuracy == "reproducible" and read > 1 and node.op in MEANS:
+            return math.inf
         if node.op != "Conv":
             return pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
         try:

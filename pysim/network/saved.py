@@ -32,6 +32,7 @@ from pysim.planner import planned
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
+from pysim.record.contract import Contract
 from pysim.record.cost import Cost
 from pysim.record.later import Later
 from pysim.record.plan import Plan, Request
@@ -41,8 +42,20 @@ from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.integer_steps import Quantity, Sums
 
 MAGIC = b"PK\x03\x04"  # with which archives begin, and no model of ONNX's does
-_FORMAT = 1
-_OF_PLAN = ("state", "algorithm", "workspace_bytes", "assumed", "layout", "needs_finite", "error", "error_scale", "accuracy", "threads")
+_FORMAT = 2
+_OF_PLAN = (
+    "state",
+    "algorithm",
+    "workspace_bytes",
+    "assumed",
+    "layout",
+    "needs_finite",
+    "error",
+    "error_scale",
+    "accuracy",
+    "threads",
+    "contract",
+)
 
 
 def is_saved(path: Path) -> bool:
@@ -170,7 +183,10 @@ def _layer(document: Mapping[str, Any], on: Machine, value: Callable[[Any], Any]
 def _plan(document: Mapping[str, Any], on: Machine, value: Callable[[Any], Any]) -> Plan:
     """A plan whose alternatives are found when they are first asked for."""
     problem = value(document["problem"])
-    fields: dict[str, Any] = {name: document[name] for name in _OF_PLAN} | {"assumed": tuple(document["assumed"])}
+    fields: dict[str, Any] = {name: document[name] for name in _OF_PLAN} | {
+        "assumed": tuple(document["assumed"]),
+        "contract": msgspec.convert(document["contract"], Contract | None),
+    }
     schedule, cost = msgspec.convert(document["schedule"], Schedule), msgspec.convert(document["cost"], Cost)
 
     def again() -> Plan:

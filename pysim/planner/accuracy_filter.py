@@ -3,6 +3,7 @@
 
 import numpy as np
 
+from pysim.algorithms import reproducible
 from pysim.algorithms.accuracy import refuses, stated_error
 from pysim.algorithms.contract import Algorithm
 from pysim.cachemodel.costs import Costs
@@ -14,8 +15,12 @@ def accurate(request: Request, algorithm: Algorithm, costs: Costs) -> Costs:
     if request.any_error:
         return costs
     _, representatives, alike = np.unique(costs.alike, return_index=True, return_inverse=True)
-    bounds = [algorithm.tolerance(request.problem, costs.schedule(row)) for row in representatives.tolist()]
+    schedules = [costs.schedule(row) for row in representatives.tolist()]
+    bounds = [algorithm.tolerance(request.problem, schedule) for schedule in schedules]
     reasons = [refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit) for bound in bounds]
+    if request.reproducible:
+        breaks = (reproducible.refuses(request.problem, algorithm, schedule) for schedule in schedules)
+        reasons = [reason or other for reason, other in zip(breaks, reasons, strict=True)]
     kept = costs.selected(np.array([reason is None for reason in reasons], dtype=bool)[alike])
 
     errors = np.array([stated_error(bound, request.problem, request.machine) for bound in bounds])[alike]

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.algorithms import accuracy as accuracies
-from pysim.algorithms import algorithms_for
+from pysim.algorithms import algorithms_for, reproducible
 from pysim.algorithms.contract import Algorithm, Array, Candidates, least_cycles
 from pysim.cachemodel.costs import Costs
 from pysim.errors import choose
@@ -174,6 +174,7 @@ class Table(NamedTuple):
             needs_finite=bound.finite,
             error=accuracies.stated_error(bound, request.problem, request.machine),
             error_scale=bound.scale,
+            contract=reproducible.contract(algorithm, request.problem, schedule),
             accuracy=request.accuracy,
             error_limit=request.error_limit,
         )

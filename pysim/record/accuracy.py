@@ -3,6 +3,6 @@
 
 from typing import Literal
 
-Accuracy = Literal["standard", "strict", "ieee"]
+Accuracy = Literal["standard", "strict", "ieee", "reproducible"]
 ErrorScale = Literal["products", "window", "tile"]
-ACCURACIES: tuple[Accuracy, ...] = ("standard", "strict", "ieee")
+ACCURACIES: tuple[Accuracy, ...] = ("standard", "strict", "ieee", "reproducible")

@@ -12,6 +12,7 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy, ErrorScale
+from pysim.record.contract import Contract
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import AnySchedule, GpuSchedule, Schedule, name_of
 from pysim.record.state import State
@@ -60,7 +61,8 @@ class Request(NamedTuple):
     schedule         only this schedule
     input_footprint  "packed" or "raw", for CSA (`pysim/cachemodel/cpu/csa.py`) only
     accuracy         "standard": any plan; "strict": plans whose stated error is at most that of a direct sum of the type; "ieee": plans
-                     that multiply and add in the type itself (`pysim.algorithms.accuracy`)
+                     that multiply and add in the type itself (`pysim.algorithms.accuracy`); "reproducible": plans that keep the layer's
+                     numeric contract (`pysim.algorithms.reproducible`)
     error_limit      the largest error over the result's root mean square that a plan may state
     threads          threads of a CPU that share the run; the plan is the best for that many (`pysim.planner.threads`)
     prepared         whether B of a product is prepared once, as the weights of a convolution always are; the cost leaves that out
@@ -106,6 +108,11 @@ class Request(NamedTuple):
         return self.problem
 
     @property
+    def reproducible(self) -> bool:
+        """Whether only plans that keep the layer's contract are asked for (`pysim.algorithms.reproducible`)."""
+        return self.accuracy == "reproducible"
+
+    @property
     def any_error(self) -> bool:
         """Whether all algorithms are accurate enough."""
         return self.accuracy == "standard" and self.error_limit is None
@@ -139,7 +146,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     it may be NaN), an entry of NEEDS_FINITE ("filters": only if the problem is padded). `error`: the algorithm's stated largest error over
     the result's root mean square, against float64, for operands in [-1, 1); one random draw in a hundred may exceed it
     (`pysim.algorithms.accuracy`). `error_scale`: where operands differ much in size, the error of a result is relative to its products, to
-    the largest input of its window, or to that of its tile. `accuracy` and `error_limit` are the request's. The cost is for `threads`
+    the largest input of its window, or to that of its tile. `contract`: plans of a layer with the same one give the same
+    bits; None if they depend on more than the layer. `accuracy` and `error_limit` are the request's. The cost is for `threads`
     threads of a CPU.
     """
 
@@ -159,6 +167,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     needs_finite: Finite = "nothing"
     error: float = 0.0
     error_scale: ErrorScale = "products"
+    contract: Contract | None = None
     accuracy: Accuracy = "standard"
     error_limit: float | None = None
     threads: int = 1
@@ -228,6 +237,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             **({"error_limit": self.error_limit} if self.error_limit is not None else {}),
             "error": self.error,
             "error_scale": self.error_scale,
+            **({"contract": str(self.contract)} if self.contract else {}),
             "cost": msgspec.to_builtins(self.cost),
             "assumed": list(self.assumed),
             "rejected": [msgspec.to_builtins(item) for item in self.rejected],

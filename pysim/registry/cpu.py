@@ -22,6 +22,7 @@ _TABLES = {
         "win": "vector lanes hold windows; each filter value is broadcast",
         "fil": "vector lanes hold filters; each window value is broadcast",
         "groups": "vector lanes hold windows, each a group of neighbouring k of 4 bytes; each filter's group is broadcast",
+        "fused": "win in plain C, multiply-adds round once; for accuracy reproducible alone",
         "outer": "one register holds a 4x4 outer product (SConv)",
     },
     "depthwise.inc": {
@@ -70,6 +71,16 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     def group(self) -> int:
         """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in form groups, else 1."""
         return 4 // SIZES[self.dtype] if self.form == "groups" else 1
+
+    @property
+    def fused(self) -> bool:
+        """Whether its multiply-adds round once, on any CPU. Plain C leaves that to the compiler, unless the form asks for it."""
+        return self.target != "portable" or self.slow
+
+    @property
+    def slow(self) -> bool:
+        """Whether it is for CPUs without fused multiply-adds, under accuracy reproducible alone."""
+        return self.form == "fused"
 
     @property
     def along_filters(self) -> bool:

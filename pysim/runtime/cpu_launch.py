@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from pysim.arguments import Activation
+from pysim.arguments import Activation, refuse_inexact
 from pysim.errors import OperandError
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
@@ -98,7 +98,7 @@ class Launch:
         layout: Layout = "nchw",
         integers: Integers | None = None,
     ) -> None:
-        self.workload, self.threads, self.executor = workload, threads, executor
+        self.workload, self.threads, self.executor, self._reproducible = workload, threads, executor, False
         w, self._product = workload, not isinstance(workload, Conv)
         if isinstance(w, Conv):
             blocks = blocks_of(layout)
@@ -127,7 +127,9 @@ class Launch:
     def of(cls, plan: Plan, threads: int = 1, integers: Integers | None = None) -> "Launch":
         """The launch of a CPU's plan, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
-        return cls(plan.workload, schedule, threads, executor_for(on), plan.layout, integers)
+        made = cls(plan.workload, schedule, threads, executor_for(on), plan.layout, integers)
+        made._reproducible = plan.accuracy == "reproducible"
+        return made
 
     def _quantised(self, integers: Integers, schedule: Schedule) -> Schedule:
         """Takes over quantised operands. Scaled sums need one set of channels."""
@@ -247,6 +249,8 @@ class Launch:
             residual = addend(residual, "residual", self._out_shape, self.workload.dtype)
         if bias is not None:
             bias = addend(bias, "bias", (self._count,), self.workload.dtype)
+        if self._reproducible:
+            refuse_inexact(activation)
         return epilogue_struct(alpha, beta, bias, activation, residual, self._integers)
 
     def _run_at_once(self, first: Any, second: Any, epilogue: Any, y: Any) -> bool:
@@ -350,6 +354,8 @@ class Prepared:
     ) -> "Prepared":
         """A CPU's plan with these weights, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
+        if plan.accuracy == "reproducible":
+            refuse_inexact(activation)
         return cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout, integers, prepared)
 
     @property

@@ -42,7 +42,7 @@ from pysim.registry.cpu import Kernel, nchwc_kernels
 
 NAME = "blocked"
 COMPUTES = Conv
-tolerance, prepare = direct_sum, direct_nchwc.prepare
+tolerance, prepare, contract = direct_sum, direct_nchwc.prepare, direct_nchwc.contract
 REGIONS = 3  # parallel regions per image: conversion, convolution, conversion
 
 

@@ -49,6 +49,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pysim.algorithms.contract import Nests, Prepared, direct_sum
+from pysim.algorithms.reproducible import chain
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, row_of, type_refusal, unpacked_plan
@@ -58,6 +59,7 @@ from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
+from pysim.record.contract import Contract
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request, blocks_of, on_cpu
@@ -67,6 +69,18 @@ from pysim.registry.cpu import Kernel, direct_edge_bytes, direct_kernels
 NAME = "depthwise"
 COMPUTES = Conv
 tolerance = direct_sum
+SHARED_ROWS = (3, 5, 7)  # square kernels whose form `rows` shares loads between kernel rows
+
+
+def contract(problem: Conv, schedule: Schedule) -> Contract | None:
+    """A filter's taps, row by row. Form `rows` adds them column by column where kernel rows share loads, unless AVX-512 shifts lanes
+    (3x3 of one filter a group)."""
+    row = row_of(schedule)
+    shared = problem.kernel_h == problem.kernel_w in SHARED_ROWS and problem.dilation_w == 1
+    shifted = problem.kernel_h == 3 and row.target == "avx512" and problem.group_filters == 1
+    return chain(problem, 1) if problem.group_channels == 1 and (row.form != ROWS or not shared or shifted) else None
+
+
 MAX_CHANNELS = 16  # of a group: with more, packing is faster
 
 ROWS, PLANES, BLOCKS, TAPS = "rows", "planes", "blocks", "taps"  # forms of kernels

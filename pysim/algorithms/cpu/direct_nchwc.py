@@ -40,6 +40,7 @@ import msgspec
 import numpy as np
 
 from pysim.algorithms.contract import Nests, Prepared, direct_sum
+from pysim.algorithms.reproducible import chain
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, round_up, row_of, type_refusal, unpacked_plan
@@ -48,6 +49,7 @@ from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps, nest_of,
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
+from pysim.record.contract import Contract
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request, blocks_of
@@ -57,6 +59,14 @@ from pysim.registry.cpu import Kernel, nchwc_kernels
 NAME = "direct_nchwc"
 COMPUTES = Conv
 tolerance = direct_sum
+
+
+def contract(problem: Conv, schedule: Schedule) -> Contract | None:
+    """Sums run along blocks of channels, then taps, then the channels of a block; only one tap and one set have the order of others."""
+    alike = problem.taps == 1 and not problem.padded and schedule.channels == problem.group_channels
+    return chain(problem, schedule.channels) if alike else None
+
+
 SET_BLOCKS = (1, 4, 8, 16, 32)  # channel blocks per set; also all of them
 
 TILE_CYCLES = 40  # to start and end a tile (213 random layers on a Zen 4: 20 to 60; 238 schedules of 22 layers on a Zen 5: 85)

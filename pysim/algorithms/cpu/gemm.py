@@ -3,6 +3,7 @@
 
 from pysim.algorithms.contract import direct_sum, nothing_prepared
 from pysim.algorithms.nest import OnNest
+from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.cpu.nest_schedules import cost as cost
 from pysim.cachemodel.cpu.threads import nest_part

@@ -15,6 +15,7 @@ import msgspec
 from pysim.algorithms.contract import Prepared, direct_sum
 from pysim.algorithms.cpu.unpacked import nest_of as unpacked
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
+from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu import nest as loops
 from pysim.cachemodel.cpu import nest_schedules
 from pysim.cachemodel.cpu.loops import Array

@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 
 from pysim.algorithms.contract import Nests, direct_sum, requires_nchw
+from pysim.algorithms.nest import contract as contract
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, traffic_of

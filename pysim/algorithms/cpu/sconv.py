@@ -6,6 +6,7 @@ The nest is `pysim.cachemodel.cpu.nest`; its micro-kernels are the rows of `nati
 
 from pysim.algorithms.contract import direct_sum, requires_nchw
 from pysim.algorithms.nest import OnNest, packed_filters
+from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.cpu.nest_schedules import cost as cost
 from pysim.cachemodel.cpu.threads import nest_part

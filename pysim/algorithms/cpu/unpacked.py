@@ -11,6 +11,7 @@ import msgspec
 
 from pysim.algorithms.contract import direct_sum, nothing_prepared
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
+from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu import nest as loops
 from pysim.cachemodel.cpu.nest_schedules import cost as cost
 from pysim.cachemodel.cpu.threads import nest_part

@@ -34,6 +34,7 @@ from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SUM_UNITS
 from pysim.record.accuracy import ErrorScale
+from pysim.record.contract import Contract
 from pysim.record.cost import NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, MicroKernel, Plan, Request, blocks_of, on_cpu
@@ -87,6 +88,12 @@ def planned(problem: Conv) -> tuple[int, ...]:
     return tuple(m for m in outputs_of(problem) if m + taps_of(problem) - 1 <= MAX_PLANNED_PATCH)
 
 
+def contract(problem: Conv, schedule: Schedule) -> Contract | None:
+    """The transforms of F(2x2, 3x3) only add, subtract and halve, so they have no choice of rounding; those of other forms multiply."""
+    kept = (schedule.outputs, problem.kernel_h, problem.stride_h, schedule.channels) == (2, 3, 1, problem.group_channels)
+    return Contract("winograd 2x2 3x3", schedule.channels) if kept else None
+
+
 class Candidates(NamedTuple):
     """Schedules as the model's table; `bounds`: lower bounds on the cycles of each kernel."""
 
@@ -97,16 +104,16 @@ class Candidates(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout) -> tuple[model.Cases, Array]:
+def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout, fused: bool) -> tuple[model.Cases, Array]:
     """The cases (kernel, shape) of a problem, and `model.least_cycles` by m, kernel and set of channels."""
-    rows = [kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel).kernels if _suits(kernel, layout)]
+    rows = [kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel, reproducible=fused).kernels if _suits(kernel, layout)]
     cases = tuple((kernel, model.shape_of(problem, kernel, m, layout)) for m in planned(problem) for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
     return cases, bounds.reshape(-1, max(1, len(rows)), bounds.shape[1])
 
 
 def _cases_of(request: Request) -> tuple[model.Cases, Array]:
-    return _cases(request.conv, request.cpu, request.micro_kernel, request.layout)
+    return _cases(request.conv, request.cpu, request.micro_kernel, request.layout, request.reproducible)
 
 
 def least_cycles(request: Request, best: float) -> float:

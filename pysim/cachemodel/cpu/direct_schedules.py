@@ -195,7 +195,7 @@ class ListedAlgorithm(NamedTuple):
             kinds=(self.name,),
             kind=np.zeros(cycles.size, dtype=np.int64),
             bounds=np.array([cycles[span].min() for span, _ in rows.grouped(lambda kernel: kernel)]),
-            alike=kernel,
+            alike=(kernel << 32) + rows.channels.astype(np.int64),
             schedule=lambda row: self.schedule(rows.kernels[kernel[row]], int(rows.channels[row]), int(rows.k2[row]), int(rows.k3[row])),
             cost=cost,
             assumed=lambda row: assumed(machine, rows.kernels[kernel[row]].target, self.latencies, UNUSED_CONSTANTS),

@@ -69,7 +69,7 @@ def least_cycles(nest: Nest, request: Request, best: float, form: tilings.Forms 
     """A lower bound on all schedules of a nest by kernels of a form: multiplications at the highest rate of any kernel; if that is below
     `best`, all in-core work of the kernels for which it is."""
     on = request.cpu
-    kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel, form).kernels
+    kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel, form, request.reproducible).kernels
     least = _multiplying(nest, on, kernels)
     if not kernels or min(least) > best:
         return min(least, default=0.0)
@@ -99,9 +99,11 @@ def candidates(
     limit: Array | float = 0.0,
     form: tilings.Forms = None,
     algorithm: str | None = None,
+    channels: int | None = None,
 ) -> Found | NoneLegal:
     """The schedules of a nest that a request asks for: all of them, or with a limit those that may be the best of their kind. `form`: only
-    kernels of this form, or of these; `algorithm`: the name of an algorithm that is not its problem's first."""
+    kernels of this form, or of these; `algorithm`: the name of an algorithm that is not its problem's first; `channels`: the only size of
+    a set."""
     on, dtype = request.cpu, request.problem.dtype
     if request.model == "csa":
         return _csa_candidates(nest, on, dtype, request)
@@ -109,11 +111,11 @@ def candidates(
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
         return NestCandidates(one_schedule(nest, on, request.schedule, dtype), request.state, (), algorithm)
-    rows = tilings.rows(on, dtype, request.micro_kernel, form)
+    rows = tilings.rows(on, dtype, request.micro_kernel, form, request.reproducible)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
     most = np.inf if request.most is None else request.most
-    sets = tilings.sets(rates(nest, on, _within(rows.kernels, _multiplying(nest, on, rows.kernels), most)))
+    sets = tilings.sets(rates(nest, on, _within(rows.kernels, _multiplying(nest, on, rows.kernels), most)), channels)
     place, prune = tilings.in_place_reason(nest), bool(np.isfinite(limit).all())
     rejected = (*((place,) if place else ()), *rows.rejected)
     return NestCandidates(sets if prune else tilings.tiled(sets)[0], request.state, rejected, algorithm, prune, request.most)

@@ -55,9 +55,18 @@ def _form_refuses(kernel: Kernel, form: Forms) -> Reason | None:
     return Reason("shape", f"it is of form {kernel.form}, and {' or '.join(forms)} is needed")
 
 
+def _rounding_refuses(kernel: Kernel, reproducible: bool) -> Reason | None:
+    if reproducible and not kernel.fused and kernel.dtype != "s8":
+        return Reason("accuracy", "its compiler decides how multiply-adds round; accuracy reproducible takes those that round once")
+    if not reproducible and kernel.slow:
+        return Reason("accuracy", "it computes slowly what accuracy reproducible promises on any CPU; win is as accurate")
+    return None
+
+
 @lru_cache(maxsize=256)
-def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: Forms = None) -> Rows:
+def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: Forms = None, reproducible: bool = False) -> Rows:
     """The micro-kernels of `dtype` for the units of `machine`, restricted to `micro_kernel` and to a `form` or some if given.
+    `reproducible`: those whose multiply-adds round once; the slow ones in plain C are for this alone.
 
     Raises PlanError, which says what is missing, if the machine runs none of that type.
     """
@@ -65,7 +74,7 @@ def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: F
     for kernel in kernels():
         if kernel.dtype != dtype:
             others += 1
-        elif reason := row_refuses(kernel, machine, micro_kernel) or _form_refuses(kernel, form):
+        elif reason := row_refuses(kernel, machine, micro_kernel) or _form_refuses(kernel, form) or _rounding_refuses(kernel, reproducible):
             rejected.append(Rejected(kernel.name, reason.sentence, reason.code))
         else:
             legal.append(kernel)
@@ -99,9 +108,9 @@ def table(rates: Rates) -> Table:
     return tiled(sets(rates))[0]
 
 
-def sets(rates: Rates) -> Table:
+def sets(rates: Rates, channels: int | None = None) -> Table:
     """The kernels, loop orders, places of the windows and sets of channels of all candidates. K2 and K3, which `tiled` adds, are those of
-    the least compute: sets of all kept tiles."""
+    the least compute: sets of all kept tiles. `channels`: the only size of a set."""
     places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
     kernels = range(len(rates.kernels))
     legal = [
@@ -115,11 +124,14 @@ def sets(rates: Rates) -> Table:
     of, total = rates.of(kernel), rates.nest.group_channels
     window, out = _window_bytes(of, packed), of.windows * of.filters * rates.nest.result_bytes
     most = (usable(_level(rates, 0)) - out) / (window + of.stored_tile)
-    channels, new = _with_own(np.array(_channel_parts(total, rates.nest.taps)), balanced(total, most))  # channels that fit L1
-    row, column = np.nonzero(new & ((channels == total) | ~rescales[:, None]))
+    if channels is None:
+        sizes, new = _with_own(np.array(_channel_parts(total, rates.nest.taps)), balanced(total, most))  # channels that fit L1
+    else:
+        sizes, new = np.full((kernel.size, 1), float(channels)), np.ones((kernel.size, 1), dtype=bool)
+    row, column = np.nonzero(new & ((sizes == total) | ~rescales[:, None]))
     of, keeps = of.of(row), keeps[row]
     kept = np.where(keeps, of.window_tiles, of.filter_tiles)
-    return Table(of, keeps, kernel[row], packed[row], channels[row, column], np.ones(row.size), kept)
+    return Table(of, keeps, kernel[row], packed[row], sizes[row, column], np.ones(row.size), kept)
 
 
 def tiled(sets: Table) -> tuple[Table, NDArray[np.int64]]:
