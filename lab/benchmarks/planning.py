@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a new problem takes to plan: python lab/benchmarks/planning.py [-m MACHINE ...] [-n PROBLEMS] [-o FILE]
 
-Random convolutions, and products with sizes of 1 to 4096, for each machine. Process times on one core, the least of three passes, each in
-a new process without cached plans; median and 90th percentile in milliseconds.
+Random convolutions, and products with sizes of 1 to 4096, uniform and log-uniform, for each machine. Process times on one core, the least
+of three passes, each in a new process without cached plans; median and 90th percentile in milliseconds.
 """
 
 import argparse
@@ -27,6 +27,10 @@ def product(draw: random.Random) -> str:
     return f"gemm:{'x'.join(str(draw.randint(1, 4096)) for _ in range(3))}"
 
 
+def log_product(draw: random.Random) -> str:
+    return f"gemm:{'x'.join(str(round(2 ** draw.uniform(0, 12))) for _ in range(3))}"
+
+
 def convolution(draw: random.Random) -> str:
     """A layer of 1 to 1024 channels and filters, some in groups, some with a stride or a dilation."""
     kernel, stride, dilation = draw.choice((1, 1, 2, 3, 3, 3, 5, 7)), draw.choice((1, 1, 1, 2)), draw.choice((0,) * 6 + (1,))
@@ -48,7 +52,7 @@ def one_pass(machine: str, number: int) -> dict[str, list[float]]:
     for problem in ("conv:mb1ic8ih8oc8kh1", "gemm:33x44x55"):  # opens files and libraries
         pysim.plan(problem, machine=machine)
     found: dict[str, list[float]] = {}
-    for what, one in (("convolutions", convolution), ("products", product)):
+    for what, one in (("convolutions", convolution), ("products", product), ("log-uniform products", log_product)):
         draw = random.Random(SEED)
         found[what] = []
         for problem in (one(draw) for _ in range(number)):
