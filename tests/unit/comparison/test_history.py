@@ -120,3 +120,16 @@ def test_a_comparison_is_saved_resumed_and_compared_with(monkeypatch):
     monkeypatch.setattr("pysim.comparison.history.change_of", lambda before, after: change_of(run(1), run(2, slower=1.3)))
     told = invoke("compare", *one, "--baseline", "monday", "--seconds", "0")
     assert told.exit_code == 1 and 'since "monday": 1 plan slower of 1' in told.output
+
+
+def test_a_change_that_a_peer_does_not_show_is_none():
+    def steady(ours, peer, name):
+        spread = 1 + 0.01 * np.random.default_rng(len(name)).standard_normal(40)  # of the peer alone
+        same = {"problem": SMALL, "machine": "zen4", "state": "hot", "time": "2026-11-28", "run": name}
+        plan = Measurement(kernel="k", schedule="{}", samples=(ours,) * 40, environment={"threads": "1", "clock_hz": "3e9"}, **same)
+        return runs_of([plan, Measurement(kernel="im2col", schedule="", samples=tuple(peer * spread), environment=VERSION, **same)])
+
+    before, busier, slower = (
+        (*steady(ours, peer, "1"), *steady(ours, peer, "22")) for ours, peer in [(1e-3, 2e-3), (1.06e-3, 2.12e-3), (1.06e-3, 2e-3)]
+    )
+    assert change_of(before, busier).verdict == "same" and change_of(before, slower).verdict == "slower"
