@@ -336,6 +336,21 @@ def torch_cpu_table(path: Path) -> str:
     return "\n".join([*rows, "", f"{about} PyTorch's best of {', '.join(ways)}: geometric means {means}.", ""])
 
 
+def volumes_table(name: str) -> str:
+    """Convolutions of sequences and volumes, and transposed ones: milliseconds, and the faster peer's time over ours."""
+    header, *found = records.lines(DATA / name)
+    rows = ["| layer | plan | pysim | onnxruntime | openvino | ratio |", "|---|---|--:|--:|--:|--:|"]
+    for one in found:
+        milliseconds = " | ".join(f"{one['seconds'][of] * 1e3:.2f}" for of in ("pysim", "onnxruntime", "openvino"))
+        plans = ", ".join(dict.fromkeys(plan.partition(",")[0] for plan in one["plans"]))
+        rows.append(f"| `{one['problem']}` | {plans} | {milliseconds} | {one['ratio']:.2f} |")
+    ratios = [one["ratio"] for one in found]
+    slower = f"{sum(ratio < 0.95 for ratio in ratios)} of {len(ratios)} below 0.95"
+    about = f"{header['environment']['cpu']}, one thread, CPU time, milliseconds; `python lab/benchmarks/sequences_and_volumes.py`;"
+    ratio = f"ratio: the faster peer's time over pysim's, {geometric_mean(ratios):.2f} in the geometric mean, {slower}."
+    return "\n".join([*rows, "", f"{about} {ratio}", ""])
+
+
 SHARED = 0.9  # of the multiply-adds of a core alone, as in lab/benchmarks/thread_rounds.py
 
 
@@ -428,6 +443,7 @@ if __name__ == "__main__":
     put(cache, "validation worst", worst_table())
     for mark, file in (("hot", "sconv-misses"), ("power10", "sconv-misses-power10")):
         put(cache, f"misses {mark}", sconv_misses.table(json.loads((DATA / "simulated" / f"{file}.json").read_text())) + "\n")
+    put(ROOT / "docs" / "kernels.md", "volumes", volumes_table("zen4/sequences-and-volumes.jsonl"))
     put(ROOT / "docs" / "gpu.md", "cublas", cublas_table())
     put(ROOT / "docs" / "gpu.md", "winograd error", (DATA / "simulated/winograd-error.md").read_text())
     put(ROOT / "docs" / "accuracy.md", "errors", accuracy_table("h200/accuracy.jsonl", "zen5/accuracy.jsonl"))

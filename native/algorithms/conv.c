@@ -36,7 +36,7 @@ static void live_taps(int64_t from, int64_t to, int64_t size, int64_t before, in
 static void conv_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
     const pysim_conv *c = n->problem;
     const int64_t q = output_columns(c), top = t0 / q, bottom = (t0 + nw - 1) / q;
-    if (c->kernel_d == 1 && c->depth == 1) { /* an image */
+    if (c->kernel_d == 1 && c->depth == 1 && !c->pad_front && !c->pad_back) { /* an image */
         live_taps(top, bottom, c->height, c->pad_top, c->kernel_h, c->stride_h, c->dilation_h, r0, r1);
         return;
     }

@@ -127,12 +127,7 @@ def _uses(table: Table, tiled: bool) -> _Uses:
     near_o, far_o = o + k2_k3_o - k2_o, k2_o + k3_o - k2_k3_o
     if tiled:
         again_s = (pass_s * (n_k - sets_k), k, k2_s, k2_o)
-        next_s = (
-            pass_s * np.where(packed_s, n_k / k3, sets_k - 1),
-            np.where(packed_s, zero, near_k),
-            all_s,
-            np.where(packed_s, zero, far_o),
-        )
+        next_s = (pass_s * np.where(packed_s, n_k / k3, sets_k - 1), near_k * ~packed_s, all_s, far_o * ~packed_s)
         before_k = near_o + all_o - k3_o
     else:
         again_s, next_s = (pass_s * (n_k - 1), np.where(packed_s, zero, k), s, np.where(packed_s, zero, o)), (zero, zero, zero, zero)

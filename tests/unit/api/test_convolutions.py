@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from limits import SHARE
 
 import pysim
 from pysim.errors import OperandError, ProblemError
@@ -12,11 +13,14 @@ RANKS = (1, 2, 3)
 KINDS = {"conv1d": 1, "conv3d": 3, "conv_transpose1d": 1, "conv_transpose2d": 2, "conv_transpose3d": 3}
 
 
-def drawn(rng: np.random.Generator, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, object]]:
+def drawn(rng: np.random.Generator, name: str, most: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, object]]:
+    """Operands of up to `most` channels and filters a group; every third kernel is square, so that Winograd's are among them."""
     rank, groups = KINDS[name], int(rng.choice([1, 2, 3]))
-    channels, filters = groups * int(rng.integers(1, 4)), groups * int(rng.integers(1, 4))
+    channels, filters = groups * int(rng.integers(1, most + 1)), groups * int(rng.integers(1, most + 1))
     each = {"stride": rng.integers(1, 4, rank), "dilation": rng.integers(1, 3, rank), "padding": rng.integers(0, 4, rank)}
     kernel = rng.integers(1, 5, rank)
+    if rank > 1 and rng.random() < 1 / 3:
+        kernel[1:], each["stride"][1:], each["dilation"][1:] = rng.choice([3, 4, 5]), rng.choice([1, 1, 2]), 1
     size = rng.integers(1, 9, rank) + each["dilation"] * (kernel - 1) * ("transpose" not in name)
     if "transpose" in name:
         each["output_padding"] = rng.integers(0, np.maximum(each["stride"], each["dilation"]))
@@ -29,12 +33,17 @@ def drawn(rng: np.random.Generator, name: str) -> tuple[torch.Tensor, torch.Tens
 
 @pytest.mark.parametrize("name", KINDS)
 def test_any_stride_padding_dilation_and_groups_give_pytorchs_result(name):
+    """PYSIM_LONG=1: 2,000 of each kind, 10,000 layers; half of them in float32, of up to 40 channels a group."""
     rng = np.random.default_rng(len(name))
-    for _ in range(12):
-        x, w, bias, how = drawn(rng, name)
-        want, got = getattr(torch.nn.functional, name)(x, w, bias, **how), getattr(pysim, name)(x, w, bias, **how)
-        assert got.shape == want.shape, how
-        assert torch.allclose(got, want, rtol=1e-11, atol=1e-11), how
+    for number in range(max(12, round(2000 * SHARE))):
+        single = number % 2 == 1
+        x, w, bias, how = drawn(rng, name, 40 if single else 3)
+        operands = [one.float() if single else one for one in (x, w, bias)]
+        want = getattr(torch.nn.functional, name)(*(one.double() for one in operands), **how)
+        got = getattr(pysim, name)(*operands, **how)
+        assert got.shape == want.shape and got.dtype == operands[0].dtype, how
+        bar = 1e-4 if single else 1e-11
+        assert (got - want).abs().max() <= bar * max(1.0, float(want.square().mean().sqrt())), how
 
 
 @pytest.mark.parametrize(("name", "rank"), [("conv1d", 1), ("conv3d", 3), ("conv_transpose3d", 3)])
