@@ -4,9 +4,10 @@
     python lab/benchmarks/quantised_networks.py [MODEL:FORM ...] [--folder FOLDER] [--seconds 6] [-o FILE]
 
 MODEL is a name of timm's (random weights, calibrated with random images), FORM how ONNX Runtime's tool writes it: qdq (u8 x s8, by
-channel), qoperator (by tensor) or dynamic. Files are made once, in FOLDER. A sample is one call of each library, one after another;
-columns: the 10th percentile of each in ms, the peers' time over pysim's (median of the samples' ratios; above 1: pysim is faster), and
-whether results are ONNX Runtime's to the bit. Pin it to a core: `taskset -c 1`. JSON lines go to FILE, a header first.
+channel), qoperator (by tensor) or dynamic. Files are made once, in FOLDER. A sample is the CPU time of one call of each library, one
+after another: wall time of long calls is never undisturbed on a shared computer. Columns: the 10th percentile of each in ms, the peers'
+time over pysim's (median of the samples' ratios; above 1: pysim is faster), and whether results are ONNX Runtime's to the bit. Pin it to
+a core: `taskset -c 1`. JSON lines go to FILE, a header first.
 """
 
 import argparse
@@ -103,9 +104,9 @@ def measure(path: Path, seconds: float) -> dict[str, Any]:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples["pysim"]) < 20:
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = time.process_time()
             call(x)
-            samples[name].append(time.perf_counter() - start)
+            samples[name].append(time.process_time() - start)
     taken = {name: np.array(of) for name, of in samples.items()}
     return {
         "model": path.stem,
