@@ -12,9 +12,12 @@ refused under another one; the model's own file stays what is kept.
 import hashlib
 import math
 import zipfile
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
+from io import BytesIO
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +46,7 @@ from pysim.runtime.integer_steps import Quantity, Sums
 
 MAGIC = b"PK\x03\x04"  # with which archives begin, and no model of ONNX's does
 _FORMAT = 2
+_LOCAL_HEADER, _MOST_HEADER = 30, 1 << 16  # bytes of an archive's header of a member before its names, and of an array's
 _OF_PLAN = (
     "state",
     "algorithm",
@@ -65,6 +69,39 @@ def is_saved(path: Path) -> bool:
             return file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
         return False
+
+
+class _Arrays(Mapping[str, Array]):
+    """The arrays of an npz file, by its memory: weights are copied once, to where they stay. Each is checked by the archive's sum."""
+
+    def __init__(self, archive: zipfile.ZipFile, memory: mmap) -> None:
+        self._members, self._memory = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}, memory
+
+    def view(self, name: str) -> Array:
+        """An array in the file's memory, which is read only and gone when the file is cut: to be copied."""
+        member = self._members[name]
+        lengths = [int.from_bytes(self._memory[member.header_offset + at : member.header_offset + at + 2], "little") for at in (26, 28)]
+        start = member.header_offset + _LOCAL_HEADER + sum(lengths)
+        content = memoryview(self._memory)[start : start + member.file_size]
+        if member.compress_type != zipfile.ZIP_STORED or len(content) != member.file_size or zlib.crc32(content) != member.CRC:
+            raise zipfile.BadZipFile(f"its array {name} is damaged")
+        header = BytesIO(content[:_MOST_HEADER])
+        if np.lib.format.read_magic(header) != (1, 0):
+            raise ValueError(f"its array {name} has another header")
+        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(header)
+        if dtype.hasobject:
+            raise ValueError(f"its array {name} holds objects")
+        array: Array = np.frombuffer(content, dtype, math.prod(shape), header.tell())
+        return array.reshape(shape, order="F" if by_columns else "C")
+
+    def __getitem__(self, name: str) -> Array:
+        return np.array(self.view(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
 
 
 class Parts(NamedTuple):
@@ -103,14 +140,15 @@ def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
 def load(path: Path, on: Machine, threads: int) -> Parts:
     """The parts of a file's network. ProblemError says why it cannot be used here."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            arrays = _Arrays(archive, mmap(file.fileno(), 0, access=ACCESS_READ))
             document = msgspec.json.decode(arrays["network"].tobytes())
             _check(path, document, on, threads)
             value = partial(_value, arrays=arrays)
             constants = {name: value(array) for name, array in document["constants"].items()}
             layers = tuple(_layer(one, on, value) for one in document["layers"])
             tensors = {name: Tensor(tuple(shape), np.dtype(kind)) for name, (shape, kind) in document["tensors"].items()}
-            natives = [_native(one, layer, threads, value, tensors) for one, layer in zip(document["layers"], layers, strict=True)]
+            natives = [_native(one, layer, threads, arrays, tensors) for one, layer in zip(document["layers"], layers, strict=True)]
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
         raise ProblemError(f"{_name(path)} is no whole network of pysim's: {error}; save it again from the model's file") from None
     nodes = tuple(layer.node for layer in layers)
@@ -198,15 +236,16 @@ def _plan(document: Mapping[str, Any], on: Machine, value: Callable[[Any], Any])
 
 
 def _native(
-    document: Mapping[str, Any], layer: Layer, threads: int, value: Callable[[Any], Any], tensors: Mapping[str, Tensor]
+    document: Mapping[str, Any], layer: Layer, threads: int, arrays: _Arrays, tensors: Mapping[str, Tensor]
 ) -> Prepared | IntegerLayer | None:
     """What runs a layer; an integer one prepares its weights, which are small, again."""
     if layer.node.op in INTEGER_LAYERS and layer.plan is not None:
         return IntegerLayer(layer.node, tensors[layer.node.inputs[0]], layer.plan, threads)
     if "weights" not in document or layer.plan is None:
         return None
-    activation = layer.node.attributes.get("activation")
-    return Prepared.of(layer.plan, None, value(document["bias"]), activation, threads, prepared=value(document["weights"]))
+    value = partial(_value, arrays=arrays)
+    activation, (weights,) = layer.node.attributes.get("activation"), document["weights"].values()
+    return Prepared.of(layer.plan, None, value(document["bias"]), activation, threads, prepared=arrays.view(weights))
 
 
 # Values

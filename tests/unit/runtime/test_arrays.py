@@ -195,10 +195,10 @@ def refused(step, message, **fields):
 def test_what_is_no_pair_no_rows_and_no_table_is_refused_before_anything_is_written():
     x, y = (np.ones((4, 8), np.float32) for _ in range(2))
     at, kept = np.array([0, 3]), y.copy()
-    for message, fields in (("1 to 6", {"axes": 7}), ("kind is 4", {"kind": 4}), ("at least 1", {"sizes": [0]}),
+    for message, fields in (("1 to 6", {"axes": 7}), ("kind is 5", {"kind": 5}), ("at least 1", {"sizes": [0]}),
                          ("int64", {"sizes": [1 << 62]}), ("at least 0", {"a_steps": [-1]}), ("f32 and f64", {"dtype": 4})):  # fmt: skip
         refused(pair_step(y, x, x, "Add"), message, of="pair", **fields)
-    for message, fields in (("kind of rows is 4", {"kind": 4}), ("epsilon", {"epsilon": float("nan")}), ("at least 1", {"size": 0}),
+    for message, fields in (("kind of rows is 5", {"kind": 5}), ("epsilon", {"epsilon": float("nan")}), ("at least 1", {"size": 0}),
                          ("int64", {"rows": 1 << 62}), ("local rows", {"kind": 3}), ("one by one", {"kind": 1, "inner": 2})):  # fmt: skip
         refused(rows_step(y, x, "softmax"), message, of="rows", **fields)
     out = np.ones((2, 8), np.float32)
