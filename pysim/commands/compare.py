@@ -110,11 +110,10 @@ def compare(
     from pysim.peers import chosen
 
     peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
-    emulated, on_gpu, state = host.executor_for(on).kind == "emulated", isinstance(on, Gpu), "cold" if cold else "hot"
+    emulated, on_gpu = host.executor_for(on).kind == "emulated", isinstance(on, Gpu)
+    state, threads = "cold" if cold else "hot", options["threads"]
     planned = plan_layers(layers, on, state=state, **options)
-    threads = options["threads"]
-    if saved_as and resume:
-        planned = history.without_saved(planned, saved_as, state, threads)
+    planned = history.without_saved(planned, saved_as, state, threads) if saved_as and resume else planned
     say(f"{on.description}; {state} caches, {options['layout'] + ' convolutions' if on_gpu else plural(threads, 'thread')}")
     kept = history.Kept(saved_as, before, []) if saved_as or baseline else None
     how = {"threads": threads, "state": state, "min_seconds": min_seconds, **(history.carefully(threads) if kept else {})}
