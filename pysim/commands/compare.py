@@ -112,8 +112,7 @@ def compare(
     peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
     emulated, on_gpu = host.executor_for(on).kind == "emulated", isinstance(on, Gpu)
     state, threads = "cold" if cold else "hot", options["threads"]
-    planned = plan_layers(layers, on, state=state, **options)
-    planned = history.without_saved(planned, saved_as, state, threads) if saved_as and resume else planned
+    planned = history.without_saved(plan_layers(layers, on, state=state, **options), saved_as if resume else None, state, threads)
     say(f"{on.description}; {state} caches, {options['layout'] + ' convolutions' if on_gpu else plural(threads, 'thread')}")
     kept = history.Kept(saved_as, before, []) if saved_as or baseline else None
     how = {"threads": threads, "state": state, "min_seconds": min_seconds, **(history.carefully(threads) if kept else {})}
