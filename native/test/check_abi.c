@@ -119,7 +119,7 @@ void check_registry(void) {
 /* ---- reference: numbers worked by hand, and two definitions that must agree ---- */
 
 static void worked_numbers(void) {
-    const pysim_conv c = {1, 1, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32, 0, 0};
+    const pysim_conv c = {1, 1, 1, 3, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32, 0, 0, 0, 0, 0, 0, 0, 0};
     const pysim_epilogue e = {.alpha = 1};
     const float ones[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1}, want[9] = {4, 6, 4, 6, 9, 6, 4, 6, 4};
     float got[9];
