@@ -417,8 +417,7 @@ static void combinations(void) {
     }
     if (check_begin("huge workspace", "operands that fit int64, with a workspace that does not")) {
         good(CONV_WORKSPACE, &x);
-        x.of.conv =
-            (pysim_conv){1, 1, 1, INT64_C(1) << 30, INT64_C(1) << 28, 1, 3, 3, 1, 1, 1, 1, 0, 0, 0, 0, PYSIM_F32, 0, 0, 0, 0, 0, 0, 0, 0};
+        x.of.conv = (pysim_conv){1, 1, 1, INT64_C(1) << 30, INT64_C(1) << 28, 1, 3, 3, 1, 1, 1, 1, .dtype = PYSIM_F32};
         x.s.channels = 1, x.s.stationary = PYSIM_WEIGHT_STATIONARY, x.s.k2 = INT64_MAX;
         refuse(CONV_WORKSPACE, &x, PYSIM_OVERFLOW, NULL);
         check_end();

@@ -121,10 +121,10 @@ def _since(before: "Sequence[Series]", runs: "Iterable[str]", store: "Store") ->
     return compared(before, series_of(runs_of(one for run in runs for one in store.find(run=run))))
 
 
-def without_saved(planned: "Sequence[Planned]", name: str | None, state: str, threads: int) -> "Sequence[Planned]":
+def without_saved(planned: "Sequence[Planned]", name: str | None, state: str, threads: int) -> "list[Planned]":
     """The layers whose plan has no run of this name, if there is a name; a note on stderr says how many have one."""
     if name is None:
-        return planned
+        return list(planned)
     from pysim.comparison.history import baseline
     from pysim.measure.store import Store
     from pysim.record.plan import Plan

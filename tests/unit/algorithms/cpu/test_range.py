@@ -45,7 +45,13 @@ def places(w: Conv) -> list[tuple[int, int]]:
 def exact(w: Conv, x: Any, filters: Any, bias: Any) -> Any:
     """The direct sum in double precision, without overflow; NaN only where infinities cancel or meet zeros."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.asarray(reference(w, x.astype(np.longdouble), filters.astype(np.longdouble)) + bias.astype(np.longdouble)[:, None, None])
+        added = bias.astype(np.longdouble).reshape(-1, *[1] * (x.ndim - 2))
+        return np.asarray(reference(w, x.astype(np.longdouble), filters.astype(np.longdouble)) + added)
+
+
+def conv_of_slices(w: Conv) -> Conv:
+    """The convolution of images that a volume's is for each slice."""
+    return msgspec.structs.replace(w, depth=1, kernel_d=1, pad_front=0, pad_back=0)
 
 
 def rounded(sums: Any, dtype: np.dtype[Any]) -> Any:
@@ -55,6 +61,11 @@ def rounded(sums: Any, dtype: np.dtype[Any]) -> Any:
 
 def largest_near(w: Conv, x: Any, outputs: int) -> Any:
     """Per output pixel and group: the largest finite input of any channel of its tile."""
+    if w.is_volume:
+        image, padded = conv_of_slices(w), np.pad(x, ((0, 0), (0, 0), (w.pad_front, w.pad_back), (0, 0), (0, 0)))
+        reach = w.dilation_d * (w.kernel_d - 1) + 1
+        slices = [padded[:, :, at : at + reach : w.dilation_d] for at in range(0, w.out_d * w.stride_d, w.stride_d)]
+        return np.stack([largest_near(image, np.abs(one).max(axis=2, where=np.isfinite(one), initial=0), outputs) for one in slices], axis=2)
     n, size = x.shape[0], np.where(np.isfinite(x), np.abs(x.astype(np.longdouble)), 0.0)
     size = size.reshape(n, w.groups, -1, w.height, w.width).max(axis=2)
     of = np.zeros((n, w.groups, w.out_h, w.out_w), np.longdouble)
@@ -87,7 +98,7 @@ def test_one_value_reaches_the_results_that_a_direct_sum_lets_it_reach(shape: st
     x, filters, bias = operands(w)
     usual = exact(w, x, filters, bias)
     for number, (y, column) in enumerate(places(w)):
-        x[number % w.batch, number % w.channels, y, column] = tall(VALUES[name], x.dtype)
+        x[number % w.batch, number % w.channels, *([number % w.depth] if w.is_volume else []), y, column] = tall(VALUES[name], x.dtype)
     want = exact(w, x, filters, bias)
     for number, schedule in enumerate(schedules(w)):
         got = cpu_launch.Launch(w, schedule, threads=1 + 2 * (number % 2)).run(x, filters, None, bias)
