@@ -148,7 +148,8 @@ def integer_rows(problem: Workload, on: Machine, threads: int = 1) -> str:
     converted = sum(reordering_seconds(Tensor(side, np.dtype(np.float32)), on) for side in sides)
 
     def seconds(dtype: str) -> float:
-        request = Request(replace(problem, dtype=dtype), on, state="chained", threads=threads, accuracy="ieee", prepared=True)
+        terms: Any = {"threads": threads, "accuracy": "ieee", "prepared": True, "quantised": dtype == "s8"}
+        request = Request(replace(problem, dtype=dtype), on, state="chained", **terms)
         try:
             return planned(request).seconds or math.inf
         except PlanError:
@@ -213,6 +214,7 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
                     "accuracy": "ieee" if node.op in INTEGER_LAYERS else accuracy,
                     "threads": threads,
                     "prepared": node.op != "MatMul",
+                    "quantised": node.op in INTEGER_LAYERS and problem.dtype == "s8",
                 }
                 plan = planned(Request(problem, on, layout, _state(node, graph), **terms))
             layers.append(Layer(node, plan, other, times))

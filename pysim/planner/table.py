@@ -65,7 +65,7 @@ class Table(NamedTuple):
         able: list[Algorithm] = []
         csa_algorithm = loop_nest(request.problem)
         for algorithm in algorithms_for(request.problem, request.machine, request.algorithm):
-            if reason := _of_volumes(algorithm, request) or algorithm.refuses(request.problem, request.machine, request.layout):
+            if reason := _lacks(algorithm, request) or algorithm.refuses(request.problem, request.machine, request.layout):
                 rejected.append(Rejected(algorithm.NAME, reason.sentence, reason.code))
             elif request.model == "csa" and csa_algorithm != algorithm.NAME:
                 rejected.append(Rejected(algorithm.NAME, f"the csa model costs {csa_algorithm} only", "type"))
@@ -213,11 +213,13 @@ class Table(NamedTuple):
         return f"nothing computes {request.problem.text} on {request.machine.name}: {why}"
 
 
-def _of_volumes(algorithm: Algorithm, request: Request) -> Reason | None:
-    """Why a convolution of volumes is not for an algorithm, unless it says that it computes them (`VOLUMES`)."""
-    if not isinstance(request.problem, Conv) or not request.problem.is_volume or getattr(algorithm, "VOLUMES", False):
-        return None
-    return Reason("shape", "it computes images, and these are volumes (id, kd)")
+def _lacks(algorithm: Algorithm, request: Request) -> Reason | None:
+    """What an algorithm lacks that it would have to say it has: volumes (`VOLUMES`), scales and zero points (`QUANTISED`)."""
+    if isinstance(request.problem, Conv) and request.problem.is_volume and not getattr(algorithm, "VOLUMES", False):
+        return Reason("shape", "it computes images, and these are volumes (id, kd)")
+    if request.quantised and not getattr(algorithm, "QUANTISED", False):
+        return Reason("type", "it applies no scales and zero points")
+    return None
 
 
 def _renumbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int64]:

@@ -66,6 +66,7 @@ class Request(NamedTuple):
     error_limit      the largest error over the result's root mean square that a plan may state
     threads          threads of a CPU that share the run; the plan is the best for that many (`pysim.planner.threads`)
     prepared         whether B of a product is prepared once, as the weights of a convolution always are; the cost leaves that out
+    quantised        whether operands or results have scales or zero points, which the run applies (`pysim.record.integers`)
     prologue         whether a GPU scales, shifts and bounds a convolution's input as it reads it (`pysim_cuda_prologue`)
     algorithm        only this algorithm
     memory_limit     the most bytes of workspace
@@ -84,6 +85,7 @@ class Request(NamedTuple):
     error_limit: float | None = None
     threads: int = 1
     prepared: bool = False
+    quantised: bool = False
     prologue: bool = False
     algorithm: str | None = None
     memory_limit: int | None = None

@@ -67,6 +67,7 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_edge_bytes, direct_kernels
 
 NAME = "depthwise"
+QUANTISED = True
 COMPUTES = Conv
 tolerance = direct_sum
 SHARED_ROWS = (3, 5, 7)  # square kernels whose form `rows` shares loads between kernel rows

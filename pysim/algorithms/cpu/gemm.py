@@ -13,6 +13,7 @@ from pysim.record.cost import Reason
 from pysim.record.plan import Layout
 
 NAME = "gemm"
+QUANTISED = True
 COMPUTES = Gemm
 tolerance, prepare, largest_part = direct_sum, nothing_prepared, nest_part
 

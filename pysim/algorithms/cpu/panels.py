@@ -27,6 +27,7 @@ from pysim.record.plan import Layout, Request
 from pysim.record.schedule import Schedule
 
 NAME = "panels"
+QUANTISED = True
 COMPUTES = Gemm
 PACKED_BELOW = 4  # bytes of an element of A
 WAY_BYTES, WAYS, MIN_COLUMNS = 4096, 8, 128  # of gemm.c

@@ -16,6 +16,7 @@ from pysim.record.cost import Reason
 from pysim.record.plan import Layout
 
 NAME = "sconv"
+QUANTISED = True
 COMPUTES = Conv
 VOLUMES = True
 tolerance, prepare, largest_part = direct_sum, packed_filters, nest_part

@@ -65,7 +65,9 @@ def largest_near(w: Conv, x: Any, outputs: int) -> Any:
         image, padded = conv_of_slices(w), np.pad(x, ((0, 0), (0, 0), (w.pad_front, w.pad_back), (0, 0), (0, 0)))
         reach = w.dilation_d * (w.kernel_d - 1) + 1
         slices = [padded[:, :, at : at + reach : w.dilation_d] for at in range(0, w.out_d * w.stride_d, w.stride_d)]
-        return np.stack([largest_near(image, np.abs(one).max(axis=2, where=np.isfinite(one), initial=0), outputs) for one in slices], axis=2)
+        return np.stack(
+            [largest_near(image, np.abs(one).max(axis=2, where=np.isfinite(one), initial=0), outputs) for one in slices], axis=2
+        )
     n, size = x.shape[0], np.where(np.isfinite(x), np.abs(x.astype(np.longdouble)), 0.0)
     size = size.reshape(n, w.groups, -1, w.height, w.width).max(axis=2)
     of = np.zeros((n, w.groups, w.out_h, w.out_w), np.longdouble)
