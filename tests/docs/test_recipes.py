@@ -142,7 +142,7 @@ def test_a_line_and_a_definition_are_a_kernel_that_is_checked_and_planned(tmp_pa
         (tmp_path / name).write_text(text.replace(after, f"{after}\n{line}"))
     run("meson", "setup", *QUICK)
     run("ninja", "-C", "build", "libpysim.so", "check")
-    run("build/check", "--kernel", NEW)
+    run("build/check", "--kernel", NEW, "--quick")
     run(sys.executable, "-c", USE, PYTHONPATH=str(tmp_path), PYSIM_LIBRARY=str(tmp_path / "build" / "libpysim.so"))
 
 
