@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pysim.algorithms.contract import Nests, Prepared
-from pysim.algorithms.reproducible import chain, set_of
+from pysim.algorithms.reproducible import set_of
 from pysim.cachemodel.cpu import nest_schedules, nest_text
 from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import Nest, nest_of, packed_filter_bytes, room_bytes, workspace_bytes
@@ -57,7 +57,7 @@ class OnNest(NamedTuple):
 
 def contract(problem: Any, schedule: Schedule) -> Contract:
     """Each set of channels is a chain, in the order of the panels: kernel rows, channels, kernel columns."""
-    return chain(problem, schedule.channels)
+    return Contract("chain", schedule.channels)
 
 
 def _count(problem: Any) -> int:

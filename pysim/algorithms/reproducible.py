@@ -29,7 +29,7 @@ def contract_of(problem: Workload) -> Contract | None:
         return Contract("whole numbers", depth_of(problem))
     if problem.dtype not in ("f32", "f64"):
         return None
-    return Contract("winograd 2x2 3x3", depth_of(problem)) if suits_winograd(problem) else chain(problem, set_of(problem))
+    return Contract("winograd 2x2 3x3", depth_of(problem)) if suits_winograd(problem) else Contract("chain", set_of(problem))
 
 
 def suits_winograd(problem: Workload) -> bool:
@@ -49,10 +49,6 @@ def set_of(problem: Workload) -> int:
     channels, taps = depth_of(problem), problem.taps if isinstance(problem, Conv) else 1
     parts = -(-channels * taps // MAX_DEPTH)
     return -(-channels // next(part for part in (1, 2, 3, 4, 6, 8, 12, 16, 32) if part >= min(parts, 32)))
-
-
-def chain(problem: Workload, channels: int) -> Contract:
-    return Contract("chain", channels)
 
 
 def refuses(problem: Workload, algorithm: Algorithm, schedule: AnySchedule) -> Reason | None:

@@ -49,7 +49,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pysim.algorithms.contract import Nests, Prepared, direct_sum
-from pysim.algorithms.reproducible import chain
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, row_of, type_refusal, unpacked_plan
@@ -79,7 +78,7 @@ def contract(problem: Conv, schedule: Schedule) -> Contract | None:
     row = row_of(schedule)
     shared = problem.kernel_h == problem.kernel_w in SHARED_ROWS and problem.dilation_w == 1
     shifted = problem.kernel_h == 3 and row.target == "avx512" and problem.group_filters == 1
-    return chain(problem, 1) if problem.group_channels == 1 and (row.form != ROWS or not shared or shifted) else None
+    return Contract("chain", 1) if problem.group_channels == 1 and (row.form != ROWS or not shared or shifted) else None
 
 
 MAX_CHANNELS = 16  # of a group: with more, packing is faster

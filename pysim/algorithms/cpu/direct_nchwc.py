@@ -40,7 +40,6 @@ import msgspec
 import numpy as np
 
 from pysim.algorithms.contract import Nests, Prepared, direct_sum
-from pysim.algorithms.reproducible import chain
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, round_up, row_of, type_refusal, unpacked_plan
@@ -64,7 +63,7 @@ tolerance = direct_sum
 def contract(problem: Conv, schedule: Schedule) -> Contract | None:
     """Sums run along blocks of channels, then taps, then the channels of a block; only one tap and one set have the order of others."""
     alike = problem.taps == 1 and not problem.padded and schedule.channels == problem.group_channels
-    return chain(problem, schedule.channels) if alike else None
+    return Contract("chain", schedule.channels) if alike else None
 
 
 SET_BLOCKS = (1, 4, 8, 16, 32)  # channel blocks per set; also all of them
