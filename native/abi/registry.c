@@ -8,6 +8,8 @@
 #include "status.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
+
+#include "x86/amx/permission.h"
 #endif
 #if defined(__powerpc64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -15,20 +17,24 @@
 
 static int cpu_runs_portable(void) { return 1; }
 #if defined(__x86_64__)
-/* PYSIM_MAX_TARGET, read once: with "portable" or "avx2" no wider vectors are used. */
-enum { PORTABLE_ALONE = 1, UP_TO_AVX2, ALL };
+/* PYSIM_MAX_TARGET, read once: with "portable" or "avx2" no wider vectors are used, with "avx512" no tiles. */
+enum { PORTABLE_ALONE = 1, UP_TO_AVX2, UP_TO_AVX512, ALL };
 static int widest(void) {
     static int found;
     int known = __atomic_load_n(&found, __ATOMIC_RELAXED);
     if (known) return known;
     const char *most = getenv("PYSIM_MAX_TARGET");
-    known = !most ? ALL : strcmp(most, "portable") == 0 ? PORTABLE_ALONE : strcmp(most, "avx2") == 0 ? UP_TO_AVX2 : ALL;
+    known = !most                           ? ALL
+            : strcmp(most, "portable") == 0 ? PORTABLE_ALONE
+            : strcmp(most, "avx2") == 0     ? UP_TO_AVX2
+            : strcmp(most, "avx512") == 0   ? UP_TO_AVX512
+                                            : ALL;
     __atomic_store_n(&found, known, __ATOMIC_RELAXED);
     return known;
 }
 static int cpu_runs_avx2(void) { return widest() >= UP_TO_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 static int cpu_runs_avx512(void) {
-    return widest() >= ALL && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+    return widest() >= UP_TO_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
 }
 static int cpu_runs_avx512vnni(void) { return cpu_runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
@@ -38,7 +44,13 @@ static int cpu_runs_avxvnni(void) {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return cpu_runs_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
 }
+static int cpu_runs_amx(void) { return widest() >= ALL && cpu_runs_avx512() && pysim_amx_missing() == NULL; }
+/* In place of amx on other CPUs, in builds for tests, where PYSIM_EMULATED is set. */
+static int cpu_runs_amx_emulated(void) { return !cpu_runs_amx() && cpu_runs_avx2() && getenv("PYSIM_EMULATED"); }
 #else
+static const char *pysim_amx_missing(void) { return "is an instruction set of another architecture"; }
+static int cpu_runs_amx(void) { return 0; }
+static int cpu_runs_amx_emulated(void) { return 0; }
 static int cpu_runs_avx2(void) { return 0; }
 static int cpu_runs_avx512(void) { return 0; }
 static int cpu_runs_avx512vnni(void) { return 0; }
@@ -69,6 +81,17 @@ static int cpu_runs_mma(void) { return 0; }
                                                                             int *);
 #include "kernels.inc"
 #undef PYSIM_ROW
+/* What only rows of form tiles have, in the CPU's instructions and emulated. */
+#define TILES_OF(target, dtype, windows, filters)                                                                                        \
+    extern __attribute__((weak)) void NAME(target, dtype, tiles, windows, filters)(int64_t, const void *, const void *, int64_t, void *, \
+                                                                                   int64_t, int64_t, int64_t, const pysim_store *);      \
+    extern __attribute__((weak)) void enter_tiles__##target(void);                                                                       \
+    extern __attribute__((weak)) void leave_tiles__##target(void);                                                                       \
+    extern __attribute__((weak)) float weight_##dtype##__##target(const void *, int64_t, int64_t);                                       \
+    PYSIM_PACKER(target, dtype)                                                                                                          \
+    PYSIM_PACKER(target, dtype##_filters)
+TILES_OF(amx, f32, 32, 32)
+TILES_OF(amx_emulated, f32, 32, 32)
 #undef PYSIM_PACKER
 #define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)            \
     extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)( \
@@ -105,19 +128,25 @@ typedef struct {
     {{.info = {TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
       __VA_ARGS__},                                                                                                            \
      cpu_runs_##target},
-#define GROUP_win(dtype) 1
-#define GROUP_fil(dtype) 1
-#define GROUP_outer(dtype) 1
-#define GROUP_fused(dtype) 1
-#define GROUP_groups(dtype) GROUP_##dtype
 #define GROUP_s8 4
 #define GROUP_bf16 2
 #define PACK(target, dtype) {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}
+#define ALIKE(target, dtype) .pack_filters = PACK(target, dtype)
+#define PANELS_win(target, dtype) ALIKE(target, dtype), .group = 1
+#define PANELS_fil(target, dtype) ALIKE(target, dtype), .group = 1
+#define PANELS_outer(target, dtype) ALIKE(target, dtype), .group = 1
+#define PANELS_fused(target, dtype) ALIKE(target, dtype), .group = 1
+#define PANELS_groups(target, dtype) ALIKE(target, dtype), .group = GROUP_##dtype
+#define PANELS_tiles(target, dtype)                                                                                \
+    .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target, .leave = leave_tiles__##target, \
+    .weight = weight_##dtype##__##target, .group = TILE_DEPTH_##dtype, .panel_bytes = TILE_BYTES_##dtype
+#define TILE_DEPTH_f32 32
+#define TILE_BYTES_f32 6
 
 static const entry table[] = {
 #define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                          \
     ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NEST, .run = NAME(target, dtype, form, windows, filters), \
-          .strided = STRIDED(target, dtype, form, windows, filters), .pack = PACK(target, dtype), .group = GROUP_##form(dtype))
+          .strided = STRIDED(target, dtype, form, windows, filters), .pack = PACK(target, dtype), PANELS_##form(target, dtype))
 #include "kernels.inc"
 #undef PYSIM_ROW
 #define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                    \
@@ -132,7 +161,7 @@ static const entry table[] = {
 #undef PYSIM_SKINNY_ROW
 #define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf)                    \
     ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_POLYPHASE, \
-          .phases = NAME(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
+          .phases = NAME(target, dtype, form, windows, filters), .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype))
 #include "polyphase.inc"
 #undef PYSIM_PHASES_ROW
 #define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf) \
@@ -143,10 +172,18 @@ static const entry table[] = {
 
 enum { ROWS = sizeof table / sizeof table[0] };
 
-static int available(int32_t index) {
+/* The functions of a row on this CPU: its own, or those that emulate it; NULL if there are none. */
+static const pysim_row *functions_of(int32_t index) {
+    static const pysim_row emulated = {.family = PYSIM_FAMILY_NEST,
+                                       .run = f32_tiles_32x32__amx_emulated,
+                                       .pack = PACK(amx_emulated, f32),
+                                       PANELS_tiles(amx_emulated, f32)};
     const pysim_row *row = &table[index].row;
-    return (row->run || row->direct || row->skinny || row->phases || row->nchwc) && table[index].cpu_runs();
+    if ((row->run || row->direct || row->skinny || row->phases || row->nchwc) && table[index].cpu_runs()) return row;
+    return row->enter && emulated.run && cpu_runs_amx_emulated() ? &emulated : NULL;
 }
+
+static int available(int32_t index) { return functions_of(index) != NULL; }
 
 int32_t pysim_kernel_count(void) { return ROWS; }
 
@@ -176,7 +213,16 @@ pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row
 
 pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *row) {
     pysim_status status = pysim_row_of(s, dtype, row);
-    if (status != PYSIM_OK || available(s->kernel)) return status;
+    if (status != PYSIM_OK) return status;
+    const pysim_row *found = functions_of(s->kernel);
+    if (found) {
+        const pysim_kernel_info info = row->info;
+        *row = *found, row->info = info;
+        if (!row->group) row->group = 1;
+        return status;
+    }
+    const char *why = strcmp(row->info.target, "amx") == 0 && row->run ? pysim_amx_missing() : NULL;
+    if (why) return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs amx, which %s", row->info.name, why);
     return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", row->info.name, row->info.target);
 }
 

@@ -54,7 +54,7 @@ static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
     const int64_t pitch = n->schedule.windows;
     const char *image = n->input + c0 * n->input_pitch * n->bytes;
     for (int64_t r = r0; r < r1; r++) {
-        char *out = (char *)dst + (r - r0) * pysim_nest_depth(n, nc * c->kernel_w) * pitch * n->bytes;
+        char *out = (char *)dst + (r - r0) * pysim_nest_depth(n, nc * c->kernel_w) * pitch * pysim_panel_bytes(n);
         for (int64_t j = 0; j < nw;) {
             const int64_t row = (t0 + j) / q, column = (t0 + j) % q, count = pysim_min(nw - j, q - column);
             const int64_t z = row / slice * c->stride_d - c->pad_front + r / c->kernel_h * c->dilation_d;
@@ -75,7 +75,7 @@ static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
                 .fill = n->fill,
                 .flip = n->flip,
             };
-            n->row.pack.segment(&segment, out + j * n->row.group * n->bytes);
+            n->row.pack.segment(&segment, out + j * pysim_window_bytes(n));
             if (n->row.group == 1 && (n->fill || n->flip)) pysim_fill_segment(&segment, out + j * n->bytes);
             j += count;
         }
@@ -91,7 +91,7 @@ static pysim_status panels_bytes(const pysim_nest *n, int64_t groups, int64_t *b
     const int64_t sums = n->row.info.dtype == PYSIM_S8 ? n->filters * groups * n->sum_bytes : 0;
     int64_t elements;
     if (__builtin_mul_overflow(whole, pysim_nest_channels_depth(n, n->channels) * n->rows, &elements) ||
-        __builtin_mul_overflow(elements, groups * n->bytes, bytes) || *bytes > INT64_MAX - sums - 2 * PYSIM_SUMS_ALIGN)
+        __builtin_mul_overflow(elements, groups * pysim_panel_bytes(n), bytes) || *bytes > INT64_MAX - sums - 2 * PYSIM_SUMS_ALIGN)
         return pysim_fail(PYSIM_OVERFLOW, "the packed filters exceed int64 bytes");
     if (sums) *sums_at = pysim_ceil_div(*bytes, PYSIM_SUMS_ALIGN) * PYSIM_SUMS_ALIGN, *bytes = *sums_at + sums;
     if (__builtin_add_overflow(*bytes, PYSIM_PACKED_MARK_BYTES, with_mark))
@@ -148,14 +148,14 @@ static pysim_status open_conv(const pysim_problem *p, const pysim_schedule *s, p
 static void gather_filters(const pysim_nest *n, const char *from, int64_t ld, int64_t nf, int64_t nc, char *to, int *not_finite) {
     const int64_t row_k = nc * n->taps, width = n->schedule.filters;
     for (int64_t r = 0; r < n->rows; r++)
-        for (int64_t k = 0; k < row_k; k += n->row.group, to += n->row.group * width * n->bytes) {
+        for (int64_t k = 0; k < row_k; k += n->row.group, to += n->row.group * width * pysim_panel_bytes(n)) {
             char few[8 * PYSIM_TILE_RESULTS]; /* a group of each filter */
             const int64_t depth = pysim_min(n->row.group, row_k - k);
             for (int64_t f = 0; f < nf; f++)
                 for (int64_t g = 0; g < depth; g++)
                     memcpy(few + (f * depth + g) * n->bytes,
                            from + (f * ld + ((k + g) / n->taps * n->rows + r) * n->taps + (k + g) % n->taps) * n->bytes, (size_t)n->bytes);
-            n->row.pack.transposed(few, depth, nf, depth, width, to, not_finite);
+            n->row.pack_filters.transposed(few, depth, nf, depth, width, to, not_finite);
         }
 }
 
@@ -177,7 +177,7 @@ void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed)
             const int64_t nc = pysim_min(set, n->channels - c0);
             for (int64_t tile = 0; tile < n->filter_end; tile++) {
                 const int64_t f0 = tile * width, nf = pysim_min(width, n->filters - f0);
-                char *to = packed + (g * group_panel(n) + pysim_nest_filter_offset(n, c0, nc, tile)) * n->bytes;
+                char *to = packed + (g * group_panel(n) + pysim_nest_filter_offset(n, c0, nc, tile)) * pysim_panel_bytes(n);
                 const char *from = filters + ((g * n->filters + f0) * ld + c0 * n->rows * n->taps) * n->bytes;
                 if (n->row.group > 1 && n->rows > 1) {
                     gather_filters(n, from, ld, nf, nc, to, pysim_conv_padded(c) ? &not_finite : NULL);
@@ -187,8 +187,9 @@ void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed)
                 const int64_t run = n->rows == 1 ? nc : 1;
                 for (int64_t r = 0; r < n->rows; r++)
                     for (int64_t ch = 0; ch < nc; ch += run)
-                        n->row.pack.transposed(from + (ch * n->rows + r) * n->taps * n->bytes, ld, nf, run * n->taps, width,
-                                               to + (r * nc + ch) * n->taps * width * n->bytes, pysim_conv_padded(c) ? &not_finite : NULL);
+                        n->row.pack_filters.transposed(from + (ch * n->rows + r) * n->taps * n->bytes, ld, nf, run * n->taps, width,
+                                                       to + (r * nc + ch) * n->taps * width * n->bytes,
+                                                       pysim_conv_padded(c) ? &not_finite : NULL);
             }
         }
     if (job->sums_at) sum_filters((const int8_t *)filters, c->filters, ld, (int32_t *)(void *)(packed + job->sums_at));
@@ -202,7 +203,7 @@ void pysim_conv_image(pysim_nest *n, int64_t image, const void *context) {
     const char *bias = x->epilogue->bias;
     const int64_t g = image % c->groups;
     n->input = x->first + image * n->channels * n->input_pitch * n->bytes;
-    n->filter_data = x->second + g * group_panel(n) * n->bytes;
+    n->filter_data = x->second + g * group_panel(n) * pysim_panel_bytes(n);
     n->output = x->result + image * n->filters * n->output_pitch * n->out_bytes;
     n->bias_filters = bias ? bias + g * n->filters * n->sum_bytes : NULL;
     n->rescale.scales = x->epilogue->scales + g * n->filters * n->rescale.filter_step;

@@ -23,7 +23,7 @@ static void skip_product(pysim_nest *n) {
 
 /* Copies columns [first, first+count) of rows [k0, k0+nk) of a row-major matrix; columns from `width` on become zeros. */
 static void copy_rows(const pysim_nest *n, const char *matrix, int64_t ld, int64_t k0, int64_t nk, int64_t first, int64_t count,
-                      int64_t width, int64_t pitch, int32_t flip, void *dst) {
+                      int64_t width, int64_t pitch, int32_t flip, const pysim_packer *pack, void *dst) {
     const pysim_segment segment = {
         .row = matrix + k0 * ld * n->bytes,
         .row_channel = ld,
@@ -38,7 +38,7 @@ static void copy_rows(const pysim_nest *n, const char *matrix, int64_t ld, int64
         .pitch = pitch,
         .flip = flip,
     };
-    n->row.pack.segment(&segment, dst);
+    pack->segment(&segment, dst);
     if (n->row.group == 1 && flip) pysim_fill_segment(&segment, dst);
 }
 
@@ -46,7 +46,7 @@ static void gemm_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
     const pysim_gemm *g = n->problem;
     (void)r0, (void)r1;
     if (g->trans_b) n->row.pack.transposed(n->input + (t0 * g->ldb + c0) * n->bytes, g->ldb, nw, nc, n->schedule.windows, dst, NULL);
-    else copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, 0, dst);
+    else copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, 0, &n->row.pack, dst);
 }
 
 /* Rows of a transposed A that are packed into all panels before the next rows. A line of such a row belongs to several panels; this way
@@ -56,8 +56,10 @@ enum { ROWS_AT_ONCE = 16 };
 
 static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
     const pysim_gemm *g = n->problem;
-    if (g->trans_a) copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, n->flip, dst);
-    else n->row.pack.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
+    if (g->trans_a)
+        copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, n->flip, &n->row.pack_filters,
+                  dst);
+    else n->row.pack_filters.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
     if (!n->flip || g->trans_a) return;
     char *panel = dst;
     const int64_t size = pysim_nest_depth(n, nc) * n->schedule.filters;
@@ -82,12 +84,12 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
         .pack_windows = gemm_pack_windows,
         .pack_filters = gemm_pack_filters,
         .even_filters = 1,
-        .filter_channels = g->trans_a ? ROWS_AT_ONCE : 0,
         .problem = g,
         .input_pitch = g->ldb,
         .output_pitch = g->ldc,
     };
     const pysim_status status = row(s, g->dtype, &n->row);
+    if (g->trans_a) n->filter_channels = pysim_max(ROWS_AT_ONCE, n->row.group);
     return status == PYSIM_OK ? pysim_nest_schedule(n, s, in_place_legal) : status;
 }
 
@@ -134,7 +136,7 @@ static pysim_status open_panels(const pysim_problem *p, const pysim_schedule *s,
     if (packs_rows(&p->gemm)) n->pack_filters = gemm_pack_filters, n->filter_pitch = n->filter_step = 0;
     if (s->pack != PYSIM_PACK_NONE)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.pack is %d; panels that are packed already have 0 (none)", (int)s->pack);
-    const int64_t size[] = {n->window_end, s->windows, pysim_nest_channels_depth(n, n->channels), n->bytes};
+    const int64_t size[] = {n->window_end, s->windows, pysim_nest_channels_depth(n, n->channels), pysim_panel_bytes(n)};
     status = pysim_product("the panels' bytes, tiles x windows x k x element", 4, size, &job->prepared_bytes);
     if (status == PYSIM_OK && p->gemm.dtype == PYSIM_S8) {
         const int64_t room = pysim_room_bytes(p->gemm.n);
@@ -169,7 +171,7 @@ static void prepare_panels(const pysim_job *job, const char *b, char *panels) {
         const int64_t nc = pysim_min(s->channels, n.channels - c0);
         for (int64_t tile = 0; tile < n.window_end; tile++) {
             const int64_t t0 = tile * s->windows, nw = pysim_min(s->windows, n.windows - t0);
-            gemm_pack_windows(&n, c0, nc, t0, nw, 0, 1, panels + pysim_nest_window_offset(&n, c0, nc, tile) * n.bytes);
+            gemm_pack_windows(&n, c0, nc, t0, nw, 0, 1, panels + pysim_nest_window_offset(&n, c0, nc, tile) * pysim_panel_bytes(&n));
         }
     }
 }

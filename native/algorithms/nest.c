@@ -35,7 +35,8 @@ double pysim_now(void) {
 
 static int64_t panel_bytes(const pysim_nest *n, int64_t width) {
     int64_t bytes;
-    if (__builtin_mul_overflow(n->rows * pysim_nest_depth(n, n->schedule.channels * n->taps), width * n->bytes, &bytes)) return -1;
+    if (__builtin_mul_overflow(n->rows * pysim_nest_depth(n, n->schedule.channels * n->taps), width * pysim_panel_bytes(n), &bytes))
+        return -1;
     return pysim_ceil_div(bytes, ALIGN) * ALIGN;
 }
 
@@ -180,7 +181,7 @@ static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int6
         for (int64_t f = begin; f < end; f++) {
             int64_t f0, nf;
             pysim_nest_filters_of(n, f, &f0, &nf);
-            char *panel = x->filters + (f - begin) * x->filter_panel + c * n->schedule.filters * n->bytes;
+            char *panel = x->filters + (f - begin) * x->filter_panel + c * n->schedule.filters * pysim_panel_bytes(n);
             n->pack_filters(n, c0 + c, pysim_min(step, nc - c), f0, nf, panel);
         }
     if (x->profile) x->profile->pack_seconds += pysim_now() - start;
@@ -210,6 +211,7 @@ typedef struct {
 static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
     const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
+    const int64_t bytes = pysim_panel_bytes(n);
     channel_set set = {.n = n,
                        .x = x,
                        .c0 = c0,
@@ -220,12 +222,10 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
     if (n->filter_step) set.filters = (tiles){n->filter_data + c0 * n->filter_pitch * n->bytes, 0, 0};
     else if (n->pack_filters) set.filters = (tiles){x->filters, 0, x->filter_panel};
     else
-        set.filters =
-            (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * n->bytes, 0, n->rows * set.row_k * s->filters * n->bytes};
+        set.filters = (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * bytes, 0, n->rows * set.row_k * s->filters * bytes};
     if (in_place) set.windows = (tiles){n->input + c0 * n->input_pitch * n->bytes, 0, s->windows * n->bytes};
     else if (n->windows_packed)
-        set.windows =
-            (tiles){n->input + pysim_nest_window_offset(n, c0, nc, 0) * n->bytes, 0, s->windows * pysim_nest_depth(n, nc) * n->bytes};
+        set.windows = (tiles){n->input + pysim_nest_window_offset(n, c0, nc, 0) * bytes, 0, s->windows * pysim_nest_depth(n, nc) * bytes};
     else set.windows = (tiles){x->windows, 0, x->window_panel};
     set.old = c0 > 0 ? n->output : n->beta == 0 ? NULL : n->residual ? n->residual : n->output;
     if (last) set.bias_filters = n->bias_filters, set.bias_windows = n->bias_windows;
@@ -272,17 +272,15 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     const char *windows = tile_of(&set->windows, wt);
     int64_t r0 = 0, r1 = n->rows;
     if (!set->bare) begin_tile(set, t0, f0, nw, nf, &r0, &r1);
+    const int64_t skipped = r0 * set->row_k * s->filters * pysim_panel_bytes(n);
     if (n->rescale.scales && n->row.group == 1) {
         int32_t sums[PYSIM_TILE_RESULTS];
-        n->row.run((r1 - r0) * set->row_k, filters + r0 * set->row_k * s->filters * n->bytes, windows, set->window_pitch, sums, s->windows,
-                   nw, nf, &set->store);
+        n->row.run((r1 - r0) * set->row_k, filters + skipped, windows, set->window_pitch, sums, s->windows, nw, nf, &set->store);
         pysim_loops_for(PYSIM_F32)->rescale(&n->rescale, sums, s->windows, f0, t0, out, n->output_pitch, nf, nw);
     } else if (n->filter_step)
         n->row.strided((r1 - r0) * set->row_k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch,
                        nw, nf, &set->store);
-    else
-        n->row.run((r1 - r0) * set->row_k, filters + r0 * set->row_k * s->filters * n->bytes, windows, set->window_pitch, out,
-                   n->output_pitch, nw, nf, &set->store);
+    else n->row.run((r1 - r0) * set->row_k, filters + skipped, windows, set->window_pitch, out, n->output_pitch, nw, nf, &set->store);
     if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
 }
 
@@ -356,11 +354,13 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
     x.windows = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
     x.filters = x.windows + window_panels(n) * x.window_panel;
     const double start = profile ? pysim_now() : 0, packed = profile ? profile->pack_seconds : 0;
+    if (n->row.enter) n->row.enter();
     for (int64_t c0 = 0; c0 < n->channels; c0 += n->schedule.channels) {
         const int64_t nc = pysim_min(n->schedule.channels, n->channels - c0);
         if (n->schedule.stationary == PYSIM_INPUT_STATIONARY) input_stationary(n, &x, c0, nc);
         else weight_stationary(n, &x, c0, nc);
     }
+    if (n->row.leave) n->row.leave();
     if (n->finish) n->finish(n);
     if (profile) profile->kernel_seconds += pysim_now() - start - (profile->pack_seconds - packed);
 }

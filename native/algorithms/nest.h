@@ -9,7 +9,7 @@
 typedef struct pysim_nest pysim_nest;
 struct pysim_nest {
     int64_t windows, filters, channels, rows, taps;
-    int64_t bytes, out_bytes; /* per element: of operands and panels; of the output */
+    int64_t bytes, out_bytes; /* per element: of operands; of the output */
     int64_t sum_bytes;        /* of sums and bias */
     pysim_row row;
     pysim_schedule schedule;
@@ -91,6 +91,10 @@ void pysim_add_profile(pysim_profile *profile, const pysim_profile *own);
 typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *context);
 void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads, char *workspace,
                     pysim_profile *profile);
+
+/* Bytes of an element in panels, and from a window to the next in a row of one. */
+static inline int64_t pysim_panel_bytes(const pysim_nest *n) { return n->row.panel_bytes ? n->row.panel_bytes : n->bytes; }
+static inline int64_t pysim_window_bytes(const pysim_nest *n) { return n->row.group > 1 ? 4 : n->bytes; }
 
 /* k-iterations that panels hold for `k` neighbouring ones, and for channels [0, c0) of a kernel row: whole groups in each set. */
 static inline int64_t pysim_nest_depth(const pysim_nest *n, int64_t k) { return pysim_ceil_div(k, n->row.group) * n->row.group; }

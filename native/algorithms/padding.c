@@ -38,9 +38,10 @@ static double window_sum(const pysim_nest *n, int64_t f, corner at) {
             for (int64_t s = 0; s < n->taps; s++) {
                 const int64_t x = at.x + s * c->dilation_w;
                 if (!inside(x, c->width)) continue;
-                const int64_t k = (ch - c0) * n->taps + s, weight = (r * row_k + k / group * group) * width + f % width * group + k % group;
-                sum += value_at(c->dtype, n->input, ch * n->input_pitch + (z * c->height + y) * c->width + x) *
-                       value_at(c->dtype, n->filter_data, panel + weight);
+                const int64_t k = (ch - c0) * n->taps + s, block = panel + (r * row_k + k / group * group) * width;
+                const double weight = n->row.weight ? n->row.weight(n->filter_data + block * pysim_panel_bytes(n), f % width, k % group)
+                                                    : value_at(c->dtype, n->filter_data, block + f % width * group + k % group);
+                sum += value_at(c->dtype, n->input, ch * n->input_pitch + (z * c->height + y) * c->width + x) * weight;
             }
         }
     }

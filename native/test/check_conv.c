@@ -109,7 +109,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     k->index = index;
     k->random = check_case_random(kernel, family, index);
     k->bias = level[BIAS];
-    k->groups_of_k = check_is_groups(row);
+    k->groups_of_k = check_is_groups(row) || check_is_tiles(row);
     k->epilogue = row->dtype == PYSIM_S8 ? level[EPILOGUE] % WHOLE : level[EPILOGUE];
     k->threads = 2 + (index % 5 == 0);
 
@@ -135,7 +135,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     axis(padding, k->p, c->kernel_h, c->stride_h, c->dilation_h, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
     axis(padding, k->q, c->kernel_w, c->stride_w, c->dilation_w, &k->random, &c->pad_left, &c->pad_right, &c->width);
 
-    const int32_t pack = any || check_is_groups(row) ? PYSIM_PACK_TILES : level[PACK];
+    const int32_t pack = any || check_is_groups(row) || check_is_tiles(row) ? PYSIM_PACK_TILES : level[PACK];
     const check_plan plan = {level[STATIONARY], pack, level[SET], level[K2], level[K3]};
     k->s = check_schedule(kernel, row, &plan, channels, &k->random);
     if (check_is_direct(row))

@@ -74,8 +74,8 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
     g->k = k_levels[level[K]];
     g->trans_a = level[TRANSPOSED] & 1;
     g->trans_b = level[TRANSPOSED] >> 1;
-    const check_plan plan = {level[STATIONARY], g->trans_b || check_is_groups(row) ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2],
-                             level[K3]};
+    const check_plan plan = {level[STATIONARY], g->trans_b || check_is_groups(row) || check_is_tiles(row) ? PYSIM_PACK_TILES : level[PACK],
+                             level[SET], level[K2], level[K3]};
     if (check_is_skinny(row)) {
         make_skinny(k, &plan, kernel, row);
     } else {

@@ -144,7 +144,10 @@ pysim_write_blocks pysim_x86_write_blocks(void) {
     return __builtin_cpu_supports("avx2") ? write_avx2 : NULL;
 }
 
+__attribute__((weak)) int64_t issue_f32__amx(int64_t instructions); /* NULL if the compiler does not know AMX */
+
 pysim_issue_fma pysim_x86_issue_fma(const char *target, int32_t dtype) {
+    if (strcmp(target, "amx") == 0) return dtype == PYSIM_F32 ? issue_f32__amx : NULL;
     if (strcmp(target, "avx512vnni") == 0) return dtype == PYSIM_S8 ? s8_avx512vnni : fma_avx512_f32;
     if (strcmp(target, "avx512bf16") == 0) return dtype == PYSIM_BF16 ? bf16_avx512bf16 : fma_avx512_f32;
     if (strcmp(target, "avxvnni") == 0) return dtype == PYSIM_S8 ? s8_avxvnni : fma_avx2_f32;

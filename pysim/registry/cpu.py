@@ -22,6 +22,7 @@ _TABLES = {
         "win": "vector lanes hold windows; each filter value is broadcast",
         "fil": "vector lanes hold filters; each window value is broadcast",
         "groups": "vector lanes hold windows, each a group of neighbouring k of 4 bytes; each filter's group is broadcast",
+        "tiles": "a matrix unit's tiles; of f32 six products of operands split in three bf16",
         "fused": "win in plain C, multiply-adds round once; for accuracy reproducible alone",
         "outer": "one register holds a 4x4 outer product (SConv)",
     },
@@ -38,6 +39,7 @@ _TABLES = {
     "polyphase.inc": {"phases": "vector lanes hold columns of an output row; the input is split by the phases of the stride"},
     "direct_nchwc.inc": {"nchwc": "vector lanes hold filters; the layout is NCHWc"},
 }
+_TILE_DEPTH = {"f32": 32}  # k of a block of form tiles (native/x86/amx/split.h)
 FORMS = {form: text for forms in _TABLES.values() for form, text in forms.items()}
 _LINE = re.compile(r"^PYSIM_(?:KERNEL|DIRECT|SKINNY|PHASES|NCHWC)\((.*)\)", re.MULTILINE)
 _PACKERS = re.compile(r"^PYSIM_PACKER\((\w+),\s*(\w+)\)", re.MULTILINE)
@@ -69,13 +71,25 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @property
     def group(self) -> int:
-        """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in form groups, else 1."""
+        """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in form groups, a block in tiles, else 1."""
+        if self.form == "tiles":
+            return _TILE_DEPTH[self.dtype]
         return 4 // SIZES[self.dtype] if self.form == "groups" else 1
+
+    @property
+    def split(self) -> bool:
+        """Whether it multiplies parts of its operands, not the operands themselves."""
+        return self.form == "tiles" and self.dtype == "f32"
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of an element in panels: of a split one, those of its three parts."""
+        return 3 * SIZES["bf16"] if self.split else SIZES[self.dtype]
 
     @property
     def fused(self) -> bool:
         """Whether its multiply-adds round once, on any CPU. Plain C leaves that to the compiler, unless the form asks for it."""
-        return self.target != "portable" or self.slow
+        return (self.target != "portable" or self.slow) and not self.split
 
     @property
     def slow(self) -> bool:

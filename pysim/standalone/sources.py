@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from pysim.errors import PlanError
 from pysim.record.plan import Plan, on_cpu
 from pysim.registry.cpu import Kernel, cpu_kernel, cpu_kernels, kernels, loop_nest
 from pysim.registry.native_files import native_file
@@ -65,6 +66,8 @@ def sources_of(plan: Plan, with_epilogue: bool) -> Sources:
     """The sources of a CPU's plan. `with_epilogue`: also those that apply PLAN_VECTOR_EPILOGUE (native/standalone/epilogue.c)."""
     row, algorithm = cpu_kernel(plan.kernel), algorithm_of(plan)
     assert row
+    if row.target not in FLAGS and (row.target, row.dtype) not in GROUPS:
+        raise PlanError(f"kernels of target {row.target} are not exported; plan for a machine without that unit, or with --micro-kernel")
     own, target = _isa_file(row, row.name), _vectors_of(row.target)
     plain = _closure([f"pysim_algorithm_{algorithm}", "pysim_run_job"])
     templates = _templates(row, own, plain)

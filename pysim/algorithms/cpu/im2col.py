@@ -149,7 +149,7 @@ def _packer(kernels: Sequence[Kernel], on: Machine) -> Unit:
 
 def least_cycles(request: Request, best: float) -> float:
     problem, on = request.conv, request.cpu
-    kernels = tilings.rows(on, problem.dtype, request.micro_kernel, ROWS_OF_K, request.reproducible).kernels
+    kernels = tilings.rows(on, problem.dtype, request.micro_kernel, ROWS_OF_K, request.accuracy).kernels
     if not kernels:
         return 0.0
     packer = _packer(kernels, on)
@@ -162,7 +162,7 @@ def least_cycles(request: Request, best: float) -> float:
 
 def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | NoneLegal:
     problem, on = request.conv, request.cpu
-    kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel, ROWS_OF_K, request.reproducible)
+    kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel, ROWS_OF_K, request.accuracy)
     if not kernels:
         return NoneLegal(rejected)
     columns = columns_pass(problem, on, request.state, _packer(kernels, on))

@@ -33,7 +33,7 @@ from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SUM_UNITS
-from pysim.record.accuracy import ErrorScale
+from pysim.record.accuracy import Accuracy, ErrorScale
 from pysim.record.contract import Contract
 from pysim.record.cost import NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
@@ -104,16 +104,16 @@ class Candidates(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout, fused: bool) -> tuple[model.Cases, Array]:
+def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout, accuracy: Accuracy) -> tuple[model.Cases, Array]:
     """The cases (kernel, shape) of a problem, and `model.least_cycles` by m, kernel and set of channels."""
-    rows = [kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel, reproducible=fused).kernels if _suits(kernel, layout)]
+    rows = [kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel, accuracy=accuracy).kernels if _suits(kernel, layout)]
     cases = tuple((kernel, model.shape_of(problem, kernel, m, layout)) for m in planned(problem) for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
     return cases, bounds.reshape(-1, max(1, len(rows)), bounds.shape[1])
 
 
 def _cases_of(request: Request) -> tuple[model.Cases, Array]:
-    return _cases(request.conv, request.cpu, request.micro_kernel, request.layout, request.reproducible)
+    return _cases(request.conv, request.cpu, request.micro_kernel, request.layout, request.accuracy)
 
 
 def least_cycles(request: Request, best: float) -> float:

@@ -32,6 +32,8 @@ MASK_CYCLES = 15
 PHASES, SHIFTS = 4, 2
 # Of form groups: a row of 16 elements that is loaded under a mask and interleaved, and a group of 4 bytes that is copied
 GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
+# Of form tiles: splitting 16 numbers in three, beyond packing them as rows of FP32
+SPLIT_CYCLES = 6.0
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -119,8 +121,6 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     window_tiles, filter_tiles = ceil_div(nest.windows, kernel.windows), ceil_div(nest.group_filters, kernel.filters)
     live, live_edge = nest.live_rows(kernel.windows)
     live_mean = (live + live_edge) / window_tiles
-    lanes = unit.lanes(size)
-    runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
     taps = nest.group_channels * nest.kernel_w
     full_tiles, last_windows = divmod(nest.windows, kernel.windows)
     steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
@@ -132,22 +132,10 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     )
     store *= nest.repeats
     reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
-    per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
-    gather = stride_cycles(nest, unit, nest.windows / runs, vectors / runs)
-    transpose = log2(lanes)  # shuffles of a vector
-    pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + transpose * nest.windows_transposed)
-    if kernel.group > 1:
-        lanes, steps_of_k = unit.lanes(RESULT_BYTES[kernel.dtype]), nest.group_channels * nest.kernel_w / kernel.group
-        runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
-        gather = kernel.group * (GROUP_ROW_CYCLES + stride_cycles(nest, unit, nest.windows / runs, vectors / runs))
-        pack = nest.repeats * steps_of_k * live_mean * vectors * (per_vector + gather)
-    filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
-    pack_filters = nest.repeats * filter_vectors * (per_vector + transpose * nest.filters_transposed)
-    if kernel.group > 1 and not nest.filters_packed:
-        pack_filters = nest.repeats * nest.group_channels / kernel.group * filter_tiles * kernel.filters * GROUP_WORD_CYCLES
+    pack, pack_filters, runs, vectors = _packing(nest, machine, kernel, unit, live_mean)
     tile = min(kernel.windows, nest.windows)
     last = nest.windows - (window_tiles - 1) * tile
-    stored = nest.taps * size * (nest.filters / filter_tiles if nest.filters_in_place else kernel.filters)
+    stored = nest.taps * (size * nest.filters / filter_tiles if nest.filters_in_place else kernel.panel_bytes * kernel.filters)
     return (
         steps,
         store,
@@ -160,8 +148,8 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         min(kernel.filters, nest.group_filters),
         window_tiles,
         filter_tiles,
-        nest.windows + min(tile - last, line_rest(line, tile * size) / size),
-        live_mean * nest.kernel_w * size,
+        nest.windows + min(tile - last, line_rest(line, tile * kernel.panel_bytes) / kernel.panel_bytes),
+        live_mean * nest.kernel_w * kernel.panel_bytes,
         stored * live_mean / nest.kernel_rows,
         stored,
         (runs - nest.out_rows) * live_mean * nest.run_edge(kernel.windows, line),
@@ -169,6 +157,25 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         line_rest(line, nest.windows * nest.result_bytes, kernel.windows * nest.result_bytes),
         line_rest(line, nest.group_filters * size, kernel.filters * size),
     )
+
+
+def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean: float) -> tuple[float, float, int, int]:
+    """Cycles of packing windows and filters once, and the runs and vectors of windows. `live_mean`: live kernel rows of a tile."""
+    lanes = unit.lanes(RESULT_BYTES[kernel.dtype] if kernel.group > 1 else nest.element_bytes)
+    runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
+    taps, filter_tiles = nest.group_channels * nest.kernel_w, ceil_div(nest.group_filters, kernel.filters)
+    per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
+    gather = stride_cycles(nest, unit, nest.windows / runs, vectors / runs)
+    if kernel.group > 1 and not kernel.split:
+        gather = kernel.group * (GROUP_ROW_CYCLES + gather)
+        pack = nest.repeats * taps / kernel.group * live_mean * vectors * (per_vector + gather)
+        words = 0.0 if nest.filters_packed else nest.group_channels / kernel.group * filter_tiles * kernel.filters
+        return pack, nest.repeats * words * GROUP_WORD_CYCLES, runs, vectors
+    transpose = log2(lanes)  # shuffles of a vector
+    per_vector += SPLIT_CYCLES * kernel.split
+    pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + transpose * nest.windows_transposed)
+    filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
+    return pack, nest.repeats * filter_vectors * (per_vector + transpose * nest.filters_transposed), runs, vectors
 
 
 def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:
@@ -220,7 +227,7 @@ def line_accesses(pitch: int, vector: int, line: int) -> float:
 
 def k_depth(kernel: Kernel, width: int) -> int:
     """k-iterations that one multiply-add covers: as many operands as fill the width of a result (rank-2 and rank-4 updates)."""
-    return 1 if _plain(kernel) else width
+    return 1 if _plain(kernel) or kernel.split else width
 
 
 def products_per_cycle(kernel: Kernel, unit: Unit, width: int) -> float:
@@ -268,6 +275,14 @@ def fetch_cycles(rates: Rates) -> float:
     return nest.repeats * size / inner.line_bytes * rates.machine.core.pack_line_cycles.value if size > 2 * inner.size_bytes else 0.0
 
 
+def _padded_depth(table: Table) -> Array:
+    """k-iterations of panels, which have whole groups in each set of channels, over those of the problem."""
+    nest, group = table.rates.nest, np.array([kernel.group for kernel in table.rates.kernels])[table.kernel]
+    sets, rest = np.divmod(nest.group_channels, table.channels)
+    of_set, of_rest = (np.ceil(channels * nest.kernel_w / group) * group for channels in (table.channels, rest))
+    return np.asarray((sets * of_set + of_rest) / (nest.group_channels * nest.kernel_w))
+
+
 def compute_cycles(table: Table) -> dict[str, Array]:
     """The compute terms of every schedule, before any misses."""
     of, nest, core = table.rates, table.rates.nest, table.rates.machine.core
@@ -280,7 +295,7 @@ def compute_cycles(table: Table) -> dict[str, Array]:
     if not nest.filters_packed:
         pack += filter_passes * (of.pack_filters + call * nest.repeats * sets * of.filter_tiles)
     return {
-        "kernel": of.kernel,
+        "kernel": of.kernel * _padded_depth(table),
         "call": call * nest.repeats * sets * of.window_tiles * of.filter_tiles,
         "store": of.store * sets + of.reload * (sets - 1),
         "pack": pack,

@@ -256,7 +256,7 @@ def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
 
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of packed panels of one thread, each rounded up to 64, as `pysim_workspace_bytes` answers."""
-    depth = nest.kernel_rows * _whole_groups(nest, schedule, schedule.channels * nest.kernel_w) * nest.element_bytes
+    depth = nest.kernel_rows * _whole_groups(nest, schedule, schedule.channels * nest.kernel_w) * _panel_element(nest, schedule)
     window_tiles, filter_tiles = ceil_div(nest.windows, schedule.windows), ceil_div(nest.group_filters, schedule.filters)
     if schedule.stationary == "input_stationary":
         filter_panels, window_panels = min(schedule.k2, filter_tiles), min(schedule.k3, window_tiles)
@@ -272,7 +272,7 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
 def panel_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of filters in panels, whole tiles."""
     tiles = ceil_div(nest.group_filters, schedule.filters)
-    return nest.groups * tiles * schedule.filters * nest.kernel_rows * channels_depth(nest, schedule) * nest.element_bytes
+    return nest.groups * tiles * schedule.filters * nest.kernel_rows * channels_depth(nest, schedule) * _panel_element(nest, schedule)
 
 
 def channels_depth(nest: Nest, schedule: Schedule) -> int:
@@ -286,6 +286,12 @@ def _whole_groups(nest: Nest, schedule: Schedule, k: int) -> int:
     kernel = cpu_kernel(schedule.kernel)
     group = kernel.group if kernel else 1
     return ceil_div(k, group) * group
+
+
+def _panel_element(nest: Nest, schedule: Schedule) -> int:
+    """Bytes of an element in panels."""
+    kernel = cpu_kernel(schedule.kernel)
+    return kernel.panel_bytes if kernel else nest.element_bytes
 
 
 def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:

@@ -19,6 +19,7 @@ from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles, selec
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
+from pysim.record.accuracy import Accuracy
 from pysim.record.cost import Reason, Rejected
 from pysim.record.plan import MicroKernel, named
 from pysim.registry.cpu import Kernel, kernels
@@ -55,7 +56,10 @@ def _form_refuses(kernel: Kernel, form: Forms) -> Reason | None:
     return Reason("shape", f"it is of form {kernel.form}, and {' or '.join(forms)} is needed")
 
 
-def _rounding_refuses(kernel: Kernel, reproducible: bool) -> Reason | None:
+def _accuracy_refuses(kernel: Kernel, accuracy: Accuracy) -> Reason | None:
+    reproducible = accuracy == "reproducible"
+    if kernel.split and accuracy in ("ieee", "reproducible"):
+        return Reason("accuracy", f"its operands are split; accuracy {accuracy} takes multiply-adds in {kernel.dtype} only")
     if reproducible and not kernel.fused and kernel.dtype != "s8":
         return Reason("accuracy", "its compiler decides how multiply-adds round; accuracy reproducible takes those that round once")
     if not reproducible and kernel.slow:
@@ -64,9 +68,10 @@ def _rounding_refuses(kernel: Kernel, reproducible: bool) -> Reason | None:
 
 
 @lru_cache(maxsize=256)
-def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: Forms = None, reproducible: bool = False) -> Rows:
+def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: Forms = None, accuracy: Accuracy = "standard") -> Rows:
     """The micro-kernels of `dtype` for the units of `machine`, restricted to `micro_kernel` and to a `form` or some if given.
-    `reproducible`: those whose multiply-adds round once; the slow ones in plain C are for this alone.
+    `accuracy`: "ieee" takes those that multiply and add in the type, "reproducible" of these such whose multiply-adds round once; the slow
+    ones in plain C are for the latter alone.
 
     Raises PlanError, which says what is missing, if the machine runs none of that type.
     """
@@ -74,7 +79,7 @@ def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: F
     for kernel in kernels():
         if kernel.dtype != dtype:
             others += 1
-        elif reason := row_refuses(kernel, machine, micro_kernel) or _form_refuses(kernel, form) or _rounding_refuses(kernel, reproducible):
+        elif reason := row_refuses(kernel, machine, micro_kernel) or _form_refuses(kernel, form) or _accuracy_refuses(kernel, accuracy):
             rejected.append(Rejected(kernel.name, reason.sentence, reason.code))
         else:
             legal.append(kernel)

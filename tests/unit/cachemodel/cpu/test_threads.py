@@ -104,7 +104,7 @@ def test_a_plan_says_its_threads_and_what_forking_costs() -> None:
 @pytest.mark.parametrize("text", ["conv:ic256ih14oc1024kh1", "gemm:512x512x512", "conv:ic64ih28oc64kh3ph1"])
 def test_what_lies_along_a_divided_loop_is_each_threads_own_and_the_rest_is_shared(text: str) -> None:
     plan = planner.plan(text, "sapphire-rapids", threads=8, algorithm="gemm" if text.startswith("gemm") else "sconv")
-    thread_lines = explain(plan).split("\n\nthreads\n")[1].split("\n\n")[0].splitlines()
+    thread_lines = explain(plan).split("\n\nthreads\n")[1].split("\n\n")[0].replace("\n      ", " ").splitlines()
     w, s = parse(text), plan.schedule
     assert isinstance(s, Schedule)
     windows, filters = (w.n, w.m) if isinstance(w, Gemm) else (w.windows, w.filters)

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Form `tiles` of kernels.inc in FP32: six products of operands split in three bf16 (split.h), of the nine those that are not below 2^-24 of the
+ * whole, in FP32 accumulators. Compiled with AMX's instructions and, as target amx_emulated, without (tile_ops.h). */
+#include "tile_ops.h"
+#include "kernel.h"
+#include "split.h"
+#include "pack.h"
+
+enum { FILTER_TILE = TILE_ROWS * TILE_ROW_BYTES, WINDOW_PITCH = WIDE * 4, PART_BYTES = PART_WORDS * 4, BLOCK_BYTES = BLOCK_WORDS * 4 };
+
+#define ARGUMENTS                                                                                                                    \
+    int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, \
+        const pysim_store *store
+
+/* Tiles 0 to 3 are the sums of 16 or 32 filters (4, 5) and windows (6, 7). Each step loads one part of one operand, so that a block takes 14
+ * pairs of loads, and a tile is loaded as soon as its last use is issued. Small products come first. */
+#define MULTIPLY_F(next)                                              \
+    tile_bf16(0, 4, 6);                                               \
+    if (ni > 1) tile_bf16(1, 4, 7);                                   \
+    if (next) tile_load(4, next, TILE_ROW_BYTES);                     \
+    if (mi > 1) {                                                     \
+        tile_bf16(2, 5, 6);                                           \
+        if (ni > 1) tile_bf16(3, 5, 7);                               \
+        if (next) tile_load(5, (next) + FILTER_TILE, TILE_ROW_BYTES); \
+    }
+#define MULTIPLY_W(next)                                               \
+    tile_bf16(0, 4, 6);                                                \
+    if (mi > 1) tile_bf16(2, 5, 6);                                    \
+    if (next) tile_load(6, next, WINDOW_PITCH);                        \
+    if (ni > 1) {                                                      \
+        tile_bf16(1, 4, 7);                                            \
+        if (mi > 1) tile_bf16(3, 5, 7);                                \
+        if (next) tile_load(7, (next) + TILE_ROW_BYTES, WINDOW_PITCH); \
+    }
+
+INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, const char *w, float *sums) {
+    TILES;
+    tile_zero(0);
+    tile_zero(1);
+    tile_zero(2);
+    tile_zero(3);
+    for (int64_t b = 0; b < blocks; b++, f += BLOCK_BYTES, w += BLOCK_BYTES) {
+        tile_load(4, f + 2 * PART_BYTES, TILE_ROW_BYTES);
+        tile_load(6, w, WINDOW_PITCH);
+        if (ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
+        if (mi > 1) tile_load(5, f + 2 * PART_BYTES + FILTER_TILE, TILE_ROW_BYTES);
+        MULTIPLY_F(f + PART_BYTES)     /* low x high; then middle */
+        MULTIPLY_W(w + PART_BYTES)     /* middle x high */
+        MULTIPLY_F(f)                  /* middle x middle */
+        MULTIPLY_W(w + 2 * PART_BYTES) /* high x middle */
+        MULTIPLY_W(w)                  /* high x low */
+        MULTIPLY_W((const char *)0)    /* high x high */
+    }
+    tile_store(0, sums, WINDOW_PITCH);
+    if (ni > 1) tile_store(1, sums + LANES, WINDOW_PITCH);
+    if (mi > 1) tile_store(2, sums + TILE_ROWS * WIDE, WINDOW_PITCH);
+    if (mi > 1 && ni > 1) tile_store(3, sums + TILE_ROWS * WIDE + LANES, WINDOW_PITCH);
+}
+
+/* Sums of a filter and 16 windows in FP32 multiply-adds. */
+static FLOATS sums_of(int64_t blocks, const char *filters, const char *windows, int64_t filter, int64_t vector) {
+    FLOATS sum = {0};
+    for (int64_t b = 0; b < blocks; b++) {
+        const uint32_t *f = (const uint32_t *)(const void *)(filters + b * BLOCK_BYTES + filter * TILE_ROW_BYTES);
+        const uint32_t *w = (const uint32_t *)(const void *)(windows + b * BLOCK_BYTES) + vector * LANES;
+        for (int odd = 0; odd < 2; odd++)
+            for (int p = 0; p < PAIRS; p++) {
+                const BITS *x = (const BITS *)(const void *)(w + p * WIDE);
+                const FLOATS value = value_of(x[0], x[PART_BYTES / 64], x[2 * PART_BYTES / 64], odd);
+                const float weight = one_value(f + p, PART_BYTES / 4, odd);
+                for (int i = 0; i < LANES; i++) sum[i] = __builtin_fmaf(weight, value[i], sum[i]);
+            }
+    }
+    return sum;
+}
+
+static void mend(int64_t blocks, const char *filters, const char *windows, int64_t nf, int64_t vectors, float *sums) {
+    for (int64_t f = 0; f < nf; f++)
+        for (int64_t v = 0; v < vectors; v++) {
+            FLOATS *at = (FLOATS *)(void *)(sums + f * WIDE + v * LANES);
+            const WORDS bad = (WORDS)((BITS)*at & EXPONENT) >= (int32_t)EXPONENT;
+            if (any_from(-bad, 1, LANES)) *at = (FLOATS)(((WORDS)*at & ~bad) | ((WORDS)sums_of(blocks, filters, windows, f, v) & bad));
+        }
+}
+
+typedef struct {
+    FLOATS alpha, beta, low, high;
+    const float *bias; /* of windows */
+    int reads_old, scales, bounded;
+} finishing;
+
+INLINE FLOATS chosen(WORDS mask, FLOATS x, FLOATS y) { return (FLOATS)(((WORDS)x & mask) | ((WORDS)y & ~mask)); }
+
+INLINE void finish_vector(FLOATS x, const finishing *of, FLOATS bias, const float *window_bias, const float *old, float *out,
+                          const int whole, int64_t count) {
+    if (of->scales) x *= of->alpha;
+    x += bias;
+    if (window_bias) x += whole ? f_load(window_bias) : f_load_first(window_bias, count);
+    if (of->reads_old) x += of->beta * (whole ? f_load(old) : f_load_first(old, count));
+    if (of->bounded) x = chosen(x < of->low, of->low, chosen(x > of->high, of->high, x));
+    if (whole) b_store((uint32_t *)(void *)out, (BITS)x);
+    else b_store_first((uint32_t *)(void *)out, (BITS)x, count);
+}
+
+static void finish(const float *sums, float *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {
+    const FLOATS none = {0};
+    const finishing of = {none + (float)s->alpha,
+                          none + (float)s->beta,
+                          none + (float)s->bounds.low,
+                          none + (float)s->bounds.high,
+                          s->bias_windows,
+                          s->old != NULL,
+                          !(s->alpha >= 1 && s->alpha <= 1),
+                          s->bounds.low > -3.5e38 || s->bounds.high < 3.5e38};
+    const float *bias = s->bias_filters, *old = s->old;
+    for (int64_t f = 0; f < nf; f++, sums += WIDE, out += out_pitch, old += old ? out_pitch : 0) {
+        const FLOATS b = bias ? none + bias[f] : none;
+        for (int64_t i = 0; i < nw; i += LANES) {
+            const FLOATS x = *(const FLOATS *)(const void *)(sums + i);
+            if (nw - i >= LANES) finish_vector(x, &of, b, of.bias ? of.bias + i : NULL, old ? old + i : NULL, out + i, 1, LANES);
+            else finish_vector(x, &of, b, of.bias ? of.bias + i : NULL, old ? old + i : NULL, out + i, 0, nw - i);
+        }
+    }
+}
+
+/* Whether a sum among nf x nw is infinite or NaN. */
+static int any_not_finite(const float *sums, int64_t nw, int64_t nf) {
+    WORDS first = {0}, second = {0};
+    for (int64_t f = 0; f < nf; f++, sums += WIDE) {
+        first = w_larger(first, (WORDS)(*(const BITS *)(const void *)sums & EXPONENT));
+        if (nw > LANES) second = w_larger(second, (WORDS)(*(const BITS *)(const void *)(sums + LANES) & EXPONENT));
+    }
+    return any_from(first, (int32_t)EXPONENT, pysim_min(nw, LANES)) || (nw > LANES && any_from(second, (int32_t)EXPONENT, nw - LANES));
+}
+
+static void f32_tile(ARGUMENTS) {
+    float sums[WIDE * WIDE] __attribute__((aligned(64)));
+    const int64_t blocks = k / BLOCK;
+    (void)window_pitch;
+    if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, blocks, filters, windows, sums);
+    else if (nf > TILE_ROWS) multiply(2, 1, blocks, filters, windows, sums);
+    else if (nw > LANES) multiply(1, 2, blocks, filters, windows, sums);
+    else multiply(1, 1, blocks, filters, windows, sums);
+    if (any_not_finite(sums, nw, nf)) mend(blocks, filters, windows, nf, (nw + LANES - 1) / LANES, sums);
+    finish(sums, out, out_pitch, nw, nf, store);
+}
+
+#define NAME3(name, target) name##__##target
+#define NAME2(name, target) NAME3(name, target)
+#define NAME(name) NAME2(name, TARGET)
+
+void NAME(f32_tiles_32x32)(ARGUMENTS);
+void NAME(f32_tiles_32x32)(ARGUMENTS) { f32_tile(k, filters, windows, window_pitch, out, out_pitch, nw, nf, store); }
+
+float NAME(weight_f32)(const void *block, int64_t filter, int64_t k);
+float NAME(weight_f32)(const void *block, int64_t filter, int64_t k) {
+    return one_value((const uint32_t *)block + filter * PAIRS + k % PAIRS, PART_WORDS, k >= PAIRS);
+}
+
+#ifndef EMULATED
+/* Updates of 16 x 16 results by one of k, of whole tiles of 32 x 32 with panels in L1: what the unit's rate counts. */
+int64_t NAME(issue_f32)(int64_t instructions);
+int64_t NAME(issue_f32)(int64_t instructions) {
+    enum { BLOCKS = 2, UPDATES = 4 * BLOCKS * BLOCK };
+    static const char panel[BLOCKS * BLOCK_BYTES] __attribute__((aligned(64)));
+    float sums[WIDE * WIDE] __attribute__((aligned(64)));
+    const int64_t calls = instructions / UPDATES + 1;
+    tiles_configure();
+    for (int64_t i = 0; i < calls; i++) multiply(2, 2, BLOCKS, panel, panel, sums);
+    tiles_release();
+    return calls * UPDATES;
+}
+
+void NAME(enter_tiles)(void);
+void NAME(enter_tiles)(void) { tiles_configure(); }
+void NAME(leave_tiles)(void);
+void NAME(leave_tiles)(void) { tiles_release(); }
+#endif

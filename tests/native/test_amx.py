@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP32 on AMX: the emulated instructions are Intel's formulas, the row is as accurate as FP32 and keeps infinities where they belong,
+plans take it where it is allowed, and a CPU without AMX says so. Guard pages and edges: native/test/check."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from checkout import NATIVE
+from native_library import native
+
+import pysim
+from pysim import planner
+from pysim.errors import PysimError
+from pysim.runtime import cpu
+
+ROW = "f32_tiles_32x32__amx"
+SOURCE = """
+#define EMULATED
+#include "x86/amx/tile_ops.h"
+void bf16(tile *c, const tile *a, const tile *b) { emulate_bf16(c, a, b); }
+void bytes(tile *c, const tile *a, const tile *b, int x, int y) { emulate_bytes(c, a, b, x, y); }
+"""
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if not compiler:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("tiles")
+    (folder / "tiles.c").write_text(SOURCE)
+    flags = ["-O1", "-shared", "-fPIC", "-ffp-contract=off", "-I", NATIVE]
+    subprocess.run([compiler, *flags, folder / "tiles.c", "-o", folder / "tiles.so", "-lm"], check=True)
+    return ctypes.CDLL(os.fspath(folder / "tiles.so"))
+
+
+def pointer(array):
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def bf16_values(bits):
+    """The numbers of bf16 bits, subnormal ones as zeros."""
+    wide = (bits.astype(np.uint32) << 16).view(np.float32)
+    return np.where(np.abs(wide) < np.float32(2.0**-126), np.float32(0), wide).astype(np.float64)
+
+
+def rounded(x):
+    """FP32 of numbers that float64 holds exactly, subnormal ones as zeros."""
+    single = x.astype(np.float32)
+    return np.where(np.abs(single) < np.float32(2.0**-126), np.float32(0), single).astype(np.float64)
+
+
+@pytest.mark.parametrize("exponent", [127, 64, 4], ids=["near 1", "subnormal products", "subnormal operands"])
+def test_an_emulated_bf16_product_rounds_as_documented(emulated, exponent):
+    """Chains of even and of odd k from 0, their sum, and the sum with c: each is exact in float64 here, and rounded once."""
+    random = np.random.default_rng(exponent)
+    shape = (16, 32)
+    signs, exponents, rest = ((0, 2), (exponent - 4, exponent + 4), (0, 128))
+    a, b = (
+        sum(random.integers(*of, shape) << at for of, at in ((signs, 15), (exponents, 7), (rest, 0))).astype(np.uint16) for _ in range(2)
+    )
+    c = (random.standard_normal((16, 16)) * 2.0 ** (2 * exponent - 254)).astype(np.float32)
+    got = c.copy()
+    emulated.bf16(pointer(got), pointer(a), pointer(b))
+    x, y, chains = bf16_values(a), bf16_values(b), np.zeros((2, 16, 16))
+    for p in range(16):
+        for q in range(2):
+            chains[q] = rounded(chains[q] + np.outer(x[:, 2 * p + q], y[p, q::2]))
+    want = rounded(rounded(c.astype(np.float64)) + rounded(chains[0] + chains[1])).astype(np.float32)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("kinds", [(np.int8, np.int8), (np.int8, np.uint8), (np.uint8, np.int8)], ids=["ss", "su", "us"])
+def test_an_emulated_product_of_bytes_is_that_of_integers(emulated, kinds):
+    random = np.random.default_rng(1)
+    a, b = (random.integers(np.iinfo(kind).min, np.iinfo(kind).max + 1, (16, 64)).astype(kind) for kind in kinds)
+    c = random.integers(-(2**31), 2**31, (16, 16)).astype(np.int32)
+    got = c.copy()
+    emulated.bytes(pointer(got), pointer(a), pointer(b), *(int(kind is np.int8) for kind in kinds))
+    of_b = b.astype(np.int64).reshape(16, 16, 4).transpose(0, 2, 1).reshape(64, 16)
+    np.testing.assert_array_equal(got, (c + a.astype(np.int64) @ of_b).astype(np.int32))
+
+
+@pytest.fixture
+def row_runs(monkeypatch):
+    monkeypatch.setenv("PYSIM_EMULATED", "1")
+    if ROW not in cpu.available_kernels():
+        pytest.skip("this build does not emulate AMX (-Dtests=true does)")
+
+
+def product(a, b, accuracy="strict"):
+    problem = f"gemm:{a.shape[0]}x{b.shape[1]}x{a.shape[1]}"
+    plan = planner.plan(problem, "emerald-rapids", accuracy=accuracy, algorithm="gemm", micro_kernel=ROW)
+    return pysim.gemm(a, b, plan=plan)
+
+
+@native
+@pytest.mark.parametrize("octaves", [0, 30], ids=["of one size", "of 30 octaves"])
+def test_sums_of_split_operands_are_at_least_as_accurate_as_fp32s(row_runs, octaves):
+    random = np.random.default_rng(octaves)
+    a, b = (
+        (random.uniform(-1, 1, shape) * 2.0 ** random.integers(-octaves // 2, octaves // 2 + 1, shape)).astype(np.float32)
+        for shape in ((40, 1000), (1000, 70))
+    )
+    exact, single = a.astype(np.float64) @ b, np.zeros((40, 70), np.float32)
+    for p in range(1000):  # float64 holds a product of FP32, so this rounds as a multiply-add
+        single = (single + np.outer(a[:, p].astype(np.float64), b[p])).astype(np.float32)
+    assert np.abs(product(a, b) - exact).max() <= np.abs(single - exact).max()
+
+
+@native
+def test_what_is_not_finite_stays_where_fp32_has_it(row_runs):
+    random = np.random.default_rng(3)
+    a, b = random.uniform(-1, 1, (40, 100)).astype(np.float32), random.uniform(-1, 1, (100, 70)).astype(np.float32)
+    a[3, 5], a[7, 99], b[40, 33], a[20, 0] = np.inf, np.nan, -np.inf, np.finfo(np.float32).max
+    with np.errstate(all="ignore"):
+        want = (a[:, :, None].astype(np.float64) * b).sum(axis=1).astype(np.float32)
+    np.testing.assert_allclose(product(a, b), want, rtol=1e-4, atol=1e-4)
+
+
+def test_plans_take_split_operands_unless_ieee_or_the_same_bits_are_asked_for():
+    kernels = {
+        accuracy: planner.plan("gemm:1024x1024x1024", "emerald-rapids", accuracy=accuracy).kernel
+        for accuracy in ("standard", "strict", "ieee", "reproducible")
+    }
+    assert kernels["standard"] == kernels["strict"] == ROW
+    assert "tiles" not in kernels["ieee"] + kernels["reproducible"]
+    assert planner.plan("gemm:1024x1024x1024", "zen4").kernel != ROW
+
+
+@native
+def test_a_cpu_without_amx_says_what_is_missing():
+    if ROW in cpu.available_kernels():
+        pytest.skip("this CPU has AMX")
+    with pytest.raises(PysimError, match="amx"):
+        product(np.ones((64, 64), np.float32), np.ones((64, 64), np.float32))
