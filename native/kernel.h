@@ -170,6 +170,7 @@ typedef struct {
     float (*weight)(const void *block, int64_t filter, int64_t k); /* of a block of filters that are not in panels as they are; else NULL */
     void (*enter)(void);        /* form tiles: called by a thread before its first tile and after its last, */
     void (*leave)(void);        /* or NULL */
+    int32_t rescales;           /* its store rescales sums of bytes: form groups */
     int32_t group;              /* elements of k beside each other in panels; 1 but for forms groups and tiles */
     int32_t panel_bytes;        /* of an element in panels, where it is not the operands': form tiles in FP32; else 0 */
     pysim_direct_kernel direct; /* rows of depthwise.inc */

@@ -91,7 +91,11 @@ static int cpu_runs_mma(void) { return 0; }
     PYSIM_PACKER(target, dtype)                                                                                                          \
     PYSIM_PACKER(target, dtype##_filters)
 TILES_OF(amx, f32, 32, 32)
+TILES_OF(amx, bf16, 32, 32)
+TILES_OF(amx, s8, 32, 32)
 TILES_OF(amx_emulated, f32, 32, 32)
+TILES_OF(amx_emulated, bf16, 32, 32)
+TILES_OF(amx_emulated, s8, 32, 32)
 #undef PYSIM_PACKER
 #define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)            \
     extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)( \
@@ -136,12 +140,16 @@ typedef struct {
 #define PANELS_fil(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_outer(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_fused(target, dtype) ALIKE(target, dtype), .group = 1
-#define PANELS_groups(target, dtype) ALIKE(target, dtype), .group = GROUP_##dtype
+#define PANELS_groups(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = GROUP_##dtype
 #define PANELS_tiles(target, dtype)                                                                                \
     .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target, .leave = leave_tiles__##target, \
     .weight = weight_##dtype##__##target, .group = TILE_DEPTH_##dtype, .panel_bytes = TILE_BYTES_##dtype
 #define TILE_DEPTH_f32 32
+#define TILE_DEPTH_bf16 32
+#define TILE_DEPTH_s8 64
 #define TILE_BYTES_f32 6
+#define TILE_BYTES_bf16 0
+#define TILE_BYTES_s8 0
 
 static const entry table[] = {
 #define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                          \
@@ -174,13 +182,17 @@ enum { ROWS = sizeof table / sizeof table[0] };
 
 /* The functions of a row on this CPU: its own, or those that emulate it; NULL if there are none. */
 static const pysim_row *functions_of(int32_t index) {
-    static const pysim_row emulated = {.family = PYSIM_FAMILY_NEST,
-                                       .run = f32_tiles_32x32__amx_emulated,
-                                       .pack = PACK(amx_emulated, f32),
-                                       PANELS_tiles(amx_emulated, f32)};
+#define EMULATED(of)                                                                                         \
+    {                                                                                                        \
+        .info.dtype = DTYPE_##of, .family = PYSIM_FAMILY_NEST, .run = NAME(amx_emulated, of, tiles, 32, 32), \
+        .pack = PACK(amx_emulated, of), PANELS_tiles(amx_emulated, of)                                       \
+    }
+    static const pysim_row emulated[] = {EMULATED(f32), EMULATED(bf16), EMULATED(s8)};
     const pysim_row *row = &table[index].row;
     if ((row->run || row->direct || row->skinny || row->phases || row->nchwc) && table[index].cpu_runs()) return row;
-    return row->enter && emulated.run && cpu_runs_amx_emulated() ? &emulated : NULL;
+    for (size_t i = 0; row->enter && i < sizeof emulated / sizeof *emulated && cpu_runs_amx_emulated(); i++)
+        if (emulated[i].run && emulated[i].info.dtype == row->info.dtype) return &emulated[i];
+    return NULL;
 }
 
 static int available(int32_t index) { return functions_of(index) != NULL; }

@@ -252,7 +252,7 @@ static void begin_tile(channel_set *set, int64_t t0, int64_t f0, int64_t nw, int
     /* Do not prefetch output lines that are only written and lie in a near cache: that makes 1x1 layers up to 7 % slower (Zen 5). */
     if (store->old || n->prefetch_output) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
     if (store->old && store->old != out) pysim_fetch_rows(store->old, pitch, nf, nw * n->out_bytes, 0);
-    if (n->rescale.scales && n->row.group > 1) {
+    if (n->rescale.scales && n->row.rescales) {
         store->rescale = n->rescale;
         store->rescale.scales += f0 * n->rescale.filter_step + t0 * n->rescale.window_step;
     }
@@ -273,7 +273,7 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     int64_t r0 = 0, r1 = n->rows;
     if (!set->bare) begin_tile(set, t0, f0, nw, nf, &r0, &r1);
     const int64_t skipped = r0 * set->row_k * s->filters * pysim_panel_bytes(n);
-    if (n->rescale.scales && n->row.group == 1) {
+    if (n->rescale.scales && !n->row.rescales) {
         int32_t sums[PYSIM_TILE_RESULTS];
         n->row.run((r1 - r0) * set->row_k, filters + skipped, windows, set->window_pitch, sums, s->windows, nw, nf, &set->store);
         pysim_loops_for(PYSIM_F32)->rescale(&n->rescale, sums, s->windows, f0, t0, out, n->output_pitch, nf, nw);

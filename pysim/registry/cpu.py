@@ -22,7 +22,7 @@ _TABLES = {
         "win": "vector lanes hold windows; each filter value is broadcast",
         "fil": "vector lanes hold filters; each window value is broadcast",
         "groups": "vector lanes hold windows, each a group of neighbouring k of 4 bytes; each filter's group is broadcast",
-        "tiles": "a matrix unit's tiles; of f32 six products of operands split in three bf16",
+        "tiles": "tiles of 16x16 results on a matrix unit; of f32 six products of operands split in three bf16",
         "fused": "win in plain C, multiply-adds round once; for accuracy reproducible alone",
         "outer": "one register holds a 4x4 outer product (SConv)",
     },
@@ -39,7 +39,7 @@ _TABLES = {
     "polyphase.inc": {"phases": "vector lanes hold columns of an output row; the input is split by the phases of the stride"},
     "direct_nchwc.inc": {"nchwc": "vector lanes hold filters; the layout is NCHWc"},
 }
-_TILE_DEPTH = {"f32": 32}  # k of a block of form tiles (native/x86/amx/split.h)
+_TILE_DEPTH = {"f32": 32, "bf16": 32, "s8": 64}  # k of a block of form tiles (native/x86/amx)
 FORMS = {form: text for forms in _TABLES.values() for form, text in forms.items()}
 _LINE = re.compile(r"^PYSIM_(?:KERNEL|DIRECT|SKINNY|PHASES|NCHWC)\((.*)\)", re.MULTILINE)
 _PACKERS = re.compile(r"^PYSIM_PACKER\((\w+),\s*(\w+)\)", re.MULTILINE)

@@ -3,6 +3,11 @@
  * whole, in FP32 accumulators. Compiled with AMX's instructions and, as target amx_emulated, without (tile_ops.h). */
 #include "tile_ops.h"
 #include "kernel.h"
+#define SUM float
+#define ADDS float
+#define UNBOUNDED_LOW -3.5e38
+#define UNBOUNDED_HIGH 3.5e38
+#include "finish.h"
 #include "split.h"
 #include "pack.h"
 
@@ -81,46 +86,6 @@ static void mend(int64_t blocks, const char *filters, const char *windows, int64
             const WORDS bad = (WORDS)((BITS)*at & EXPONENT) >= (int32_t)EXPONENT;
             if (any_from(-bad, 1, LANES)) *at = (FLOATS)(((WORDS)*at & ~bad) | ((WORDS)sums_of(blocks, filters, windows, f, v) & bad));
         }
-}
-
-typedef struct {
-    FLOATS alpha, beta, low, high;
-    const float *bias; /* of windows */
-    int reads_old, scales, bounded;
-} finishing;
-
-INLINE FLOATS chosen(WORDS mask, FLOATS x, FLOATS y) { return (FLOATS)(((WORDS)x & mask) | ((WORDS)y & ~mask)); }
-
-INLINE void finish_vector(FLOATS x, const finishing *of, FLOATS bias, const float *window_bias, const float *old, float *out,
-                          const int whole, int64_t count) {
-    if (of->scales) x *= of->alpha;
-    x += bias;
-    if (window_bias) x += whole ? f_load(window_bias) : f_load_first(window_bias, count);
-    if (of->reads_old) x += of->beta * (whole ? f_load(old) : f_load_first(old, count));
-    if (of->bounded) x = chosen(x < of->low, of->low, chosen(x > of->high, of->high, x));
-    if (whole) b_store((uint32_t *)(void *)out, (BITS)x);
-    else b_store_first((uint32_t *)(void *)out, (BITS)x, count);
-}
-
-static void finish(const float *sums, float *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {
-    const FLOATS none = {0};
-    const finishing of = {none + (float)s->alpha,
-                          none + (float)s->beta,
-                          none + (float)s->bounds.low,
-                          none + (float)s->bounds.high,
-                          s->bias_windows,
-                          s->old != NULL,
-                          !(s->alpha >= 1 && s->alpha <= 1),
-                          s->bounds.low > -3.5e38 || s->bounds.high < 3.5e38};
-    const float *bias = s->bias_filters, *old = s->old;
-    for (int64_t f = 0; f < nf; f++, sums += WIDE, out += out_pitch, old += old ? out_pitch : 0) {
-        const FLOATS b = bias ? none + bias[f] : none;
-        for (int64_t i = 0; i < nw; i += LANES) {
-            const FLOATS x = *(const FLOATS *)(const void *)(sums + i);
-            if (nw - i >= LANES) finish_vector(x, &of, b, of.bias ? of.bias + i : NULL, old ? old + i : NULL, out + i, 1, LANES);
-            else finish_vector(x, &of, b, of.bias ? of.bias + i : NULL, old ? old + i : NULL, out + i, 0, nw - i);
-        }
-    }
 }
 
 /* Whether a sum among nf x nw is infinite or NaN. */

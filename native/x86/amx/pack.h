@@ -9,7 +9,7 @@
 void ROWS_OF(segment)(const pysim_segment *s, void *dst);
 void ROWS_OF(transposed)(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite);
 
-enum { WIDE = 32, PART_WORDS = WIDE * PAIRS, BLOCK_WORDS = PARTS * PART_WORDS, ROWS_KEPT = 128 };
+enum { PART_WORDS = WIDE * PAIRS, BLOCK_WORDS = PARTS * PART_WORDS, ROWS_KEPT = 128 };
 
 /* 32 rows of k as a block of windows. */
 static void split_windows(const float *rows, int64_t count, uint32_t *to) {

@@ -12,9 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { LANES = 16, BLOCK = 32, PAIRS = 16, PARTS = 3 };
-typedef float FLOATS __attribute__((vector_size(64)));
-typedef int32_t WORDS __attribute__((vector_size(64)));
+enum { BLOCK = 32, PAIRS = 16, PARTS = 3 };
+typedef SUMS FLOATS;
 typedef uint32_t BITS __attribute__((vector_size(64)));
 typedef FLOATS FLOATS_ANYWHERE __attribute__((aligned(4)));
 typedef BITS BITS_ANYWHERE __attribute__((aligned(4)));
