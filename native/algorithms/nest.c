@@ -381,7 +381,11 @@ static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *win
  * 56x56, 1x1, 1.04 and 1.04. */
 enum { FAR_OUTPUT_BYTES = 8 << 20, SHORT_K = 64 };
 
+/* A tile of a matrix unit has so many rows that lines of them evict each other from L1: each store would wait for its line. */
+enum { NEAR_OUTPUT_BYTES = 256 << 10 };
+
 static int wants_output_prefetch(const pysim_nest *n) {
+    if (n->row.enter) return n->windows * n->filters * n->out_bytes > NEAR_OUTPUT_BYTES;
     return n->windows * n->filters * n->out_bytes > FAR_OUTPUT_BYTES && n->channels * n->rows * n->taps <= SHORT_K;
 }
 

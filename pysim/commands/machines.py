@@ -108,7 +108,6 @@ def _list(as_json: bool) -> None:
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
     from pysim.machine.load import load_any, names
-    from pysim.measure.speed import PLAIN
 
     shipped = [load_any(name) for name in names()]
     if as_json:
@@ -119,7 +118,7 @@ def _list(as_json: bool) -> None:
         Column("cores", lambda cpu: str(cpu.cores)),
         Column("clock", lambda cpu: hertz(cpu.core.frequency_hz.value)),
         Column("caches", lambda cpu: ", ".join(f"{level.name} {size(level.size_bytes)}" for level in cpu.levels), left=True),
-        Column("units", lambda cpu: " ".join(unit.target for unit in cpu.core.units if unit.target != PLAIN) or PLAIN, left=True),
+        Column("units", _units, left=True),
         Column("assumed", _assumed),
     ]
     gpus: list[Column[Gpu]] = [
@@ -137,6 +136,14 @@ def _list(as_json: bool) -> None:
     put_table(gpus, [machine for machine in shipped if isinstance(machine, Gpu)])
     put("")
     put("host is this computer: pysim machines detect. assumed: numbers that were neither measured nor published, of all")
+
+
+def _units(cpu: "Machine") -> str:
+    """The targets of a core's units; avx512's extensions by their own names."""
+    from pysim.measure.speed import PLAIN
+
+    targets = [unit.target for unit in cpu.core.units if unit.target != PLAIN]
+    return " ".join(target.removeprefix("avx512") or target for target in targets) or PLAIN
 
 
 def _assumed(machine: "Machine | Gpu") -> Cell:

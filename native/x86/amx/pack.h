@@ -10,6 +10,7 @@ void ROWS_OF(segment)(const pysim_segment *s, void *dst);
 void ROWS_OF(transposed)(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite);
 
 enum { PART_WORDS = WIDE * PAIRS, BLOCK_WORDS = PARTS * PART_WORDS, ROWS_KEPT = 128 };
+enum { AHEAD = 4 * BLOCK }; /* in rows of filters, which no prefetcher follows: there are 32 */
 
 /* 32 rows of k as a block of windows. */
 static void split_windows(const float *rows, int64_t count, uint32_t *to) {
@@ -37,6 +38,8 @@ static void split_windows(const float *rows, int64_t count, uint32_t *to) {
 static void split_filters(const float *from, int64_t ld, int64_t rows, int64_t depth, uint32_t *to, int *not_finite) {
     const FLOATS none = {0};
     for (int64_t f = 0; f < rows; f++, from += ld, to += PAIRS) {
+        __builtin_prefetch(from + AHEAD);
+        __builtin_prefetch(from + AHEAD + PAIRS);
         const FLOATS first = depth >= PAIRS ? f_load(from) : f_load_first(from, depth);
         const FLOATS second = depth == BLOCK ? f_load(from + PAIRS) : depth > PAIRS ? f_load_first(from + PAIRS, depth - PAIRS) : none;
         split low = split_of(first), high = split_of(second);

@@ -104,6 +104,7 @@ INLINE void tiles_configure(void) {
         uint8_t rows[16];
     } whole = {.palette = 1};
     for (int i = 0; i < 8; i++) whole.row_bytes[i] = TILE_ROW_BYTES, whole.rows[i] = TILE_ROWS;
+    __asm__ volatile("" ::"r"(&whole) : "memory"); /* GCC's intrinsic names the first 8 bytes alone as read */
     _tile_loadconfig(&whole);
 }
 INLINE void tiles_release(void) { _tile_release(); }
