@@ -97,6 +97,10 @@ static const int32_t check_computes[] = {
 static inline int check_is_blocks(const pysim_kernel_info *row) { return strcmp(row->form, "blocks") == 0; }
 static inline int check_is_taps(const pysim_kernel_info *row) { return strcmp(row->form, "taps") == 0; }
 static inline int check_is_groups(const pysim_kernel_info *row) { return strcmp(row->form, "groups") == 0; }
+/* Its panels of B may be made beforehand. */
+static inline int check_is_packed(const pysim_kernel_info *row) {
+    return check_is_groups(row) || (strcmp(row->form, "tiles") == 0 && row->dtype != PYSIM_F32);
+}
 static inline int check_is_tiles(const pysim_kernel_info *row) { return strcmp(row->form, "tiles") == 0; }
 static inline int check_is_direct(const pysim_kernel_info *row) {
     return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0 || check_is_taps(row) || check_is_blocks(row);

@@ -80,8 +80,8 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
         make_skinny(k, &plan, kernel, row);
     } else {
         k->s = check_schedule(kernel, row, &plan, g->k, &k->random);
-        k->s.algorithm = strcmp(row->form, "win") == 0 || check_is_groups(row) ? algorithms[level[ALGORITHM]] : CHECK_gemm;
-        if (check_is_groups(row) && k->s.algorithm == CHECK_unpacked) k->s.algorithm = CHECK_gemm;
+        k->s.algorithm = strcmp(row->form, "win") == 0 || check_is_packed(row) ? algorithms[level[ALGORITHM]] : CHECK_gemm;
+        if (check_is_packed(row) && k->s.algorithm == CHECK_unpacked) k->s.algorithm = CHECK_gemm;
         if (k->s.algorithm == CHECK_panels) k->s.pack = PYSIM_PACK_NONE;
     }
     const int64_t bytes = (int64_t)check_size(g->dtype), *slack = slacks[level[SLACK]];

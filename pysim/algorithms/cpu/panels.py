@@ -41,17 +41,22 @@ def nest_of(problem: Gemm) -> loops.Nest:
     return msgspec.structs.replace(of, in_place=True, windows_packed=True, windows_transposed=False)
 
 
-_NEST = OnNest(nest_of, "matrix product, B packed in advance", (BROADCASTS, "groups"), NAME, rooms=1)
+_NEST = OnNest(nest_of, "matrix product, B packed in advance", (BROADCASTS,), NAME, rooms=1)
+_PACKS = _NEST._replace(form=(BROADCASTS, "groups", "tiles"))
 refuses, workspace_bytes, describe, nests = broadcasts, _NEST.workspace_bytes, _NEST.describe, _NEST.nests
 
 
+def _nest(request: Request) -> OnNest:
+    return _PACKS if request.problem.element_bytes < PACKED_BELOW else _NEST
+
+
 def least_cycles(request: Request, best: float) -> float:
-    return _NEST.least_cycles(request, best) if request.prepared else 0.0
+    return _nest(request).least_cycles(request, best) if request.prepared else 0.0
 
 
 def candidates(request: Request, limit: Array | float = 0.0) -> nest_schedules.Found | NoneLegal:
     if request.prepared or request.schedule is not None:
-        return _NEST.candidates(request, limit)
+        return _nest(request).candidates(request, limit)
     return NoneLegal((Rejected(NAME, "B is not prepacked; use pysim.prepare, or plan with prepared=True", "shape"),))
 
 
