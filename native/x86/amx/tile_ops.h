@@ -25,17 +25,20 @@ typedef union {
     int32_t integers[TILE_ROWS][16];
 } tile;
 
-/* x, or a zero of its sign where it is subnormal. */
-INLINE float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+/* These touch tiles alone, and checks of each access would take most of the time; loads and stores of tiles are checked. */
+#define UNCHECKED __attribute__((no_sanitize_address, no_sanitize_undefined))
 
-INLINE float half_value(uint16_t bits) {
+/* x, or a zero of its sign where it is subnormal. */
+UNCHECKED INLINE float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+
+UNCHECKED INLINE float half_value(uint16_t bits) {
     const uint32_t wide = (uint32_t)bits << 16;
     float x;
     memcpy(&x, &wide, sizeof x);
     return flushed(x);
 }
 
-static inline void emulate_bf16(tile *c, const tile *a, const tile *b) {
+UNCHECKED static inline void emulate_bf16(tile *c, const tile *a, const tile *b) {
     for (int m = 0; m < TILE_ROWS; m++) {
         float even[16] = {0}, odd[16] = {0};
         for (int p = 0; p < 16; p++) {
@@ -49,7 +52,7 @@ static inline void emulate_bf16(tile *c, const tile *a, const tile *b) {
     }
 }
 
-static inline void emulate_bytes(tile *c, const tile *a, const tile *b, const int a_signed, const int b_signed) {
+UNCHECKED static inline void emulate_bytes(tile *c, const tile *a, const tile *b, const int a_signed, const int b_signed) {
     for (int m = 0; m < TILE_ROWS; m++)
         for (int p = 0; p < 16; p++)
             for (int n = 0; n < 16; n++) {
