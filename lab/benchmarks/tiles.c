@@ -3,7 +3,8 @@
  *
  *   taskset -c 1 build-native/tiles
  *
- * packing: cycles a packed vector of one run of windows; call: cycles beyond the arithmetic of a full tile at k = 64. */
+ * packing: cycles a packed vector of one run of windows; call: cycles beyond the arithmetic of a full tile at k = 64; panels: updates of 16 x 16 results
+ * by one of k (bf16 two, bytes four) in a cycle, while panels of windows pass by one of filters. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +20,17 @@
 #define RUN_avxvnni(dtype, form, windows, filters)
 #define RUN_avx512vnni(dtype, form, windows, filters)
 #define RUN_avx512bf16(dtype, form, windows, filters)
+#define RUN_amx(dtype, form, windows, filters) __attribute__((weak)) DECLARE(dtype##_##form##_##windows##x##filters##__amx)
 #define DECLARE(name) void name(int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
 #include "kernels.inc"
 #undef DECLARE
 void pack_f32__avx512_segment(const pysim_segment *s, void *dst);
+/* NULL if the compiler does not know AMX. */
+__attribute__((weak)) void pack_f32__amx_segment(const pysim_segment *s, void *dst);
+__attribute__((weak)) void enter_tiles__amx(void);
+__attribute__((weak)) void leave_tiles__amx(void);
 
-enum { BYTES = 1 << 22, PLANE = 3136 };
+enum { BYTES = 1 << 24, PLANE = 3136 };
 static char *filters, *windows, *output;
 static double hertz;
 
@@ -64,8 +70,46 @@ static void packing(int64_t taps, int64_t stride, int64_t channels, int64_t coun
         const double each = (now() - start) / (double)calls;
         best = each < best ? each : best;
     }
-    printf("packing  %2d taps, stride %d, %2d channels, %2d windows: %5.2f cycles a packed vector\n", (int)taps, (int)stride,
-           (int)channels, (int)count, best * hertz / (double)(channels * taps * ((count + 15) / 16)));
+    printf("packing  %2d taps, stride %d, %2d channels, %2d windows: %5.2f cycles a packed vector\n", (int)taps, (int)stride, (int)channels,
+           (int)count, best * hertz / (double)(channels * taps * ((count + 15) / 16)));
+}
+
+/* A call has 512 bytes of k a row of a tile; 6, 2 or 1 bytes an element. */
+static void panels(const char *name, pysim_micro_kernel run, int32_t dtype) {
+    enum { WIDE = 32, BLOCKS = 16, ROW = 64 };
+    const int64_t parts = dtype == PYSIM_F32 ? 3 : 1, bytes = parts * WIDE * ROW * BLOCKS, group = dtype == PYSIM_S8 ? 4 : 2;
+    const int64_t k = BLOCKS * ROW / 4 * group, updates = 4 * k / (dtype == PYSIM_F32 ? 1 : group);
+    const pysim_store store = {.alpha = 1, .bounds = pysim_unbounded(dtype)};
+    printf("panels   %-24s", name);
+    for (int64_t size = bytes; size <= BYTES; size *= 8) {
+        const int64_t count = size / bytes, repeats = 200 / count + 1;
+        double best = 1e9;
+        for (int trial = 0; trial < 20; trial++) {
+            const double start = now();
+            for (int64_t i = 0; i < repeats * count; i++)
+                run(k, filters, windows + i % count * bytes, WIDE, output, WIDE, WIDE, WIDE, &store);
+            const double each = (now() - start) / (double)(repeats * count);
+            best = each < best ? each : best;
+        }
+        printf(" %5.3f of %lld KiB", (double)updates / (best * hertz), (long long)(size >> 10));
+    }
+    printf("\n");
+}
+
+static void on_tiles(const char *name, pysim_micro_kernel run, const pysim_kernel_info *row) {
+    enter_tiles__amx();
+    panels(name, run, row->dtype);
+    leave_tiles__amx();
+    if (row->dtype != PYSIM_F32) return;
+    enum { WIDE = 32, CHANNELS = 512, WIDTH = 544 };
+    const pysim_segment s = {windows, WIDTH, WIDTH, 0, 1, 1, 1, CHANNELS, WIDE, WIDE, WIDE, 0, 0};
+    double best = 1e9;
+    for (int repeat = 0; repeat < 200; repeat++) {
+        const double start = now();
+        pack_f32__amx_segment(&s, output);
+        best = now() - start < best ? now() - start : best;
+    }
+    printf("packing  split in three: %5.2f cycles a packed vector\n", best * hertz / (CHANNELS * WIDE / 16));
 }
 
 int main(void) {
@@ -78,6 +122,10 @@ int main(void) {
     }
     pysim_kernel_info info;
     int32_t index = 0;
+#undef RUN_amx
+#define RUN_amx(dtype, form, windows, filters) TILES_OF(dtype##_##form##_##windows##x##filters##__amx)
+#define TILES_OF(name) \
+    if (pysim_kernel_at(index++, &info) == PYSIM_OK && info.available) on_tiles(#name, name, &info);
 #define DECLARE(name) \
     if (pysim_kernel_at(index++, &info) == PYSIM_OK && info.available) call(#name, name, info.windows, info.filters);
 #undef RUN_portable
