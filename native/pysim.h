@@ -134,6 +134,9 @@ typedef struct {
 } pysim_kernel_info;
 
 int32_t pysim_abi_version(void);
+/* change: 1, and -1 after the calls of this thread whose floats' multiply-adds have to round once in all operators on any CPU; vector
+ * instructions do so anyway. */
+void pysim_round_once(int32_t change);
 const char *pysim_last_error(void);
 
 int32_t pysim_kernel_count(void);

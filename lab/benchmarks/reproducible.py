@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether networks of accuracy reproducible have the same bits for every batch, number of threads, place of the input and width of
-vectors, and what that costs: `python lab/benchmarks/reproducible.py MODEL.onnx ...`, with a batch that the file leaves open.
+vectors, and what that costs: `python lab/benchmarks/reproducible.py [--to FILE] [--few] MODEL.onnx ...`, whose batch the file leaves open.
+`--few`: batches of 1, 2 and 7 on one and two threads, for models that plain C computes slowly. FILE gets a line of JSON for each model.
 
 Each width is a process of its own (`PYSIM_MAX_TARGET`). The price is the time over that of accuracy strict, of calls that take turns.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -19,15 +21,17 @@ import numpy as np
 import pysim
 from pysim.network.fingerprint import digest, random_inputs
 
-BATCHES, THREADS, TARGETS = (1, 2, 7, 16), (1, 2), ("portable", "avx2", "avx512")
+TARGETS = ("portable", "avx2", "avx512")
+ALL, FEW = ((1, 2, 7, 16, 64), (1, 2, 5, 16)), ((1, 2, 7), (1, 2))  # batches, threads
 SEED, SECONDS = 7, 2.0
 
 
-def digests(path: str) -> dict[str, int]:
+def digests(path: str, few: bool) -> dict[str, int]:
     """The digests of all results, by image, as text, with how many there are of each."""
     found: dict[str, int] = {}
-    for batch in BATCHES:
-        for threads in THREADS:
+    batches, threads_of = FEW if few else ALL
+    for batch in batches:
+        for threads in threads_of:
             model = pysim.load(f"{path}:mb{batch}", threads=threads, accuracy="reproducible", seed=SEED)
             ((name, x),) = random_inputs(model.inputs).items()
             at_odd = np.zeros(x.size + 16, x.dtype)[3 : 3 + x.size].reshape(x.shape)
@@ -57,20 +61,32 @@ def price(path: str) -> float:
 
 
 def main() -> None:
-    if sys.argv[1] == "--digests":
-        print(json.dumps(digests(sys.argv[2])))
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("models", nargs="+")
+    options.add_argument("--digests", action="store_true", help="of one model with this process's vectors, as JSON")
+    options.add_argument("--few", action="store_true")
+    options.add_argument("--to", type=Path)
+    given = options.parse_args()
+    if given.digests:
+        print(json.dumps(digests(given.models[0], given.few)))
         return
-    for path in sys.argv[1:]:
+    images, few = max((FEW if given.few else ALL)[0]), ["--few"] * given.few
+    for path in given.models:
         all_found: list[dict[str, int]] = []
         for target in TARGETS:
             with tempfile.TemporaryDirectory() as cache:
                 told = os.environ | {"PYSIM_MAX_TARGET": target, "XDG_CACHE_HOME": cache}
-                done = subprocess.run([sys.executable, __file__, "--digests", path], env=told, text=True, capture_output=True, check=True)
+                command = [sys.executable, __file__, "--digests", path, *few]
+                done = subprocess.run(command, env=told, text=True, capture_output=True, check=True)
                 all_found.append(json.loads(done.stdout))
         results = sum(sum(one.values()) for one in all_found)
         distinct = {key for one in all_found for key in one}
-        differ = len(distinct) - max(BATCHES)
-        print(f"{Path(path).stem}: {results} results, {differ} of {max(BATCHES)} images differ; {price(path):.3f}x strict", flush=True)
+        differ, ratio, name = len(distinct) - images, price(path), Path(path).stem
+        print(f"{name}: {results} results, {differ} of {images} images differ; {ratio:.3f}x strict", flush=True)
+        if given.to:
+            line = {"network": name, "few": given.few, "results": results, "images": images, "differ": differ, "ratio": round(ratio, 4)}
+            with given.to.open("a") as file:
+                print(json.dumps(line), file=file)
 
 
 if __name__ == "__main__":

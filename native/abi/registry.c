@@ -247,6 +247,19 @@ pysim_pack_transposed pysim_transposer_for(int32_t dtype) {
 #define PYSIM_LOOPS(target, dtype) extern __attribute__((weak)) const pysim_loops pysim_loops_##dtype##__##target;
 #include "loops.inc"
 #undef PYSIM_LOOPS
+extern __attribute__((weak)) const pysim_loops pysim_loops_rounded_once;
+
+static _Thread_local int rounded_once; /* how many callers of this thread ask for it */
+void pysim_round_once(int32_t change) { rounded_once += change; }
+
+/* The loops in plain C, those that multiply and add replaced. Other threads read this thread's copy while it waits for them. */
+static const pysim_loops *once(const pysim_loops *of) {
+    static _Thread_local pysim_loops copy;
+    copy = *of;
+    copy.finish = pysim_loops_rounded_once.finish, copy.rows = pysim_loops_rounded_once.rows;
+    copy.attention = pysim_loops_rounded_once.attention;
+    return &copy;
+}
 
 const pysim_loops *pysim_loops_for(int32_t dtype) {
     static const struct {
@@ -259,7 +272,8 @@ const pysim_loops *pysim_loops_for(int32_t dtype) {
 #undef PYSIM_LOOPS
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].of && all[i].dtype == dtype && all[i].cpu_runs()) return all[i].of;
+        if (all[i].of && all[i].dtype == dtype && all[i].cpu_runs())
+            return rounded_once && all[i].cpu_runs == cpu_runs_portable && dtype == PYSIM_F32 ? once(all[i].of) : all[i].of;
     return NULL;
 }
 

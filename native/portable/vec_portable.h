@@ -21,6 +21,34 @@ INLINE VEC v_load(const T *p) {
 INLINE void v_store(T *p, VEC v) { __builtin_memcpy(p, &v, sizeof v); }
 INLINE VEC v_kept(VEC v) { return v; }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return a * b + c; }
+#if defined(DOUBLE) ? defined(__FP_FAST_FMA) : defined(__FP_FAST_FMAF)
+INLINE VEC v_fused(VEC a, VEC b, VEC c) {
+    for (int i = 0; i < LANES; i++)
+        c[i] = sizeof(T) == 4 ? (T)__builtin_fmaf((float)a[i], (float)b[i], (float)c[i]) : (T)__builtin_fma(a[i], b[i], c[i]);
+    return c;
+}
+#elif !defined(ROUNDED_ONCE) /* by its product, rounded; loops_once.c is for calls that promise more */
+INLINE VEC v_fused(VEC a, VEC b, VEC c) { return a * b + c; }
+#else
+/* a b + c rounded once without such an instruction. The product is exact in double. Rounding its sum with c to double, then to float, is as good
+ * as once, unless the double lies halfway between two floats or below their normal ones: then the C library adds. */
+typedef double DOUBLES __attribute__((vector_size(16)));
+typedef int32_t WORDS __attribute__((vector_size(16)));
+INLINE VEC v_fused(VEC a, VEC b, VEC c) {
+    const WORDS rest = {0x1fffffff, 0, 0x1fffffff, 0}, halfway = {0x10000000, 1, 0x10000000, 1};
+    WORDS doubtful = {0};
+    VEC y;
+    for (int i = 0; i < LANES; i += 2) {
+        const DOUBLES factor = {a[i], a[i + 1]}, times = {b[i], b[i + 1]}, term = {c[i], c[i + 1]}, sum = factor * times + term;
+        const DOUBLES least = {0x1p-126, 0x1p-126};
+        doubtful |= (((WORDS)sum & rest) == halfway) | (WORDS)((sum < least) & (-sum < least) & (sum != 0));
+        y[i] = (float)sum[0], y[i + 1] = (float)sum[1];
+    }
+    if (__builtin_expect((doubtful[0] | doubtful[1] | doubtful[2] | doubtful[3]) != 0, 0))
+        for (int i = 0; i < LANES; i++) y[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return y;
+}
+#endif
 INLINE VEC v_mul(VEC a, VEC b) { return a * b; }
 INLINE VEC v_add(VEC a, VEC b) { return a + b; }
 /* Selects lane by lane without a branch: GCC takes seconds for the thousands of branches in an unrolled tile. */

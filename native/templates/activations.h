@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The activations of epilogues.inc in vectors; included after the vectors, with DOUBLE if T is double. VEC is a vector type of the compiler:
- * it has operators, and a comparison selects between two values that are both computed. */
+ * it has operators, and a comparison selects between two values that are both computed.
+ *
+ * The bits of a float's results are the same for all vectors: a multiply-add is written where one is meant, `v_fused` rounds it once everywhere,
+ * and loops.c lets the compiler contract nothing else. Those of doubles are the C library's. */
 #include <math.h>
 
 #if DOUBLE
@@ -42,18 +45,21 @@ INLINE VEC error_function(VEC x) {
     return x;
 }
 #else
+/* A step of Horner's rule. */
+INLINE VEC step(VEC p, VEC x, T c) { return v_fused(p, x, v_set1(c)); }
+
 /* e^x = 2^n 2^f, n + f = x / ln 2, |f| <= 1/2; 2^f by the polynomial of degree 6 that interpolates at Chebyshev points (within 2.6e-9). The
  * sum n + f + 1.5 2^23 has n in its lowest bits. Below 2^-126.5 it is 0, above 2^127.5 infinity. x / ln 2 is rounded, which is relative to
  * x: within 1 + |x| / 2 units in the last place. Nothing here needs more, for where |x| is large e^x or e^-x is a factor besides. */
 INLINE VEC exponential(VEC x) {
     const VEC magic = v_set1(12582912.0f), both = v_between(v_set1(-127), v_set1(128), x * 1.44269504f);
     const VEC shifted = both + magic, f = both - (shifted - magic);
-    VEC p = f * 0.000154614449f + 0.0013400428f;
-    p = p * f + 0.00961805694f;
-    p = p * f + 0.0555032715f;
-    p = p * f + 0.240226507f;
-    p = p * f + 0.693147182f;
-    p = p * f + 1.0f;
+    VEC p = step(v_set1(0.000154614449f), f, 0.0013400428f);
+    p = step(p, f, 0.00961805694f);
+    p = step(p, f, 0.0555032715f);
+    p = step(p, f, 0.240226507f);
+    p = step(p, f, 0.693147182f);
+    p = step(p, f, 1.0f);
     return p * (VEC)(((BITS)shifted + 127) << 23); /* 2^n */
 }
 
@@ -61,14 +67,14 @@ INLINE VEC exponential(VEC x) {
  * is that of Cephes' expf (S. Moshier, 1992). */
 INLINE VEC reduced_exponential(VEC x, VEC *n) {
     const VEC magic = v_set1(12582912.0f);
-    *n = (x * 1.44269504f + magic) - magic;
-    const VEC f = x - *n * 0.693359375f - *n * -2.12194440e-4f;
-    VEC p = f * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 0.5f;
-    return p * f * f + f;
+    *n = v_fused(x, v_set1(1.44269504f), magic) - magic;
+    const VEC f = v_fused(*n, v_set1(2.12194440e-4f), v_fused(*n, v_set1(-0.693359375f), x));
+    VEC p = step(v_set1(1.9875691500e-4f), f, 1.3981999507e-3f);
+    p = step(p, f, 8.3334519073e-3f);
+    p = step(p, f, 4.1665795894e-2f);
+    p = step(p, f, 1.6666665459e-1f);
+    p = step(p, f, 0.5f);
+    return v_fused(p * f, f, f);
 }
 
 INLINE VEC power_of_2(VEC n) { return (VEC)(((BITS)(n + 12582912.0f) + 127) << 23); }
@@ -76,7 +82,8 @@ INLINE VEC power_of_2(VEC n) { return (VEC)(((BITS)(n + 12582912.0f) + 127) << 2
 /* Within two units in the last place, also of large |x|; by two factors, so that results may be subnormal. */
 INLINE VEC close_exponential(VEC x) {
     VEC n;
-    const VEC less_1 = reduced_exponential(v_between(v_set1(-104), v_set1(89), x), &n), half = (n * 0.5f + 12582912.0f) - 12582912.0f;
+    const VEC less_1 = reduced_exponential(v_between(v_set1(-104), v_set1(89), x), &n),
+              half = step(n, v_set1(0.5f), 12582912.0f) - 12582912.0f;
     return (less_1 + 1) * power_of_2(half) * power_of_2(n - half);
 }
 
@@ -84,19 +91,19 @@ INLINE VEC close_exponential(VEC x) {
 INLINE VEC exponential_less_1(VEC x) {
     VEC n;
     const VEC less_1 = reduced_exponential(v_between(v_set1(-87), v_zero(), x), &n), scale = power_of_2(n);
-    return less_1 * scale + (scale - 1);
+    return v_fused(less_1, scale, scale - 1);
 }
 
 /* ln(1 + x) = 2 (s + s^3 / 3 + ... + s^15 / 15), s = x / (2 + x), of 0 <= x <= 1: what is left out is below 2e-9 of it. */
 INLINE VEC log_of_1_and(VEC x) {
     const VEC s = x / (x + 2), u = s * s;
-    VEC p = u * 0.133333333f + 0.153846154f;
-    p = p * u + 0.181818182f;
-    p = p * u + 0.222222222f;
-    p = p * u + 0.285714286f;
-    p = p * u + 0.4f;
-    p = p * u + 0.666666667f;
-    p = p * u + 2.0f;
+    VEC p = step(v_set1(0.133333333f), u, 0.153846154f);
+    p = step(p, u, 0.181818182f);
+    p = step(p, u, 0.222222222f);
+    p = step(p, u, 0.285714286f);
+    p = step(p, u, 0.4f);
+    p = step(p, u, 0.666666667f);
+    p = step(p, u, 2.0f);
     return p * s;
 }
 
@@ -107,49 +114,49 @@ INLINE VEC power(VEC x, T exponent) {
     const BITS n = ((BITS)x - half_root + whole) >> 23; /* and 127 */
     const VEC m = (VEC)((BITS)x - (n << 23) + whole), s = (m - 1.0f) / (m + 1.0f), u = s * s;
     const VEC whole_power = (VEC)(n | 0x4b000000) - 8388735.0f;
-    VEC p = u * 0.222222222f + 0.285714286f;
-    p = p * u + 0.4f;
-    p = p * u + 0.666666667f;
-    p = p * u + 2.0f;
-    return exponential(exponent * (whole_power * 0.693147181f + p * s));
+    VEC p = step(v_set1(0.222222222f), u, 0.285714286f);
+    p = step(p, u, 0.4f);
+    p = step(p, u, 0.666666667f);
+    p = step(p, u, 2.0f);
+    return exponential(exponent * v_fused(whole_power, v_set1(0.693147181f), p * s));
 }
 
 /* x p(x^2) / q(x^2) for |x| <= 8.5, where tanh is 1 in float; relatively within 2.8e-7. Minimax, times 1 + 5e-8, which makes it reach 1. */
 INLINE VEC hyperbolic_tangent(VEC x) {
     const VEC z = v_between(v_set1(-8.5f), v_set1(8.5f), x), u = z * z;
-    VEC p = u * 1.42689407e-08f + 2.12508367e-05f, q = u * 8.14500538e-07f + 0.000334884418f;
-    p = p * u + 0.00353401434f, q = q * u + 0.0260227025f;
-    p = p * u + 0.13413237f, q = q * u + 0.46746558f;
-    p = p * u + 1.0f, q = q * u + 1.0f;
+    VEC p = step(v_set1(1.42689407e-08f), u, 2.12508367e-05f), q = step(v_set1(8.14500538e-07f), u, 0.000334884418f);
+    p = step(p, u, 0.00353401434f), q = step(q, u, 0.0260227025f);
+    p = step(p, u, 0.13413237f), q = step(q, u, 0.46746558f);
+    p = step(p, u, 1.0f), q = step(q, u, 1.0f);
     return v_between(v_set1(-1), v_set1(1), z * p / q);
 }
 
 /* x p(s) for |x| <= 3.92, where erf is 1 in float; relatively within 2.2e-7. s = x^2 / 7.6832 - 1 runs from -1 to 1, since powers of x^2 itself
  * would cancel. Minimax, times 1 + 1e-7, which makes it reach 1. */
 INLINE VEC error_function(VEC x) {
-    const VEC z = v_between(v_set1(-3.92f), v_set1(3.92f), x), s = z * z * 0.130154103f - 1.0f;
-    VEC p = s * -0.000843934889f + 0.00209876965f;
-    p = p * s + -0.00139451493f;
-    p = p * s + 0.00191993767f;
-    p = p * s + -0.00766056124f;
-    p = p * s + 0.0142099941f;
-    p = p * s + -0.0199950077f;
-    p = p * s + 0.0296975449f;
-    p = p * s + -0.0434368737f;
-    p = p * s + 0.0583960079f;
-    p = p * s + -0.0740198269f;
-    p = p * s + 0.0905969813f;
-    p = p * s + -0.109179236f;
-    p = p * s + 0.134084567f;
-    p = p * s + -0.180108652f;
-    p = p * s + 0.360736847f;
+    const VEC z = v_between(v_set1(-3.92f), v_set1(3.92f), x), s = step(z * z, v_set1(0.130154103f), -1.0f);
+    VEC p = step(v_set1(-0.000843934889f), s, 0.00209876965f);
+    p = step(p, s, -0.00139451493f);
+    p = step(p, s, 0.00191993767f);
+    p = step(p, s, -0.00766056124f);
+    p = step(p, s, 0.0142099941f);
+    p = step(p, s, -0.0199950077f);
+    p = step(p, s, 0.0296975449f);
+    p = step(p, s, -0.0434368737f);
+    p = step(p, s, 0.0583960079f);
+    p = step(p, s, -0.0740198269f);
+    p = step(p, s, 0.0905969813f);
+    p = step(p, s, -0.109179236f);
+    p = step(p, s, 0.134084567f);
+    p = step(p, s, -0.180108652f);
+    p = step(p, s, 0.360736847f);
     return v_between(v_set1(-1), v_set1(1), z * p);
 }
 #endif
 
 INLINE VEC gelu(VEC x) {
     const VEC half = x * (T)0.5;
-    return half + half * error_function(x * (T)0.70710678118654752440);
+    return v_fused(half, error_function(x * (T)0.70710678118654752440), half);
 }
 
 /* tanh ln(1 + e^x) = n / (n + 2), n = e^x (e^x + 2); it is 1 where x > 20. */
@@ -184,7 +191,7 @@ INLINE VEC activated(const int activation, VEC low, VEC high, VEC x) {
     case PYSIM_EPILOGUE_elu: return elu(low, high, x);
     case PYSIM_EPILOGUE_softplus: return softplus(x);
     case PYSIM_EPILOGUE_gelu_tanh: /* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
-        return x / (1 + exponential((T)-1.59576912160573071176 * (x + (T)0.044715 * x * x * x)));
+        return x / (1 + exponential((T)-1.59576912160573071176 * v_fused((T)0.044715 * x * x, x, x)));
     default: return x;
     }
 }

@@ -1,11 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The loops of operators/loops.h, the lines of loops.inc. */
+ * The loops of operators/loops.h, the lines of loops.inc. No product and sum is contracted to a multiply-add, and sums along rows have a fixed
+ * number of partial sums, so that results do not depend on the vectors (docs/reproducible.md). */
 #include <string.h>
 
 #include "operators/loops.h"
 #include "instance.h"
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
 
 #include "activations.h"
+
+/* Partial sums along a row, as many as the widest vector has lanes, and their vectors. */
+enum { SUMS = 16, PARTS = SUMS / LANES };
 
 /* In elements: a piece that stays in L1, a pool's row buffer, its slack, the prefetch distance. */
 enum { PIECE = 1024, BLOCK = 2048, SLACK = 4 * LANES, AHEAD = 1024 };
@@ -75,8 +84,8 @@ static void rescale(const pysim_rescale *r, const int32_t *sums, int64_t sums_pi
 
 /* ---- maps ---- */
 
-/* The product is rounded before the sum, on every CPU: without v_kept the compiler fuses them where the CPU can. */
-INLINE VEC mapped(VEC x, VEC scale, VEC shift) { return v_add(v_kept(v_mul(scale, x)), shift); }
+/* The product is rounded before the sum. */
+INLINE VEC mapped(VEC x, VEC scale, VEC shift) { return v_add(v_mul(scale, x), shift); }
 
 static void map_piece(const T *x, T scale, T shift, int64_t count, T *y) {
     const VEC factor = v_set1(scale), term = v_set1(shift);
@@ -108,8 +117,57 @@ static void map_planes(const pysim_map *m, const pysim_finish *f, const void *fr
                 map_pixels(x + at, scale ? scale + first : NULL, shift ? shift + first : NULL, block, count / block, y + at);
             else if (!copies) map_piece(x + at, scale ? scale[first] : 1, shift ? shift[first] : 0, count, y + at);
             else if (x != y) memcpy(y + at, x + at, (size_t)count * sizeof(T));
-            if (f->loops) finish_rows(f, y + at, count, 1, count);
+            pysim_finish_rows(f, y + at, count, 1, count);
         }
+}
+
+/* ---- rows to one number ---- */
+
+INLINE VEC combined(const int largest, VEC a, VEC b) { return largest ? v_larger(a, b) : v_add(a, b); }
+
+/* The first `count` lanes of v and the other lanes of `rest`. */
+INLINE VEC first_lanes(VEC v, int64_t count, VEC rest) {
+    VEC number;
+    for (int i = 0; i < LANES; i++) number[i] = (T)i;
+    const BITS first = (BITS)(number < v_set1((T)count));
+    return (VEC)((first & (BITS)v) | (~first & (BITS)rest));
+}
+
+/* Of one vector: lane l with lane l + LANES / 2, and so on. Folds along rows have the same tree. */
+INLINE T across(const int largest, VEC v) {
+#pragma GCC unroll 4
+    for (int n = LANES; n > 1; n /= 2) v = combined(largest, v_interleave_low(v, v), v_interleave_high(v, v));
+    return v[0];
+}
+
+/* The maximum of SUMS partial results, or their sum: that of l with that of l + SUMS / 2, and so on, whatever the width of a vector. */
+INLINE T across_parts(const int largest, VEC part[PARTS]) {
+#pragma GCC unroll 4
+    for (int n = PARTS / 2; n > 0; n /= 2)
+#pragma GCC unroll 8
+        for (int v = 0; v < n; v++) part[v] = combined(largest, part[v], part[v + n]);
+    return across(largest, part[0]);
+}
+
+/* What a row is reduced to: the sum of its elements, of their squares about the mean, or the maximum. */
+enum { ELEMENT, SQUARE, LARGEST };
+
+INLINE T row_over(const int what, const T *x, int64_t size, T mean) {
+    const VEC least = v_set1(what == LARGEST ? -(T)__builtin_inf() : 0), middle = v_set1(mean);
+    VEC found[PARTS];
+#pragma GCC unroll 8
+    for (int p = 0; p < PARTS; p++) found[p] = least;
+    for (int64_t i = 0; i < size; i += SUMS)
+#pragma GCC unroll 8
+        for (int p = 0; p < PARTS; p++) {
+            const int64_t count = size - i - p * LANES;
+            if (count <= 0) break;
+            VEC v = count < LANES ? v_load_mask(x + i + p * LANES, v_lanes(0, count)) : v_load(x + i + p * LANES);
+            if (what == SQUARE) v = (v - middle) * (v - middle);
+            if (count < LANES) v = first_lanes(v, count, least);
+            found[p] = combined(what == LARGEST, found[p], v);
+        }
+    return across_parts(what == LARGEST, found);
 }
 
 /* ---- pools ---- */
@@ -138,8 +196,6 @@ INLINE int64_t counted_columns(const pysim_pool *p, int64_t x) {
     const int64_t left = p->count_padding ? p->pad_left : 0, right = p->count_padding ? p->pad_right : 0;
     return pysim_max(1, taps_inside(x + left, p->width + left + right, p->kernel_w, p->dilation_w));
 }
-
-INLINE VEC combined(const int largest, VEC a, VEC b) { return largest ? v_larger(a, b) : v_add(a, b); }
 
 /* Output columns [q0, q0 + count). Their windows cover the input columns x0 .. x0 + wide - 1, of which [lo, hi) are inside the plane. */
 typedef struct {
@@ -280,30 +336,6 @@ static T pool_window(const pysim_pool *p, const T *plane, int64_t row, int64_t q
     return p->largest ? value : value / (T)(counted_rows(p, y0) * counted_columns(p, x0));
 }
 
-/* The mean of a plane: as many partial sums as the widest vector has lanes, whatever this one has, are added pairwise. */
-enum { MEAN_PARTS = 16 };
-static T plane_mean(const T *x, int64_t count) {
-    VEC sum[MEAN_PARTS / LANES];
-    int64_t i = 0;
-#pragma GCC unroll 16
-    for (int v = 0; v < MEAN_PARTS / LANES; v++) sum[v] = v_zero();
-    for (; i + MEAN_PARTS <= count; i += MEAN_PARTS)
-#pragma GCC unroll 16
-        for (int v = 0; v < MEAN_PARTS / LANES; v++) sum[v] += v_load(x + i + v * LANES);
-    if (i < count)
-#pragma GCC unroll 16
-        for (int v = 0; v < MEAN_PARTS / LANES; v++) {
-            const int64_t at = pysim_min(count, i + v * LANES);
-            sum[v] += v_load_mask(x + at, v_lanes(0, count - at));
-        }
-    T part[MEAN_PARTS];
-#pragma GCC unroll 16
-    for (int v = 0; v < MEAN_PARTS / LANES; v++) v_store(part + v * LANES, sum[v]);
-    for (int n = MEAN_PARTS / 2; n > 0; n /= 2)
-        for (int j = 0; j < n; j++) part[j] += part[j + n];
-    return part[0] / (T)count;
-}
-
 /* First tap of a window at `at` that is not before the image. */
 INLINE int64_t first_inside(int64_t at, int64_t kernel, int64_t dilation) {
     return at < 0 ? pysim_min(kernel, (dilation - 1 - at) / dilation) : 0;
@@ -355,7 +387,7 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
     const int64_t in = p->height * p->width, out = p->out_h * p->out_w, left = BLOCK - extent(1, p->stride_w, p->kernel_w, p->dilation_w);
     const int is_mean = !p->largest && out == 1 && p->kernel_h == p->height && p->kernel_w == p->width && !(p->pad_top | p->pad_left) &&
                         p->dilation_h == 1 && p->dilation_w == 1;
-    for (int64_t k = 0; is_mean && k < p->planes; k++) y[k] = plane_mean(x + k * in, in);
+    for (int64_t k = 0; is_mean && k < p->planes; k++) y[k] = row_over(ELEMENT, x + k * in, in, 0) / (T)in;
     for (int64_t k = 0; left < 0 && !is_mean && k < p->planes; k++)
         for (int64_t i = 0; i < out; i++) y[k * out + i] = pool_window(p, x + k * in, i / p->out_w, i % p->out_w);
     if (is_mean || left < 0) return;
@@ -373,9 +405,13 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 #include "loops_recurrent.h"
 #include "loops_sample.h"
 
+#ifdef ROUNDED_ONCE
+const pysim_loops pysim_loops_rounded_once = {.finish = finish_rows, .rows = rows_of, .attention = attention_rows};
+#else
 #define DEFINED(target, dtype)                                                                                                      \
     const pysim_loops pysim_loops_##dtype##__##target = {rescale,      finish_rows,   map_planes,      pool_planes,    pair_arrays, \
                                                          rows_of,      take_rows,     transpose_rows,  attention_rows, fold_axis,   \
                                                          best_of_rows, sample_images, recurrent_steps, widen_halves,   narrow_to_halves};
 #define PYSIM_LOOPS(target, dtype) MINE(target, dtype, DEFINED)(target, dtype)
 #include "loops.inc"
+#endif

@@ -16,17 +16,28 @@ INLINE T neutral(const int kind) {
     return kind == PYSIM_FOLD_LARGEST || kind == PYSIM_FOLD_SMALLEST ? -(T)__builtin_inf() : kind == PYSIM_FOLD_PRODUCT;
 }
 
-/* A piece of a row, in four vectors and then one. */
+/* A piece of a row, in FOLDS partial results, whatever the vectors; those of l and l + FOLDS / 2 are folded, down to one vector. */
+enum { FOLDS = 32 };
 INLINE VEC fold_piece(const int kind, const T *x, int64_t size) {
     const VEC none = v_set1(neutral(kind));
-    VEC part[4] = {none, none, none, none};
+    VEC part[FOLDS / LANES];
     int64_t i = 0;
-    for (; i + 4 * LANES <= size; i += 4 * LANES)
+#pragma GCC unroll 16
+    for (int v = 0; v < FOLDS / LANES; v++) part[v] = none;
+    for (; i + FOLDS <= size; i += FOLDS)
+#pragma GCC unroll 16
+        for (int v = 0; v < FOLDS / LANES; v++) part[v] = folded(kind, part[v], of(kind, v_load(x + i + v * LANES)));
+#pragma GCC unroll 16
+    for (int v = 0; v < FOLDS / LANES; v++, i += LANES) {
+        if (i >= size) break;
+        const VEC one = of(kind, size - i < LANES ? v_load_mask(x + i, v_lanes(0, size - i)) : v_load(x + i));
+        part[v] = folded(kind, part[v], size - i < LANES ? first_lanes(one, size - i, none) : one);
+    }
 #pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) part[v] = folded(kind, part[v], of(kind, v_load(x + i + v * LANES)));
-    for (; i + LANES <= size; i += LANES) part[0] = folded(kind, part[0], of(kind, v_load(x + i)));
-    if (i < size) part[1] = folded(kind, part[1], first_lanes(of(kind, v_load_mask(x + i, v_lanes(0, size - i))), size - i, none));
-    return folded(kind, folded(kind, part[0], part[1]), folded(kind, part[2], part[3]));
+    for (int n = FOLDS / LANES / 2; n > 0; n /= 2)
+#pragma GCC unroll 8
+        for (int v = 0; v < n; v++) part[v] = folded(kind, part[v], part[v + n]);
+    return part[0];
 }
 
 /* The sums of pieces are added in double, so that long rows lose no digits. */
@@ -37,7 +48,7 @@ INLINE T fold_row(const int kind, const T *x, int64_t size) {
     for (int64_t from = 0; from < size; from += PIECE) {
         VEC v = fold_piece(kind, x + from, pysim_min(PIECE, size - from));
 #pragma GCC unroll 4
-        for (int n = LANES; n > 1; n /= 2) v = folded(kind, v_even(v, v), v_odd(v, v));
+        for (int n = LANES; n > 1; n /= 2) v = folded(kind, v_interleave_low(v, v), v_interleave_high(v, v));
         if (adds) total += v[0];
         else found = folded(kind, found, v);
     }

@@ -62,7 +62,7 @@ static void pair_arrays(const pysim_pair *p, const pysim_finish *f, const void *
             case PYSIM_CHOOSE: choose_row_of(a + i * a_step, a_step, chosen + i * b_step, b_step, count, y + i); break;
             default: pair_row_of(PYSIM_DIVIDE, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i);
             }
-            if (f->loops) finish_rows(f, y + i, count, 1, count);
+            pysim_finish_rows(f, y + i, count, 1, count);
         }
         y += size;
         int32_t axis = last - 1;
@@ -78,63 +78,48 @@ static void pair_arrays(const pysim_pair *p, const pysim_finish *f, const void *
 
 /* ---- rows ---- */
 
-/* The first `count` lanes of v and the other lanes of `rest`. */
-INLINE VEC first_lanes(VEC v, int64_t count, VEC rest) {
-    VEC number;
-    for (int i = 0; i < LANES; i++) number[i] = (T)i;
-    const BITS first = (BITS)(number < v_set1((T)count));
-    return (VEC)((first & (BITS)v) | (~first & (BITS)rest));
-}
-
-/* The maximum of all lanes, or their sum, added pairwise. */
-INLINE T across(const int largest, VEC v) {
-#pragma GCC unroll 4
-    for (int n = LANES; n > 1; n /= 2) v = combined(largest, v_even(v, v), v_odd(v, v));
-    return v[0];
-}
-
-/* What a row is reduced to: the sum of its elements, of their squares about the mean, or the maximum. */
-enum { ELEMENT, SQUARE, LARGEST };
-
-INLINE T row_over(const int what, const T *x, int64_t size, T mean) {
-    const VEC least = v_set1(what == LARGEST ? -(T)__builtin_inf() : 0), middle = v_set1(mean);
-    VEC found = least;
-    for (int64_t i = 0; i < size; i += LANES) {
-        const int64_t count = size - i;
-        VEC v = count < LANES ? v_load_mask(x + i, v_lanes(0, count)) : v_load(x + i);
-        if (what == SQUARE) v = (v - middle) * (v - middle);
-        if (count < LANES) v = first_lanes(v, count, least);
-        found = combined(what == LARGEST, found, v);
-    }
-    return across(what == LARGEST, found);
-}
-
-/* y = exp(x - largest) / sum. The partial last vector stays in a register, because a load of it would wait for the masked store. */
-static void softmax_row(const T *x, int64_t size, T *y) {
-    const VEC top = v_set1(row_over(LARGEST, x, size, 0));
+/* y = exp(x - top) where y is given; returns the sum. The partial last vector stays in a register, because a load of it would wait for the masked
+ * store. */
+INLINE T row_exponentials(const T *x, int64_t size, T most, T *y, VEC *last) {
+    const VEC top = v_set1(most);
     const int64_t whole = size / LANES * LANES;
-    const MASK rest = v_lanes(0, size - whole);
-    VEC sum = v_zero(), last = v_zero();
-    for (int64_t i = 0; i < whole; i += LANES) {
-        const VEC v = exponential(v_load(x + i) - top);
-        v_store(y + i, v);
-        sum += v;
+    VEC sum[PARTS];
+#pragma GCC unroll 8
+    for (int p = 0; p < PARTS; p++) sum[p] = v_zero();
+    int64_t i = 0;
+    for (; i + SUMS <= size; i += SUMS)
+#pragma GCC unroll 8
+        for (int p = 0; p < PARTS; p++) {
+            const VEC v = exponential(v_load(x + i + p * LANES) - top);
+            if (y) v_store(y + i + p * LANES, v);
+            sum[p] += v;
+        }
+#pragma GCC unroll 8
+    for (int p = 0; p < PARTS; p++, i += LANES) {
+        if (i >= size) break;
+        VEC v;
+        if (i == whole) v = *last = first_lanes(exponential(v_load_mask(x + i, v_lanes(0, size - i)) - top), size - i, v_zero());
+        else v = exponential(v_load(x + i) - top);
+        if (y && i != whole) v_store(y + i, v);
+        sum[p] += v;
     }
-    if (whole < size) last = first_lanes(exponential(v_load_mask(x + whole, rest) - top), size - whole, v_zero());
-    const VEC factor = v_set1(1 / across(0, sum + last));
+    return across_parts(0, sum);
+}
+
+static void softmax_row(const T *x, int64_t size, T *y) {
+    const int64_t whole = size / LANES * LANES;
+    VEC last = v_zero();
+    const VEC factor = v_set1(1 / row_exponentials(x, size, row_over(LARGEST, x, size, 0), y, &last));
     for (int64_t i = 0; i < whole; i += LANES) v_store(y + i, v_load(y + i) * factor);
-    if (whole < size) v_store_mask(y + whole, last * factor, rest);
+    if (whole < size) v_store_mask(y + whole, last * factor, v_lanes(0, size - whole));
 }
 
 static void log_softmax_row(const T *x, int64_t size, T *y) {
     const T most = row_over(LARGEST, x, size, 0);
-    const VEC top = v_set1(most);
     const int64_t whole = size / LANES * LANES;
     const MASK rest = v_lanes(0, size - whole);
-    VEC sum = v_zero(), last = v_zero();
-    for (int64_t i = 0; i < whole; i += LANES) sum += exponential(v_load(x + i) - top);
-    if (whole < size) last = first_lanes(exponential(v_load_mask(x + whole, rest) - top), size - whole, v_zero());
-    const VEC below = v_set1((T)log((double)across(0, sum + last)));
+    VEC last;
+    const VEC top = v_set1(most), below = v_set1((T)log((double)row_exponentials(x, size, most, NULL, &last)));
     for (int64_t i = 0; i < whole; i += LANES) v_store(y + i, v_load(x + i) - top - below);
     if (whole < size) v_store_mask(y + whole, v_load_mask(x + whole, rest) - top - below, rest);
 }
@@ -188,9 +173,9 @@ static void local_beside(const pysim_rows *r, const T *x, T *y) {
                 VEC sum = v_zero();
                 for (int64_t j = first; j < end; j++) {
                     const VEC v = v_load_mask(x + j * inner + n, in);
-                    sum += v * v;
+                    sum = v_fused(v, v, sum);
                 }
-                v_store_mask(y + i * inner + n, v_load_mask(x + i * inner + n, in) * power(epsilon + alpha * sum, (T)-r->beta), in);
+                v_store_mask(y + i * inner + n, v_load_mask(x + i * inner + n, in) * power(v_fused(alpha, sum, epsilon), (T)-r->beta), in);
             }
         }
 }

@@ -5,7 +5,8 @@
  *
  * A block of keys is packed as columns, its values as rows, both of whole vectors. For each group of rows, scores of the block lie in L1;
  * sums and their maxima are kept from block to block, and are multiplied by exp(old maximum - new maximum) where a block raises it (Milakov
- * and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). */
+ * and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). A result is of its row, and in an order
+ * of the number of keys alone. */
 
 enum { KEYS = PYSIM_ATTENTION_KEYS, GROUP = PYSIM_ATTENTION_GROUP, WIDE = LANES * sizeof(T) == 64 ? 4 : 2 };
 
@@ -25,7 +26,7 @@ INLINE void attention_tile(const int rows, const int vectors, const int adds, co
         for (int r = 0; r < rows; r++) {
             const VEC one = v_set1(a[r * a_row + i]);
 #pragma GCC unroll 4
-            for (int n = 0; n < vectors; n++) sum[r][n] = v_fma(one, columns[n], sum[r][n]);
+            for (int n = 0; n < vectors; n++) sum[r][n] = v_fused(one, columns[n], sum[r][n]);
         }
     }
 #pragma GCC unroll 8
@@ -45,7 +46,7 @@ INLINE void attention_product(const int adds, const T *a, int64_t a_row, const T
 
 /* `count` keys as columns [size][KEYS] of whole vectors, zeros behind them. */
 static void attention_keys(const pysim_attention *of, const T *k, int64_t count, T *to) {
-    const int64_t padded = (count + LANES - 1) / LANES * LANES;
+    const int64_t padded = (count + SUMS - 1) / SUMS * SUMS;
     if (of->k_step == 1) transpose_rows(k, of->k_row, of->size, count, to, KEYS);
     else
         for (int64_t d = 0; d < of->size; d++) memcpy(to + d * KEYS, k + d * of->k_step, (size_t)count * sizeof(T));
@@ -54,7 +55,7 @@ static void attention_keys(const pysim_attention *of, const T *k, int64_t count,
 
 /* Scores of a group of rows, [GROUP][KEYS], become shares exp(s - m). `most` and `total` are those of the rows so far; `factor` is what their
  * earlier sums are to be multiplied by. Each step is done for all rows, since a row's own steps wait for each other. `padded`: count in
- * whole vectors, a constant where all keys are there. */
+ * whole sets of partial sums, a constant where all keys are there. */
 INLINE void attention_shares(T *scores, int64_t count, int64_t padded, T *most, T *total, T *factor) {
     const T least = -(T)__builtin_inf();
     T from[GROUP];
@@ -70,29 +71,32 @@ INLINE void attention_shares(T *scores, int64_t count, int64_t padded, T *most, 
     }
     for (int64_t r = 0; r < GROUP; r += LANES) v_store(factor + r, exponential(v_load(factor + r)));
     for (int64_t r = 0; r < GROUP; r++) {
-        VEC sum = v_zero();
-        for (int64_t j = 0; j < padded; j += LANES) {
-            const VEC v = exponential(v_load(scores + r * KEYS + j) - v_set1(from[r]));
-            v_store(scores + r * KEYS + j, v);
-            sum += v;
-        }
-        total[r] = total[r] * factor[r] + across(0, sum);
+        VEC sum[PARTS];
+#pragma GCC unroll 8
+        for (int p = 0; p < PARTS; p++) sum[p] = v_zero();
+        for (int64_t j = 0; j < padded; j += SUMS)
+#pragma GCC unroll 8
+            for (int p = 0; p < PARTS; p++) {
+                const VEC v = exponential(v_load(scores + r * KEYS + j + p * LANES) - v_set1(from[r]));
+                v_store(scores + r * KEYS + j + p * LANES, v);
+                sum[p] += v;
+            }
+        total[r] = total[r] * factor[r] + across_parts(0, sum);
     }
 }
 
 static void attention_group(const pysim_attention *of, int64_t rows, int64_t keys, const T *q, const T *columns, const T *values,
                             const T *mask, T *scores, T *sums, T *most, T *total) {
-    const int64_t width = (of->width + LANES - 1) / LANES * LANES, padded = (keys + LANES - 1) / LANES * LANES;
+    const int64_t width = (of->width + LANES - 1) / LANES * LANES, padded = (keys + SUMS - 1) / SUMS * SUMS;
     T factor[(GROUP + LANES - 1) / LANES * LANES] = {0};
     attention_product(0, q, of->size, columns, KEYS, of->size, scores, KEYS, padded);
     for (int64_t r = 0; mask && r < rows; r++)
         for (int64_t j = 0; j < keys; j++) scores[r * KEYS + j] += mask[r * of->m_row + j * of->m_step];
-    if (padded == KEYS)
-        attention_shares(scores, keys, KEYS, most, total, factor);
-    else
-        attention_shares(scores, keys, padded, most, total, factor);
+    if (padded == KEYS) attention_shares(scores, keys, KEYS, most, total, factor);
+    else attention_shares(scores, keys, padded, most, total, factor);
     for (int64_t r = 0; r < GROUP; r++)
-        for (int64_t n = 0; factor[r] != 1 && n < width; n += LANES) v_store(sums + r * width + n, v_load(sums + r * width + n) * factor[r]);
+        for (int64_t n = 0; factor[r] != 1 && n < width; n += LANES)
+            v_store(sums + r * width + n, v_load(sums + r * width + n) * factor[r]);
     attention_product(1, scores, KEYS, values, width, keys, sums, width, width);
 }
 

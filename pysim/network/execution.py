@@ -9,6 +9,7 @@ their addresses.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -83,7 +84,7 @@ class Network:
             graph = as_images(graph)
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
-        self.threads, self._idle = threads, list[_Run]()
+        self.threads, self._idle, self._calling = threads, list[_Run](), _calling(accuracy)
         buffers = _buffers_of(graph)
         self.plan = NetworkPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
         packs = [layer.plan is not None and layer.node.op != "MatMul" for layer in self.plan.layers]
@@ -103,6 +104,7 @@ class Network:
         """The network that `save` wrote."""
         made, (graph, layers, natives) = cls.__new__(cls), saved.load(path, on, threads)
         made._graph, made._natives, made.threads, made._idle = graph, natives, threads, []
+        made._calling = _calling(next((layer.plan.accuracy for layer in layers if layer.plan), "standard"))
         made.plan = NetworkPlan(layers, _buffers_of(graph), on.name)
         return made
 
@@ -153,8 +155,9 @@ class Network:
         run = self._borrow_run()
         try:
             run.begin(inputs, run.moves)
-            for call in run.calls:
-                call()
+            with self._calling():
+                for call in run.calls:
+                    call()
             return run.results(self._graph.outputs)
         finally:
             run.end()
@@ -181,7 +184,8 @@ class Network:
         run.begin(inputs, run.step_moves)
         found = []
         for layer, step in zip(self.plan.layers, run.steps, strict=True):
-            step()
+            with self._calling():
+                step()
             if layer.node.op != "Reorder":
                 found.append(entry(layer, [run.values[name] for name in layer.node.outputs if name]))
         run.end()
@@ -210,6 +214,11 @@ class Network:
         if missing := [printable(name) for name in names if name not in given]:
             raise OperandError(f"the model's inputs {', '.join(missing)} are not given")
         return {name: _dense(given[name], name, self._graph.tensors[name]) for name in names}
+
+
+def _calling(accuracy: Accuracy) -> Callable[[], AbstractContextManager[None]]:
+    """What the calls of a network of this accuracy are in."""
+    return cpu.rounding_once if accuracy == "reproducible" else nullcontext
 
 
 def _dense(x: Any, name: str, tensor: Tensor) -> Array:

@@ -9,7 +9,8 @@ import importlib.resources
 import math
 import os
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -113,6 +114,17 @@ def check(status: int, executor: Executor = LOCAL) -> None:
     if status:
         ffi, lib = executor.library()
         raise NativeError(ffi.string(lib.pysim_last_error()).decode())
+
+
+@contextmanager
+def rounding_once() -> Iterator[None]:
+    """Calls of this thread whose multiply-adds of float32 round once in all operators, on any CPU."""
+    _, lib = library()
+    lib.pysim_round_once(1)
+    try:
+        yield
+    finally:
+        lib.pysim_round_once(-1)
 
 
 class Fingerprints:

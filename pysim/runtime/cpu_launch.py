@@ -40,6 +40,7 @@ from pysim.runtime.cpu import (
     operand,
     output,
     problem_struct,
+    rounding_once,
     schedule_struct,
     stored_dtype,
 )
@@ -128,8 +129,20 @@ class Launch:
         """The launch of a CPU's plan, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
         made = cls(plan.workload, schedule, threads, executor_for(on), plan.layout, integers)
-        made._reproducible = plan.accuracy == "reproducible"
+        made._promise(plan)
         return made
+
+    def _promise(self, plan: Plan) -> None:
+        """Where the plan is reproducible, calls whose multiply-adds round once, by the epilogue too."""
+        self._reproducible = plan.accuracy == "reproducible"
+        if self._reproducible and self.executor is LOCAL:
+            native = self._native
+
+            def run(*arguments: Any) -> int:
+                with rounding_once():
+                    return native(*arguments)
+
+            self._native = run
 
     def _quantised(self, integers: Integers, schedule: Schedule) -> Schedule:
         """Takes over quantised operands. Scaled sums need one set of channels."""
@@ -250,7 +263,7 @@ class Launch:
         if bias is not None:
             bias = addend(bias, "bias", (self._count,), self.workload.dtype)
         if self._reproducible:
-            refuse_inexact(activation)
+            refuse_inexact(activation, self.workload.dtype)
         return epilogue_struct(alpha, beta, bias, activation, residual, self._integers)
 
     def _run_at_once(self, first: Any, second: Any, epilogue: Any, y: Any) -> bool:
@@ -355,8 +368,10 @@ class Prepared:
         """A CPU's plan with these weights, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
         if plan.accuracy == "reproducible":
-            refuse_inexact(activation)
-        return cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout, integers, prepared)
+            refuse_inexact(activation, plan.workload.dtype)
+        made = cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout, integers, prepared)
+        made._launch._promise(plan)
+        return made
 
     @property
     def bytes(self) -> Array:

@@ -12,6 +12,7 @@ INLINE VEC v_kept(VEC v) {
     return v;
 }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return V(fmadd)(a, b, c); }
+INLINE VEC v_fused(VEC a, VEC b, VEC c) { return v_fma(a, b, c); }
 INLINE VEC v_mul(VEC a, VEC b) { return V(mul)(a, b); }
 INLINE VEC v_add(VEC a, VEC b) { return V(add)(a, b); }
 /* x < low ? low : x > high ? high : x; these instructions return their second operand if either is NaN. */
