@@ -28,7 +28,7 @@ enum { BLOCK_M = 2 * 128, COLUMNS = 64, LINE = 128 }; /* rows of a cluster's til
 
 /* The parts of the workspace. A's rows are whole tiles of each modulus. */
 struct Parts {
-    int64_t pitch, rows, columns, a, b, c, exponents_a, exponents_b, total;
+    int64_t pitch, rows, columns, a, b, c, exponents_a, exponents_b, squares_a, squares_b, total;
     Parts(int m, int n, int k) : pitch(round_up(k, LINE)), rows(round_up(m, BLOCK_M)), columns(round_up(n, COLUMNS)) {
         int64_t at = 0;
         const auto take = [&](int64_t bytes) {
@@ -38,13 +38,15 @@ struct Parts {
         };
         a = take(MODULI * rows * pitch), b = take((int64_t)MODULI * n * pitch), c = take(MODULI * rows * columns);
         exponents_a = take((int64_t)m * sizeof(int)), exponents_b = take((int64_t)n * sizeof(int));
+        squares_a = take((chunks_of(k) + 1) * (int64_t)m * sizeof(double)),
+        squares_b = take((chunks_of(k) + 1) * (int64_t)n * sizeof(double));
         total = at;
     }
 };
 
-/* The rounded operands are off by at most 2 sqrt(k) / LARGEST |a| |b|, and |A||B| is at least (k - deficits) |a| |b| / (8 k), |a| and |b| the norms of a row
- * and a column: the error is at most 2^-53 k |A||B|, the bound of f64's own sums, if k - deficits is at least this. */
-double least_large(int k) { return std::ceil(16 * std::sqrt((double)k) * 0x1p53 / CONSTANTS.largest); }
+/* The rounded operands are off by at most 2 sqrt(k) / LARGEST |a| |b|, and |A||B| is at least (k - deficits) |a| |b| / (SMALL k), |a| and |b| the norms of a row
+ * and a column: the error is at most 2^-53 k |A||B|, the bound of f64's own sums, if k - deficits is at least this (docs/accuracy.md). */
+double least_large(int k) { return std::ceil(2.001 * SMALL * std::sqrt((double)k) * 0x1p53 / CONSTANTS.largest); }
 
 [[maybe_unused]] cudaError_t in_f64(Problem p, const unsigned *only_if, int sms, cudaStream_t stream) {
     p.only_if = only_if, p.flags = nullptr, p.partials = nullptr, p.follows = 0;
@@ -65,8 +67,22 @@ double least_large(int k) { return std::ceil(16 * std::sqrt((double)k) * 0x1p53 
     int *const exponents_a = (int *)(work + parts.exponents_a), *const exponents_b = (int *)(work + parts.exponents_b);
     const Residues c = {(uint8_t *)(work + parts.c), parts.columns, parts.rows * parts.columns};
     const Verdict verdict = {p.flags, (unsigned)(p.k - (int)least)};
-    const Operand left = {(const double *)p.a, p.lda, p.m, p.k, a, parts.pitch, parts.rows * parts.pitch, exponents_a, verdict.deficits},
-                  right = {(const double *)p.b, p.ldb, p.n, p.k, b, parts.pitch, p.n * parts.pitch, exponents_b, verdict.deficits + 1};
+    const auto operand = [&](const void *data, int64_t ld, int rows, int8_t *to, int64_t plane, int *exponents, int side, int64_t squares) {
+        double *const sums = (double *)(work + squares);
+        return Operand{(const double *)data,
+                       ld,
+                       rows,
+                       p.k,
+                       to,
+                       parts.pitch,
+                       plane,
+                       exponents,
+                       verdict.deficits + side,
+                       sums,
+                       (unsigned long long *)(sums + (int64_t)chunks_of(p.k) * rows)};
+    };
+    const Operand left = operand(p.a, p.lda, p.m, a, parts.rows * parts.pitch, exponents_a, 0, parts.squares_a),
+                  right = operand(p.b, p.ldb, p.n, b, p.n * parts.pitch, exponents_b, 1, parts.squares_b);
     cudaError_t error = make_residues(left, p.trans_a != 0, stream);
     if (error == cudaSuccess) error = make_residues(right, !p.trans_b, stream);
 #if defined(PYSIM_HOPPER) || defined(PYSIM_EMULATED)

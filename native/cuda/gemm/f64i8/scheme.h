@@ -4,7 +4,7 @@
  * remainder theorem gives X exactly, because |X| < P / 2, P the product of the moduli. So the only errors are the rounding of the operands, and
  * that of X to f64. docs/accuracy.md proves the bound.
  *
- * Worked number: 14 moduli: P = 2^110.2. A row is scaled so that its norm is at most LARGEST = 2^54.5; |X| <= LARGEST^2 by Cauchy and Schwarz. */
+ * Worked number: 15 moduli: P = 2^117.8. A row is scaled so that its norm is at most `largest` = 2^58.4; |X| <= its square by Cauchy and Schwarz. */
 #ifndef PYSIM_CUDA_F64I8_SCHEME_H
 #define PYSIM_CUDA_F64I8_SCHEME_H
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ namespace pysim {
 namespace f64i8 {
 
 #ifndef PYSIM_F64I8_MODULI
-#define PYSIM_F64I8_MODULI 14
+#define PYSIM_F64I8_MODULI 15
 #endif
 enum { MODULI = PYSIM_F64I8_MODULI };
 static_assert(MODULI <= 15, "sums of weights times residues are exact in three f64 words");
@@ -29,7 +29,7 @@ struct Constants {
     double weight[15][3] = {}, product[3] = {};
     double over_product = 1; /* 2^80 / P */
     double largest = 0;
-    unsigned power[15][7] = {}, start[15] = {}; /* 2^(8 i) and 128 - 2^55, modulo the modulus */
+    unsigned power[15][8] = {}, start[15] = {}; /* 2^(8 i) and 128 - 2^59, modulo the modulus */
 
     static constexpr void split(double (&to)[3], Wide x) {
         const Wide mask = ((Wide)1 << 40) - 1;
@@ -52,12 +52,14 @@ struct Constants {
             while ((unsigned)(rest % of) * inverse % of != 1) inverse++;
             split(weight[i], rest * inverse);
             power[i][0] = 1;
-            for (int j = 1; j < 7; j++) power[i][j] = power[i][j - 1] * 256 % of;
-            start[i] = 128 + of - (power[i][6] * 128) % of;
+            for (int j = 1; j < 8; j++) power[i][j] = power[i][j - 1] * 256 % of;
+            start[i] = 128 + of - (power[i][7] * 8) % of;
         }
     }
 };
 constexpr Constants CONSTANTS;
+static_assert(CONSTANTS.largest < 0x1p59, "a scaled number has 60 bits");
+enum { SMALL = 128 }; /* an element is small if its square is below |a|^2 / (SMALL k) */
 
 /* body(integral_constant<int, i>) for each modulus: the constants become immediates. */
 template <class Body, int... I> __host__ __device__ inline void each(Body body, std::integer_sequence<int, I...>) {
