@@ -53,6 +53,14 @@ class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     loads_at_once: Number
 
 
+class GpuResidues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of f64 products by residues (algorithm f64i8): instructions per residue of an operand's element, and per residue of an
+    element of the result. Without them such products are not planned."""
+
+    operand_instructions: Number
+    result_instructions: Number
+
+
 class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of the GPU cost model (`pysim/cachemodel/gpu/waves.py` has the equations).
 
@@ -72,6 +80,7 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     row_ends_per_cycle: Number
     passes: GpuPasses
     direct: GpuDirect
+    residues: GpuResidues | None = None
     families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]
 
 

@@ -141,7 +141,8 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     other rows replace this one from `below` on and on `replaced_on` (0: never). `alignment`: base and pitch of an operand are multiples of
     this many bytes. `k_major`: 1 if both operands must be K-major, 2 if B must be (if only A is, the kernel computes C' = B' A').
     `producer`: one warpgroup only loads, by TMA. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`: the most parts of split-K that
-    a cluster reduces without workspace. `ablation`: built only to measure what it leaves out.
+    a cluster reduces without workspace. `residues`: number of s8 products that make one product of f64 (algorithm f64i8); its tiles are
+    theirs. `ablation`: built only to measure what it leaves out.
     """
 
     index: int
@@ -168,6 +169,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     promotion: int = 0
     accumulates_f16: bool = False
     reduces_in_cluster: int = 0
+    residues: int = 0
     ablation: bool = False
     below: int = 0
     replaced_on: int = 0
@@ -196,13 +198,19 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @cached_property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        multiplied = "tf32" if self.promotion else self.dtype
+        multiplied = "tf32" if self.promotion else self.tiled_dtype
         return f"tensor_{multiplied}" if self.tensor_threads else multiplied
+
+    @property
+    def tiled_dtype(self) -> str:
+        """The type of the elements in its tiles."""
+        return "s8" if self.residues else self.dtype
 
     @cached_property
     def families(self) -> tuple[str, ...]:
         """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop."""
-        return f"{self.mainloop}_{self.dtype}", self.mainloop
+        mainloop = "wgmma" if self.residues else self.mainloop
+        return f"{mainloop}_{self.tiled_dtype}", mainloop
 
     @cached_property
     def tiles(self) -> Tiles:
@@ -212,7 +220,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         kept = (self.variant != "scalar", self.variant != "unpadded")
         cluster = (self.cluster_m, self.cluster_n)
         return Tiles(
-            self.dtype, self.pipe, *sizes, *cluster, group, self.producer, *kept, self.promotion, self.promotion > 0, self.pingpong
+            self.tiled_dtype, self.pipe, *sizes, *cluster, group, self.producer, *kept, self.promotion, self.promotion > 0, self.pingpong
         )
 
 
@@ -241,7 +249,7 @@ def gemm_of_tiles(tiles: Tiles) -> GemmKernel | None:
 
 @cache
 def _gemm_by_tiles() -> dict[Tiles, GemmKernel]:
-    return {row.tiles: row for row in gemm_kernels() if not row.ablation}
+    return {row.tiles: row for row in gemm_kernels() if not row.ablation and not row.residues}
 
 
 # The CUDA kernels of convolutions

@@ -110,6 +110,19 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
     if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits,
                     (long long)(tiles * grid.steps));
+    if (row.residues) {
+        if (row.residues * tiles > limit::TILES)
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name,
+                        (long long)(row.residues * tiles), (long long)limit::TILES);
+        if (s->decomposition != PYSIM_DATA_PARALLEL) return fail(PYSIM_UNSUPPORTED, "kernel %s does not split k", row.info.name);
+        if (g->k > limit::RESIDUES_K)
+            return fail(PYSIM_UNSUPPORTED, "k is %lld; kernel %s takes up to %lld", (long long)g->k, row.info.name,
+                        (long long)limit::RESIDUES_K);
+        *w = {};
+        w->a.pitch = g->lda, w->b.pitch = g->ldb, w->flags = ALIGN, w->partials = row.scratch(p.m, p.n, p.k);
+        w->total = w->flags + w->partials + ALIGN;
+        return PYSIM_OK;
+    }
     w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major == 1, g->m, g->k, element, row.needs);
     w->b = row.needs.thirds ? thirds_of(g->trans_b, g->n, g->k)
                             : operand_of(b, g->ldb, g->trans_b, row.needs.k_major != 0, g->n, g->k, element, row.needs);

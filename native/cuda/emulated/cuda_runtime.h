@@ -206,9 +206,15 @@ inline int __dp4a(int a, int b, int sum) {
     for (int i = 0; i < 4; i++) total += (unsigned)((signed char)(a >> 8 * i) * (signed char)(b >> 8 * i));
     return (int)total;
 }
+inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
+    for (int i = 0; i < 4; i++) sum += (a >> 8 * i & 0xff) * (b >> 8 * i & 0xff);
+    return sum;
+}
 inline float __fdividef(float a, float b) { return a / b; } /* the device rounds differently, and returns 0 for |b| > 2^126 */
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __mulhi(int a, int b) { return (int)((int64_t)a * b >> 32); }
+inline long long __double2ll_rn(double x) { return llrint(x); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 #endif

@@ -194,8 +194,9 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     assert isinstance(problem, Gemm)
     named = request.schedule.kernel if request.schedule else None
     other = other_dtype(problem)
-    others = [row for row in gemm_kernels() if row.dtype == other and named in (None, row.name)]
-    rows = [row for row in gemm_kernels() if row not in others]
+    rows = [row for row in gemm_kernels() if not row.residues]  # those are the algorithm f64i8
+    others = [row for row in rows if row.dtype == other and named in (None, row.name)]
+    rows = [row for row in rows if row not in others]
     kernels, rejected = usable(request, problem, NAME, rows) if rows else ([], [])
     if others:
         more, refused = usable(request, msgspec.structs.replace(problem, dtype=others[0].dtype), NAME, others)

@@ -79,7 +79,7 @@ class ByProducts(Rows):
         gpu, w, named = request.gpu, request.conv, request.schedule
         rows, rejected = legal_rows(request, self.NAME, lambda row: self.by(row, w, request.layout))
         of = products_of(w, request.layout)
-        products = gemm_kernels()
+        products = tuple(kernel for kernel in gemm_kernels() if not kernel.residues)
         if isinstance(named, GpuSchedule):
             products = tuple(kernel for kernel in products if kernel.name == named.gemm)
         unnamed = request._replace(micro_kernel=None, schedule=None)

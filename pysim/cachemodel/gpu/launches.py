@@ -51,6 +51,7 @@ _OF_SOME_KERNELS = (
     "model.passes.",
     "model.direct.",
     "model.row_ends",
+    "model.residues.",
     "l1_",
     "clusters_at_once.",
 )

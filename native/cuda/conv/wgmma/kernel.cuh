@@ -26,7 +26,7 @@ namespace hopper {
 /* The `Operands` of a convolution (mainloop/wgmma/kernel.cuh): windows and filters. Layouts are run-time values, as in Matrices. */
 struct Gathered {
     using Arguments = Windows;
-    static constexpr bool RAGGED = false;
+    static constexpr bool RAGGED = false, OWN_STORE = false;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
     /* Whether the input is planes as they lie; else TMA gathers pixels. */

@@ -271,6 +271,7 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA,
 __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Shape<BM, BN, BK, WM, WN, STAGES>::BLOCKS)
     mma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Problem p) {
     using S = Shape<BM, BN, BK, WM, WN, STAGES>;
+    if (p.only_if && !*p.only_if) return;
     extern __shared__ char memory[];
     Stages<S> shared;
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;

@@ -81,7 +81,8 @@ template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whol
 /* The operands of C = op(A) op(B). Their layouts are run-time values; only the loads and the products have code per layout. */
 struct Matrices {
     using Arguments = Problem;
-    static constexpr bool RAGGED = true; /* not for convolutions: their rows are seldom ragged, and their kernels are the largest */
+    static constexpr bool RAGGED = true;     /* not for convolutions: their rows are seldom ragged, and their kernels are the largest */
+    static constexpr bool OWN_STORE = false; /* true: store() stores a tile's sums, and a launch may do nothing (gemm/f64i8/product.cuh) */
     static __device__ const Problem &product(const Problem &p) { return p; }
     static __device__ bool b_is_one(const Problem &) { return false; } /* not measured for products */
 
@@ -314,11 +315,12 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
         };
         const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
                   first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
-        if (p.beta != 0 && !cluster_split)
-            Operands::template with_target<S, true>(arguments, store, t, first_row,
-                                                    [&](auto order, const Problem &of, const auto &target, int first) {
-                                                        fetch_before<S>(order, of, target, first, first_column);
-                                                    });
+        if constexpr (!Operands::OWN_STORE)
+            if (p.beta != 0 && !cluster_split)
+                Operands::template with_target<S, true>(arguments, store, t, first_row,
+                                                        [&](auto order, const Problem &of, const auto &target, int first) {
+                                                            fetch_before<S>(order, of, target, first, first_column);
+                                                        });
         const int steps = t.end - t.begin;
         Operands::template with_majors<S>(arguments, [&](auto a, auto b) {
             constexpr int TA = decltype(a)::value; /* 1: MN-major */
@@ -330,27 +332,32 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             else if constexpr (TA && !S::Element::MN_MAJOR) accumulate_mn_major<S>(acc, shared, ring, steps, row, column, release), last();
             else accumulate<S, TA, decltype(b)::value>(acc, shared, ring, steps, row, column, release, last);
         });
-        if (cluster_split) {
-            const ClusterReduction<S, Acc> reduction(shared.data, place.part, p.splits, thread);
-            reduction.exchange(acc);
-            Operands::store_reduced(arguments, t, reduction, first_row, first_column);
-            return;
+        if constexpr (Operands::OWN_STORE) {
+            Operands::template store<S>(arguments, first_row, first_column, acc);
+            continue;
+        } else {
+            if (cluster_split) {
+                const ClusterReduction<S, Acc> reduction(shared.data, place.part, p.splits, thread);
+                reduction.exchange(acc);
+                Operands::store_reduced(arguments, t, reduction, first_row, first_column);
+                return;
+            }
+            if (t.parts > 1) {
+                const auto sync = [&] { sync_threads(1 + set, 128 * S::GROUPS); };
+                if (!partials.publish(work.slot_of(t, t.part), acc, tile_flags + t.index, t.parts, thread, flag + 4 * set, sync)) continue;
+                partials.sum_parts(work, t, acc);
+            }
+            if (store.path == STRIPS)
+                Operands::template with_target<S, true>(arguments, store, t, first_row,
+                                                        [&](auto order, const Problem &of, const auto &target, int first) {
+                                                            store_by_strips<S>(order, of, target, first, first_column, acc);
+                                                        });
+            else
+                Operands::template with_target<S, false>(
+                    arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
+                        store_directly<S, Operands::RAGGED>(order, store.path, of, target, first, first_column, acc);
+                    });
         }
-        if (t.parts > 1) {
-            const auto sync = [&] { sync_threads(1 + set, 128 * S::GROUPS); };
-            if (!partials.publish(work.slot_of(t, t.part), acc, tile_flags + t.index, t.parts, thread, flag + 4 * set, sync)) continue;
-            partials.sum_parts(work, t, acc);
-        }
-        if (store.path == STRIPS)
-            Operands::template with_target<S, true>(arguments, store, t, first_row,
-                                                    [&](auto order, const Problem &of, const auto &target, int first) {
-                                                        store_by_strips<S>(order, of, target, first, first_column, acc);
-                                                    });
-        else
-            Operands::template with_target<S, false>(
-                arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
-                    store_directly<S, Operands::RAGGED>(order, store.path, of, target, first, first_column, acc);
-                });
     }
 }
 
@@ -358,6 +365,8 @@ template <class S, class Operands>
 __global__ void __launch_bounds__(S::THREADS, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ Precomputed precomputed, const __grid_constant__ typename Operands::Arguments arguments) {
+    if constexpr (Operands::OWN_STORE)
+        if (Operands::skips(arguments)) return;
     PYSIM_DYNAMIC_SHARED(memory);
     Stages<S> shared;
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;

@@ -17,7 +17,7 @@ import pytest
 import pysim.api
 from pysim import planner
 from pysim.algorithms import algorithm_named
-from pysim.algorithms.gpu import gemm, im2col
+from pysim.algorithms.gpu import f64i8, gemm, im2col
 from pysim.check.reference import shapes
 from pysim.comparison.bench import GpuBench
 from pysim.errors import NativeError, OperandError, PlanError, ProblemError
@@ -44,6 +44,8 @@ H200 = load_any("h200")
 
 
 def product_bytes(row: GemmKernel, w: Gemm, schedule: GpuSchedule, lies: Lies) -> int | None:
+    if row.residues:
+        return None if gemm.refuses(w, H200) or f64i8.kernel_refuses(w, row) else f64i8.workspace_bytes(w, schedule)
     if gemm.refuses(w, H200) or gemm.too_large(w, row, lies):
         return None
     return gemm.launch_bytes(w, row, schedule, lies)
@@ -125,7 +127,7 @@ def test_a_products_workspace_and_refusals_are_the_librarys(row: GemmKernel) -> 
         dense = (w.m if w.trans_a else w.k, w.k if w.trans_b else w.n)
         a, b = (pitch + draw.choice((0, 0, 1, -pitch % 16, 16)) for pitch in dense)
         lies = ((a, b), (draw.random() < 0.7, draw.random() < 0.7))
-        kind, splits = decomposition(draw, -(-w.k // row.block_k), gemm.tiles_of(w, row))
+        kind, splits = ("data_parallel", 1) if row.residues else decomposition(draw, -(-w.k // row.block_k), gemm.tiles_of(w, row))
         schedule = GpuSchedule(row.name, kind, splits, draw.random() < 0.5, draw.randint(1, 8))
         theirs = answer(library_product_bytes, w, schedule, lies)
         assert product_bytes(row, w, schedule, lies) == theirs, (w.text, schedule, lies)
@@ -253,7 +255,7 @@ def convolution(draw: random.Random, row: ConvKernel) -> Conv:
 @pytest.mark.parametrize("row", conv_kernels(), ids=lambda row: row.name)
 def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel, layout: str) -> None:
     draw, answered = random.Random(f"{row.name} {layout}"), 0
-    products = [one for one in gemm_kernels() if one.dtype == row.dtype]
+    products = [one for one in gemm_kernels() if one.dtype == row.dtype and not one.residues]
     for _ in range(2 * PROBLEMS):
         w = convolution(draw, row)
         product = draw.choice(products) if row.makes_product else None

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The rows of gemm/f64i8/rows.inc. A launch has five kernels: residues of A, of B, their products, C; and the f64 product, which does nothing unless the
+ * operands are outside the bound. The kernels between also end at once then. So no result is off by more than f64's own bound, and the host does not
+ * wait to know. */
+#include "abi/arguments.h"
+#include "gemm/f64i8/passes.cuh"
+#include "gemm/rows.h"
+#ifdef PYSIM_HOPPER
+#include "gemm/f64i8/product.cuh"
+#endif
+#ifdef PYSIM_EMULATED
+#include "gemm/f64i8/emulated.cuh"
+#endif
+
+namespace pysim {
+namespace rows {
+namespace {
+using Columns = GemmColumns;
+#include "gemm/f64i8/rows.inc"
+};
+}
+}
+
+namespace f64i8 {
+namespace {
+
+enum { BLOCK_M = 2 * 128, COLUMNS = 64, LINE = 128 }; /* rows of a cluster's tile; columns that are permuted; bytes of an L2 line */
+
+/* The parts of the workspace. A's rows are whole tiles of each modulus. */
+struct Parts {
+    int64_t pitch, rows, columns, a, b, c, exponents_a, exponents_b, squares_a, squares_b, total;
+    Parts(int m, int n, int k) : pitch(round_up(k, LINE)), rows(round_up(m, BLOCK_M)), columns(round_up(n, COLUMNS)) {
+        int64_t at = 0;
+        const auto take = [&](int64_t bytes) {
+            const int64_t from = at;
+            at += round_up(bytes, ALIGN);
+            return from;
+        };
+        a = take(MODULI * rows * pitch), b = take((int64_t)MODULI * n * pitch), c = take(MODULI * rows * columns);
+        exponents_a = take((int64_t)m * sizeof(int)), exponents_b = take((int64_t)n * sizeof(int));
+        squares_a = take((chunks_of(k) + 1) * (int64_t)m * sizeof(double)),
+        squares_b = take((chunks_of(k) + 1) * (int64_t)n * sizeof(double));
+        total = at;
+    }
+};
+
+/* The rounded operands are off by at most 2 sqrt(k) / LARGEST |a| |b|, and |A||B| is at least (k - deficits) |a| |b| / (SMALL k), |a| and |b| the norms of a row
+ * and a column: the error is at most 2^-53 k |A||B|, the bound of f64's own sums, if k - deficits is at least this (docs/accuracy.md). */
+double least_large(int k) { return std::ceil(2.001 * SMALL * std::sqrt((double)k) * 0x1p53 / CONSTANTS.largest); }
+
+[[maybe_unused]] cudaError_t in_f64(Problem p, const unsigned *only_if, int sms, cudaStream_t stream) {
+    p.only_if = only_if, p.flags = nullptr, p.partials = nullptr, p.follows = 0;
+#ifdef PYSIM_EMULATED
+    (void)sms;
+    return reference(p, PYSIM_F64, stream);
+#else
+    return gemm_mma_f64::all().rows[0].launch(p, sms, stream);
+#endif
+}
+
+[[maybe_unused]] cudaError_t launch_product(const Problem &p, int sms, cudaStream_t stream) {
+    const double least = least_large(p.k);
+    if (least > p.k) return in_f64(p, nullptr, sms, stream);
+    const Parts parts(p.m, p.n, p.k);
+    char *const work = (char *)p.partials;
+    int8_t *const a = (int8_t *)(work + parts.a), *const b = (int8_t *)(work + parts.b);
+    int *const exponents_a = (int *)(work + parts.exponents_a), *const exponents_b = (int *)(work + parts.exponents_b);
+    const Residues c = {(uint8_t *)(work + parts.c), parts.columns, parts.rows * parts.columns};
+    const Verdict verdict = {p.flags, (unsigned)(p.k - (int)least)};
+    const auto operand = [&](const void *data, int64_t ld, int rows, int8_t *to, int64_t plane, int *exponents, int side, int64_t squares) {
+        double *const sums = (double *)(work + squares);
+        return Operand{(const double *)data,
+                       ld,
+                       rows,
+                       p.k,
+                       to,
+                       parts.pitch,
+                       plane,
+                       exponents,
+                       verdict.deficits + side,
+                       sums,
+                       (unsigned long long *)(sums + (int64_t)chunks_of(p.k) * rows)};
+    };
+    const Operand left = operand(p.a, p.lda, p.m, a, parts.rows * parts.pitch, exponents_a, 0, parts.squares_a),
+                  right = operand(p.b, p.ldb, p.n, b, p.n * parts.pitch, exponents_b, 1, parts.squares_b);
+    cudaError_t error = make_residues(left, p.trans_a != 0, stream);
+    if (error == cudaSuccess) error = make_residues(right, !p.trans_b, stream);
+#if defined(PYSIM_HOPPER) || defined(PYSIM_EMULATED)
+    if (error == cudaSuccess) error = multiply(p, a, b, parts.pitch, (int)parts.rows, c, verdict, sms, stream);
+#endif
+    if (error == cudaSuccess) error = reconstruct(p, c, exponents_a, exponents_b, verdict, stream);
+    return error == cudaSuccess ? in_f64(p, verdict.deficits + 2, sms, stream) : error;
+}
+
+#ifdef PYSIM_HOPPER
+cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) {
+    return hopper::attributes_of<Tiles>(hopper::wgmma_kernel<Tiles, Stacked>, out);
+}
+#elif defined(PYSIM_EMULATED)
+cudaError_t attributes(const Problem &, pysim_cuda_attributes *) { return cudaErrorNotSupported; }
+#endif
+}
+}
+
+Rows<GemmRow> gemm_f64i8::all() {
+    return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::GemmColumns c = rows::lines[line];
+        static_assert(c.block.m * c.cluster.m == f64i8::BLOCK_M && c.residues == f64i8::MODULI, "rows of a modulus are whole tiles");
+#if defined(PYSIM_HOPPER) || defined(PYSIM_EMULATED)
+        GemmRow row = row_of(c, f64i8::launch_product, f64i8::attributes);
+#else
+        GemmRow row = row_of(c, nullptr, nullptr);
+#endif
+        row.residues = c.residues;
+        row.scratch = [](int m, int n, int k) { return f64i8::Parts(m, n, k).total; };
+        add(row);
+    });
+}
+}

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The passes before and after the s8 products: operands to residues, residues to C. */
+#ifndef PYSIM_CUDA_F64I8_PASSES_CUH
+#define PYSIM_CUDA_F64I8_PASSES_CUH
+#include "core/epilogue.cuh"
+#include "core/launch.h"
+#include "gemm/f64i8/scheme.h"
+
+namespace pysim {
+namespace f64i8 {
+
+enum { THREADS = 256, NOT_FINITE = 1 << 30, CHUNK = 1024 };
+inline int chunks_of(int k) { return (k + CHUNK - 1) / CHUNK; }
+
+/* 2^exponent, for normal numbers. */
+__device__ inline double power_of_two(int exponent) {
+#ifdef PYSIM_EMULATED
+    return ldexp(1., exponent);
+#else
+    return __hiloint2double((1023 + exponent) << 20, 0);
+#endif
+}
+__device__ inline int exponent_of(double x) { /* floor(log2 x) */
+#ifdef PYSIM_EMULATED
+    return ilogb(x);
+#else
+    return (__double2hiint(x) >> 20) - 1023;
+#endif
+}
+/* The integer value of a small non-negative whole number as f64: the bits of 2^52 + x, less 2^52. */
+__device__ inline double whole(unsigned x) {
+#ifdef PYSIM_EMULATED
+    return x;
+#else
+    return __hiloint2double(0x43300000, (int)x) - 4503599627370496.0;
+#endif
+}
+
+/* An operand: element (row, k) at data[row ld + k], or MAJOR data[k ld + row]. Its residues: s8, K-major, `plane` bytes per modulus. */
+struct Operand {
+    const double *data;
+    int64_t ld;
+    int rows, k;
+    int8_t *to;
+    int64_t pitch, plane;
+    int *exponents; /* of each row: it is multiplied by 2^exponent */
+    unsigned *deficit;
+    /* MAJOR: sums of squares of each chunk of k, one row of them per chunk; of each row, chunks that are converted (high half) and elements counted */
+    double *squares;
+    unsigned long long *counted;
+};
+
+/* Writes the residues of COUNT neighbouring elements of a row. */
+template <int COUNT> __device__ inline void put_residues(const double (&x)[COUNT], double scale, int8_t *to, int64_t plane) {
+    unsigned low[COUNT], high[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const uint64_t shifted = (uint64_t)(__double2ll_rn(x[i] * scale) + ((int64_t)1 << 59)); /* 0 to 2^60 */
+        low[i] = (unsigned)shifted, high[i] = (unsigned)(shifted >> 32);
+    }
+    each_modulus([&](auto of) {
+        constexpr int I = decltype(of)::value;
+        constexpr Constants all = CONSTANTS;
+        constexpr unsigned n = (unsigned)all.modulus[I], factor = (unsigned)((((uint64_t)1 << 32) + n - 1) / n), first = all.start[I];
+        constexpr unsigned near = all.power[I][0] | all.power[I][1] << 8 | all.power[I][2] << 16 | all.power[I][3] << 24;
+        constexpr unsigned far = all.power[I][4] | all.power[I][5] << 8 | all.power[I][6] << 16 | all.power[I][7] << 24;
+        unsigned word[COUNT / 4];
+#pragma unroll
+        for (int w = 0; w < COUNT / 4; w++) {
+            unsigned r[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const unsigned sum =
+                    __dp4a(high[w * 4 + i], far, __dp4a(low[w * 4 + i], near, first)); /* below 2^20: the quotient is exact */
+                r[i] = sum - __umulhi(sum, factor) * n;
+            }
+            word[w] = __byte_perm(__byte_perm(r[0], r[1], 0x0040), __byte_perm(r[2], r[3], 0x0040), 0x5410) ^ 0x80808080u; /* less 128 */
+        }
+        memcpy(__builtin_assume_aligned(to + I * plane, COUNT), word, COUNT);
+    });
+}
+
+/* The sum of a value over the threads of a row, `ROWS` rows side by side in a block; all add in the same order. `shared`: ROWS values a warp. */
+template <int ROWS, class T> __device__ inline T sum_of_row(T value, T *shared) {
+    for (int bits = 16; bits >= ROWS; bits /= 2) value += __shfl_xor_sync(0xffffffffu, value, bits);
+    const int lane = threadIdx.x % 32;
+    if (lane < ROWS) shared[threadIdx.x / 32 * ROWS + lane] = value;
+    __syncthreads();
+    value = 0;
+    for (int warp = 0; warp < THREADS / 32; warp++) value += shared[warp * ROWS + lane % ROWS];
+    return value;
+}
+
+/* MAJOR: the squares of a chunk of k of 32 rows. */
+__global__ void __launch_bounds__(THREADS) squares_kernel(const Operand o) {
+    __shared__ double sums[THREADS];
+    const int row = (int)blockIdx.x * 32 + (int)threadIdx.x % 32, begin = (int)blockIdx.y * CHUNK, end = min(begin + CHUNK, o.k);
+    double sum = 0;
+    if (row < o.rows)
+#pragma unroll 16
+        for (int k = begin + (int)threadIdx.x / 32; k < end; k += THREADS / 32) {
+            const double x = o.data[k * o.ld + row];
+            sum += x * x;
+        }
+    sum = sum_of_row<32>(sum, sums);
+    if (threadIdx.x >= 32 || row >= o.rows) return;
+    o.squares[(int64_t)blockIdx.y * o.rows + row] = sum;
+    if (blockIdx.y == 0) o.counted[row] = 0;
+}
+
+/* A block converts one row, which it reads for its norm and again for its residues; MAJOR: a chunk of k of 16 rows. */
+template <bool MAJOR> __global__ void __launch_bounds__(THREADS) residues_kernel(const Operand o) {
+    enum { ROWS = MAJOR ? 16 : 1, PARTS = THREADS / ROWS, RUN = MAJOR ? 16 : 4, WARPS = THREADS / 32 };
+    __shared__ double sums[WARPS * ROWS];
+    __shared__ int counts[WARPS * ROWS];
+    const int thread = (int)threadIdx.x, own = thread % ROWS, part = thread / ROWS, chunks = (int)gridDim.y;
+    const int row = (int)blockIdx.x * ROWS + own, k = row < o.rows ? o.k : 0;
+    const double *const from = o.data + (MAJOR ? (int64_t)row : row * o.ld);
+    const int64_t step = MAJOR ? o.ld : 1;
+    double sum = 0;
+    if (!MAJOR) {
+#pragma unroll 8
+        for (int i = part; i < k; i += PARTS) {
+            const double x = from[i];
+            sum += x * x;
+        }
+    } else if (row < o.rows)
+        for (int i = part; i < chunks; i += PARTS) sum += o.squares[(int64_t)i * o.rows + row];
+    sum = sum_of_row<ROWS>(sum, sums);
+    /* outside, squares or scaled numbers may overflow, or lose what is small; NaN is outside. Rows of zeros are exact, but squares may vanish. */
+    const bool good = sum >= 0x1p-800 && sum <= 0x1p800, vanishes = sum == 0;
+    const int exponent = good ? exponent_of(CONSTANTS.largest / sqrt(sum)) : 0;
+    const double scale = good ? power_of_two(exponent) : 0, least = sum / ((double)SMALL * o.k);
+    int count = 0; /* of elements that are small, or do not vanish */
+    const int begin = MAJOR ? (int)blockIdx.y * CHUNK : 0, end = MAJOR ? min(begin + CHUNK, (int)o.pitch) : (int)o.pitch;
+    if (good || vanishes)
+        for (int first = begin + part * RUN; first < end; first += PARTS * RUN) {
+            double x[RUN];
+#pragma unroll
+            for (int i = 0; i < RUN; i++) x[i] = first + i < k ? from[(first + i) * step] : 0;
+#pragma unroll
+            for (int i = 0; i < RUN; i++) count += vanishes ? x[i] != 0 : first + i < k && x[i] * x[i] < least;
+            if (row < o.rows) put_residues(x, scale, o.to + row * o.pitch + first, o.plane);
+        }
+    count = sum_of_row<ROWS>(count, counts);
+    if (part != 0 || row >= o.rows) return;
+    o.exponents[row] = exponent;
+    if (MAJOR) { /* the last chunk of a row has the count of all */
+        const unsigned long long before = atomicAdd(o.counted + row, (1ull << 32) + (unsigned)count);
+        if ((int)(before >> 32) != chunks - 1) return;
+        count += (int)(unsigned)before;
+    }
+    const unsigned deficit = good || (vanishes && !count) ? (unsigned)count : (unsigned)NOT_FINITE;
+    if (deficit) atomicMax(o.deficit, deficit);
+}
+
+inline cudaError_t make_residues(const Operand &o, bool major, cudaStream_t stream) {
+    if (!major) return launch(residues_kernel<false>, dim3((unsigned)o.rows), THREADS, 0, stream, o);
+    const unsigned chunks = (unsigned)chunks_of(o.k);
+    const cudaError_t error = launch(squares_kernel, dim3((unsigned)(o.rows + 31) / 32, chunks), THREADS, 0, stream, o);
+    return error == cudaSuccess ? launch(residues_kernel<true>, dim3((unsigned)(o.rows + 15) / 16, chunks), THREADS, 0, stream, o) : error;
+}
+
+/* C from residues: a thread reconstructs the four columns of a word. */
+__global__ void __launch_bounds__(THREADS)
+    reconstruct_kernel(const Problem p, const Residues from, const int *row_exponents, const int *column_exponents, const Verdict verdict) {
+    const bool refused = refuses(verdict);
+    if (refused || (blockIdx.x == 0 && blockIdx.y == 0)) {
+        if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) verdict.deficits[2] = refused;
+        if (refused) return;
+    }
+    const int row = (int)blockIdx.x, word = (int)(blockIdx.y * THREADS + threadIdx.x);
+    /* of 16 words of 64 columns, word 4 t + j has columns 16 j + 2 t, 16 j + 2 t + 1, and those 8 further */
+    const int column = word / 16 * 64 + word % 4 * 16 + word % 16 / 4 * 2;
+    if (column >= p.n) return;
+    unsigned packed[MODULI];
+    each_modulus([&](auto of) {
+        constexpr int I = decltype(of)::value;
+        packed[I] = *(const unsigned *)(from.data + I * from.plane + row * from.pitch + word * 4);
+    });
+    const double row_scale = power_of_two(-row_exponents[row]);
+    const Epilogue<double, double> epilogue(p);
+    constexpr Constants all = CONSTANTS;
+    constexpr double p0 = all.product[0], p1 = all.product[1], p2 = all.product[2], over = all.over_product, UNIT = 0x1p40;
+#pragma unroll
+    for (int pair = 0; pair < 2; pair++) {
+        double value[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            double low = 0, middle = 0, high = 0; /* exact: whole numbers below 2^53 */
+            each_modulus([&](auto of) {
+                constexpr int I = decltype(of)::value;
+                constexpr double w0 = all.weight[I][0], w1 = all.weight[I][1], w2 = all.weight[I][2];
+                const double r = whole(packed[I] >> 8 * (pair * 2 + i) & 0xff);
+                low = fma(r, w0, low), middle = fma(r, w1, middle), high = fma(r, w2, high);
+            });
+            const double q = rint(high * over);
+            low = fma(-q, p0, low), middle = fma(-q, p1, middle), high = fma(-q, p2, high);
+            /* one rounding: `sum` and `rest` are 2^40 high + middle */
+            const double sum = fma(high, UNIT, middle), rest = fma(high, UNIT, -sum) + middle;
+            const int at = column + pair * 8 + i;
+            value[i] = fma(sum, UNIT, fma(rest, UNIT, low)) * (at < p.n ? power_of_two(-column_exponents[at]) : 0) * row_scale;
+        }
+        epilogue.store(row, column + pair * 8, value);
+    }
+}
+
+inline cudaError_t reconstruct(const Problem &p, const Residues &from, const int *rows, const int *columns, const Verdict &verdict,
+                               cudaStream_t stream) {
+    const int words = (p.n + 63) / 64 * 16;
+    return launch(reconstruct_kernel, dim3((unsigned)p.m, (unsigned)(words + THREADS - 1) / THREADS), THREADS, 0, stream, p, from, rows,
+                  columns, verdict);
+}
+}
+}
+#endif

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of f64 by s8 products of residues (native/cuda/gemm/f64i8/scheme.h; the bound: docs/accuracy.md).
+
+Five launches: residues of A, residues of B, the s8 products of all residues as one persistent kernel, the results from their residues, and
+the f64 kernel, which does nothing unless operands are outside the bound. The products are those of a matrix as high as all residues of A,
+one below the other; they store a byte an element.
+
+Worked number: gemm:8192x8192x8192:f64 takes 15 s8 products of 1.1e12 operations: 10.8 ms at the 1,533 TOP/s that an H200 sustains, which is
+102 TFLOP/s. The passes move 6.8 GB.
+"""
+
+import math
+from functools import partial
+
+from pysim.algorithms.accuracy import size_of
+from pysim.algorithms.contract import Bound, nothing_prepared
+from pysim.algorithms.gpu import gemm
+from pysim.cachemodel.gpu import launch_text, product_columns
+from pysim.cachemodel.gpu.copy_kernels import Pass
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, prunes, round_up
+from pysim.cachemodel.gpu.launches import cost as cost
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES
+from pysim.machine.gpu import Gpu
+from pysim.problem.gemm import Gemm
+from pysim.record.cost import Reason, Rejected
+from pysim.record.description import Description
+from pysim.record.plan import Layout, Plan, Request
+from pysim.record.schedule import GpuSchedule
+from pysim.registry.cuda import GemmKernel, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
+
+NAME = "f64i8"
+COMPUTES = Gemm
+prepare = nothing_prepared
+CHUNK = 1024  # of k, whose squares are summed by one block
+PERMUTED = 64  # columns of the product's residues that are stored together
+EXPONENT_BYTES = 4
+NORM = 2.0**58.3887  # of a scaled row or column, at most (scheme.h)
+UNIT = 2.0**-53
+
+
+def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | None:
+    if problem.dtype != "f64":
+        return Reason("type", f"it multiplies f64, not {problem.dtype}")
+    if machine.model.residues is None:
+        return Reason("machine", f"nobody measured products of residues on {machine.name} (model.residues of its file)")
+    return gemm.refuses(problem, machine, layout)
+
+
+def stacked(problem: Gemm, kernel: GemmKernel) -> Gemm:
+    """The s8 products of all residues as one: A's rows of each residue fill whole tiles."""
+    rows = kernel.residues * round_up(problem.m, kernel.block_m * kernel.cluster_m)
+    return Gemm(m=rows, n=problem.n, k=problem.k, trans_b=True, dtype="s8")
+
+
+def candidates(request: Request, limit: float | None = None) -> Candidates:
+    problem, gpu = request.problem, request.gpu
+    assert isinstance(problem, Gemm)
+    kernels, rejected = gemm.usable(request, problem, NAME, [row for row in gemm_kernels() if row.residues])
+    refused = [(kernel, kernel_refuses(problem, kernel)) for kernel in kernels]
+    rejected += [Rejected(kernel.name, reason.sentence, reason.code) for kernel, reason in refused if reason]
+    able = tuple(variant(gpu, problem, kernel) for kernel, reason in refused if not reason)
+    return Candidates(request, able, (NAME,), tuple(rejected), prunes(request, limit))
+
+
+def kernel_refuses(problem: Gemm, kernel: GemmKernel) -> Reason | None:
+    """Why a kernel cannot compute a product of this size."""
+    if problem.k > (most := cuda_limits()["RESIDUES_K"]):
+        return Reason("size", f"sums of residues are exact for k up to {most:,}")
+    return gemm.too_large(stacked(problem, kernel), kernel, gemm.DENSE)
+
+
+def variant(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> Variant:
+    """A kernel as the model sees it."""
+    known = gemm_attributes(gpu.capability_number)
+    attributes, own = gemm.attributes_of(kernel, known), stacked(problem, kernel)
+    columns, work, family = gemm.product(gpu, own, kernel.tiles, kernel.families, attributes, attributes.efficiency)
+    of_b = problem.n * problem.k * kernel.residues
+    columns = columns._replace(can_split_k=False, bytes_b=of_b, bytes_c=own.m * own.n, result_bytes=1, unaligned_c=False, sectors=1.0)
+    numbers = product_columns.numbers_of(gpu, kernel.pipe, family, "model.residues.")
+    assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
+    schedule, passes = partial(GpuSchedule, kernel.name), passes_of(gpu, problem, kernel)
+    return Variant(
+        kernel.name, schedule, attributes, kernel.name in known, numbers, columns, work, passes=passes, assumed=assumed
+    )  # fmt: skip
+
+
+def passes_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> tuple[Pass, ...]:
+    """Residues of both operands, which are read once for their norms and once more from a cache if they lie k-major; the results. The last
+    launch is that of the f64 kernel."""
+    assert gpu.model.residues is not None
+    own, result = gpu.model.residues, problem.m * problem.n
+    sides = ((problem.m, not problem.trans_a), (problem.n, problem.trans_b))
+    read = sum((1 if k_major else 2) * rows * problem.k * problem.element_bytes for rows, k_major in sides)
+    residues = (problem.m + problem.n) * problem.k * kernel.residues
+    results = result * kernel.residues
+    return (
+        Pass("residues", read, residues, residues * own.operand_instructions.value, 2),
+        Pass("results", results, result * problem.element_bytes, results * own.result_instructions.value, 2),
+    )
+
+
+def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> int:
+    """As native/cuda/gemm/f64i8/f64i8.cu counts it: residues of A, B and C, exponents, the verdict on the operands."""
+    kernel = gemm_kernel(schedule.kernel)
+    assert kernel is not None
+    rows, pitch = stacked(problem, kernel).m, round_up(problem.k, LINE_BYTES)
+    parts = [rows * pitch, kernel.residues * problem.n * pitch, rows * round_up(problem.n, PERMUTED)]
+    parts += [problem.m * EXPONENT_BYTES, problem.n * EXPONENT_BYTES, ALIGN]
+    sums = (-(-problem.k // CHUNK) + 1) * problem.element_bytes
+    parts += [problem.m * sums, problem.n * sums]
+    return sum(round_up(part, ALIGN) for part in parts) + ALIGN
+
+
+def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
+    """Operands are rounded to multiples of up to 2 norm / NORM, and results once."""
+    results, k = size_of(problem)
+    each = math.sqrt(2 / 3) * math.sqrt(k) / NORM + UNIT  # standard deviation over the result's, for operands uniform in [-1, 1)
+    source = "k 2^-53 |A||B| of the rounded operands, and one rounding (docs/accuracy.md)"
+    return Bound(1 + 2 / k, 0.0, source, operands="split", error=math.sqrt(2 * math.log(max(2, results))) * each)
+
+
+def describe(plan: Plan) -> Description:
+    problem, kernel = plan.workload, gemm_kernel(plan.kernel)
+    assert isinstance(problem, Gemm) and kernel is not None
+    summary = f"product of {problem.m} x {problem.n} x {problem.k} by {kernel.residues} s8 products of residues, layout {problem.layout}"
+    return launch_text.describe(plan, candidates, summary, launch_text.tiling(stacked(problem, kernel), kernel.tiles))
