@@ -253,7 +253,8 @@ void check_probes(void) {
         pysim_kernel_info row;
         if (pysim_kernel_at(i, &row) != PYSIM_OK || !check_begin(row.name, "pysim_probe_fma of its target and dtype")) continue;
         const pysim_status status = pysim_probe_fma(row.target, row.dtype, &rate);
-        if (row.available) positive(row.target, status, &rate);
+        const int no_probe = status == PYSIM_UNSUPPORTED && strcmp(row.target, "amx") == 0; /* of its emulation, and of types but FP32 */
+        if (row.available && !no_probe) positive(row.target, status, &rate);
         else if (status != PYSIM_UNSUPPORTED) check_fail("status %d for a target that is not available", (int)status);
         check_end();
     }

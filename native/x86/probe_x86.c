@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "pysim.h"
+#include "x86/amx/permission.h"
 
 #define AVX2 __attribute__((target("avx2,fma")))
 #define AVX512 __attribute__((target("avx512f")))
@@ -147,7 +148,7 @@ pysim_write_blocks pysim_x86_write_blocks(void) {
 __attribute__((weak)) int64_t issue_f32__amx(int64_t instructions); /* NULL if the compiler does not know AMX */
 
 pysim_issue_fma pysim_x86_issue_fma(const char *target, int32_t dtype) {
-    if (strcmp(target, "amx") == 0) return dtype == PYSIM_F32 ? issue_f32__amx : NULL;
+    if (strcmp(target, "amx") == 0) return dtype == PYSIM_F32 && !pysim_amx_missing() ? issue_f32__amx : NULL; /* none of the emulation */
     if (strcmp(target, "avx512vnni") == 0) return dtype == PYSIM_S8 ? s8_avx512vnni : fma_avx512_f32;
     if (strcmp(target, "avx512bf16") == 0) return dtype == PYSIM_BF16 ? bf16_avx512bf16 : fma_avx512_f32;
     if (strcmp(target, "avxvnni") == 0) return dtype == PYSIM_S8 ? s8_avxvnni : fma_avx2_f32;
