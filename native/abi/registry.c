@@ -9,7 +9,7 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-#include "x86/amx/permission.h"
+#include "abi/amx_permission.h"
 #endif
 #if defined(__powerpc64__) && defined(__linux__)
 #include <sys/auxv.h>

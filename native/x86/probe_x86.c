@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "pysim.h"
-#include "x86/amx/permission.h"
+#include "abi/amx_permission.h"
 
 #define AVX2 __attribute__((target("avx2,fma")))
 #define AVX512 __attribute__((target("avx512f")))
