@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examples may take as long as a busy machine needs: hypothesis' deadline of 200 ms says nothing about the code."""
 
+import sys
 from collections.abc import Iterator
 
 import checkout  # noqa: F401
@@ -10,6 +11,18 @@ from hypothesis import settings
 
 settings.register_profile("pysim", deadline=None)
 settings.load_profile("pysim")
+
+
+@pytest.fixture(autouse=True)
+def modules_calls_are_pytorchs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A tracer of torch.fx that ends badly leaves its wrapper in the place of every module's call, where Dynamo stops: seen once in
+    ten runs of all tests, and eight later tests failed. It is taken away, and named, since what leaves it is not known."""
+    yield
+    tracing = sys.modules.get("torch.fx._symbolic_trace")
+    right = getattr(tracing, "_orig_module_call", None)
+    if right is not None and sys.modules["torch"].nn.Module.__call__ is not right:
+        sys.modules["torch"].nn.Module.__call__ = right
+        print(f"{request.node.nodeid} left a tracer's wrapper in the place of nn.Module.__call__", file=sys.__stderr__)
 
 
 @pytest.fixture
