@@ -15,8 +15,8 @@ settings.load_profile("pysim")
 
 @pytest.fixture(autouse=True)
 def modules_calls_are_pytorchs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A tracer of torch.fx that ends badly leaves its wrapper in the place of every module's call, where Dynamo stops: seen once in
-    ten runs of all tests, and eight later tests failed. It is taken away, and named, since what leaves it is not known."""
+    """A tracer of torch.fx that ends badly leaves its wrapper in the place of every module's call, where Dynamo stops.
+    It is taken away, and the test that left it is named."""
     yield
     tracing = sys.modules.get("torch.fx._symbolic_trace")
     right = getattr(tracing, "_orig_module_call", None)
