@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.costs import Costs
-from pysim.cachemodel.cpu.loops import LoopNest
+from pysim.cachemodel.cpu.reuse.loops import LoopNest
 from pysim.cachemodel.cpu.threads import Part
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from pysim.algorithms.contract import Nests, Prepared
 from pysim.algorithms.reproducible import set_of
 from pysim.cachemodel.cpu import nest_schedules, nest_text
-from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import Nest, nest_of, packed_filter_bytes, room_bytes, workspace_bytes
+from pysim.cachemodel.cpu.reuse.loops import Array
 from pysim.cachemodel.cpu.tilings import Forms
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv

@@ -28,8 +28,8 @@ from pysim.algorithms.cpu.direct_nchwc import described, least_cycles_of, passed
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, type_refusal, unpacked_plan
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
+from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv

@@ -18,8 +18,8 @@ from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu import nest as loops
 from pysim.cachemodel.cpu import nest_schedules
-from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest_schedules import cost as cost
+from pysim.cachemodel.cpu.reuse.loops import Array
 from pysim.cachemodel.cpu.threads import nest_part
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import NoneLegal, Rejected

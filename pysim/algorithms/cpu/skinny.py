@@ -47,8 +47,8 @@ from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, latencies, traffic_of, transfer_cycles, write_allocate_cycles
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, round_up, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.incore import line_accesses
-from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, miss_share
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand, miss_share
 from pysim.cachemodel.cpu.threads import Part
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.dtypes import SIZES

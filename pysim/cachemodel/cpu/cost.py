@@ -60,10 +60,10 @@ import numpy as np
 
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles
 from pysim.cachemodel.cpu.incore import rates as rates_of
-from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.nest_loops import OPERANDS, nests_of, streams_of
-from pysim.cachemodel.cpu.occupancy import traffic
+from pysim.cachemodel.cpu.reuse.loops import LoopNest
+from pysim.cachemodel.cpu.reuse.occupancy import traffic
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost
