@@ -48,7 +48,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.algorithms.contract import Nests, Prepared, direct_sum
+from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, row_of, type_refusal, unpacked_plan
@@ -382,7 +382,7 @@ def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float,
     return calls * busy, calls * work.calls * each, calls * store - hidden
 
 
-# The answers of the contract
+# The interface of an algorithm
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:

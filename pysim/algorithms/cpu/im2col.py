@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import DIRECT_SUM, Array, Bound, Nests, Prepared, requires_nchw
+from pysim.algorithms.interface import DIRECT_SUM, Array, Bound, Nests, Prepared, requires_nchw
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import nest_schedules, nest_text, tilings
 from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
@@ -101,7 +101,7 @@ def columns_nest(w: Conv, machine: Machine) -> LoopNest:
     return LoopNest([Loop(name, name, 1, count) for name, count in trips.items()], operands, total, 1)
 
 
-# The answers of the contract
+# The interface of an algorithm
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:

@@ -15,8 +15,8 @@ from functools import partial
 
 import msgspec
 
-from pysim.algorithms.contract import Nests, Prepared, direct_sum
 from pysim.algorithms.cpu.unpacked import nest_of as unpacked
+from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu import nest as loops

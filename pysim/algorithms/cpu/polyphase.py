@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import Nests, direct_sum, requires_nchw
+from pysim.algorithms.interface import Nests, direct_sum, requires_nchw
 from pysim.algorithms.nest import contract as contract
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import nest_text
@@ -146,7 +146,7 @@ def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -
     return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)))
 
 
-# The answers of the contract
+# The interface of an algorithm
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:

@@ -93,7 +93,7 @@ TERMS = "kernel", "call", "store", "pack"  # compute cycles; an algorithm that d
 
 
 class Listed(NamedTuple):
-    """Schedules with their TERMS (`pysim.algorithms.contract.Candidates`)."""
+    """Schedules with their TERMS (`pysim.algorithms.interface.Candidates`)."""
 
     request: Request
     rows: Rows

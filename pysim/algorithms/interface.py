@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of an algorithm: one way to compute a convolution or a matrix product on one kind of machine.
+"""The interface of an algorithm: one way to compute a convolution or a matrix product on one kind of machine.
 
 An algorithm is a module with the names of `Algorithm` below, or the value ALGORITHM of a module.
 
