@@ -21,16 +21,16 @@ from pysim.arguments import whole
 from pysim.errors import OperandError, choose, printable
 from pysim.machine.cpu import Machine
 from pysim.network import operators, reproducible, saved
-from pysim.network.along import SEVERAL
 from pysim.network.arena import Buffers, plan_buffers, view_offset
-from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.attention import fuse_attention
 from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fingerprint import entry
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Array, Graph, Node, Tensor
-from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
-from pysim.network.integers import with_integers
+from pysim.network.integers.fusion import with_integers
+from pysim.network.integers.layers import INTEGER_LAYERS, IntegerLayer
+from pysim.network.native_ops.along import SEVERAL
+from pysim.network.native_ops.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.operator_seconds import reordering_seconds
 from pysim.network.plan import Layer, NetworkPlan, integer_rows, layers_of, seconds_of, with_layouts
 from pysim.problem.gemm import Gemm

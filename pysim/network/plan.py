@@ -17,11 +17,11 @@ from pysim.errors import PlanError, printable
 from pysim.explain.advice import advice, verdict, would_help
 from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
-from pysim.network.arrays import shapes_of_products
 from pysim.network.graph import Graph, Node, Tensor
-from pysim.network.integer_forms import integer_problem
-from pysim.network.integer_layers import INTEGER_LAYERS
+from pysim.network.integers.forms import integer_problem
+from pysim.network.integers.layers import INTEGER_LAYERS
 from pysim.network.layouts import LayoutChoice, choose_layouts
+from pysim.network.native_ops.arrays import shapes_of_products
 from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
 from pysim.network.reproducible import MEANS
 from pysim.planner import planned

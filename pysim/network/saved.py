@@ -29,7 +29,7 @@ from pysim.errors import ProblemError, printable
 from pysim.file_io import written
 from pysim.machine.cpu import Machine
 from pysim.network.graph import Array, Graph, Node, Tensor
-from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
+from pysim.network.integers.layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.plan import Layer
 from pysim.planner import planned
 from pysim.problem.conv import Conv

@@ -49,7 +49,7 @@ _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
 _OPERATIONS = re.compile(r"^PYSIM_EPILOGUE\(\d+,\s*(\w+),\s*(\d+),", re.MULTILINE)
 _ROWS = re.compile(r"^PYSIM_ROWS_OF\((\d+), (\w+), (\d+), (\d+)\)", re.MULTILINE)
 _LOOPS = re.compile(r"^PYSIM_LOOPS\((\w+),\s*(\w+)\)", re.MULTILINE)
-_EDGE_BYTES = re.compile(r"^PYSIM_DIRECT_EDGE_BYTES\((\d+)\)", re.MULTILINE)
+_DIRECT_BYTES = re.compile(r"^PYSIM_DIRECT_BYTES\((\d+), (\d+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 
 
@@ -135,10 +135,10 @@ def direct_kernels() -> tuple[Kernel, ...]:
 
 
 @cache
-def direct_edge_bytes() -> int:
-    """Bytes of the groups that form `rows` computes in one call at the top and bottom of images."""
-    (bytes_,) = _EDGE_BYTES.findall(native_file("depthwise.inc").read_text())
-    return int(bytes_)
+def direct_bytes() -> tuple[int, int]:
+    """Bytes of the groups that form `rows` computes in one call at the top and bottom of images; bytes behind the rows of form `taps`."""
+    ((edge, behind),) = _DIRECT_BYTES.findall(native_file("depthwise.inc").read_text())
+    return int(edge), int(behind)
 
 
 def skinny_kernels() -> tuple[Kernel, ...]:

@@ -13,8 +13,8 @@ import math
 from functools import partial
 
 from pysim.algorithms.accuracy import size_of
-from pysim.algorithms.contract import Bound, nothing_prepared
 from pysim.algorithms.gpu import gemm
+from pysim.algorithms.interface import Bound, nothing_prepared
 from pysim.cachemodel.gpu import launch_text, product_columns
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, prunes, round_up
