@@ -13,6 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
+#define PYSIM_CUDA_DECLARATIONS 0x3b402d1e /* as PYSIM_DECLARATIONS, of the declarations here */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
@@ -96,6 +97,8 @@ typedef struct {
 } pysim_cuda_attributes;
 
 const char *pysim_cuda_last_error(void);
+/* Lines of text: the two numbers of the declarations, and each activation. Rows: pysim_cuda_gemm_at and pysim_cuda_conv_at. */
+const char *pysim_cuda_tables(void);
 pysim_status pysim_cuda_device_count(int32_t *count);
 pysim_status pysim_cuda_device_at(int32_t index, pysim_cuda_device *out);
 

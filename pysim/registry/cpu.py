@@ -228,6 +228,13 @@ def cpu_epilogues() -> dict[str, int]:
     return epilogue_numbers("epilogues.inc")
 
 
+def tables(declarations: int) -> list[str]:
+    """What this package names by number in the native library, as the lines of `pysim_tables`; `declarations`: the header's number."""
+    rows = [row.name for row in cpu_kernels()] + [f"{one.name} {one.problem}" for one in algorithms()]
+    numbers = [*cpu_epilogues().items(), *((name, kind[0]) for name, kind in rows_kinds().items())]
+    return [f"declarations {declarations:#010x}", *rows, *(f"{name} {number}" for name, number in numbers)]
+
+
 @cache
 def epilogue_operations() -> dict[str, int]:
     """Arithmetic instructions of a vector of FP32 of each activation (the same file); 0: kernels have it in their stores."""

@@ -14,10 +14,7 @@ call.
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from itertools import count
 from operator import itemgetter
-from types import FunctionType
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakSet, getweakrefcount
 
@@ -30,13 +27,13 @@ try:
 except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
-from torch._dynamo.exc import TorchDynamoException
 from torch.nn.modules import module as torch_module
 
 from pysim.caches import LruCache, once
 from pysim.logs import LOG, is_disabled
 from pysim.torch.capture.compiled import Compiled, compiled, missing_compiler
 from pysim.torch.capture.effects import effects_of
+from pysim.torch.capture.frames import NotCapturedError, captured_calls
 from pysim.torch.capture.on_cpu import rewrite_on_cpu
 from pysim.torch.capture.rewriting import Rewritten, count_trainings, rewrite
 from pysim.torch.cuda_graph import GraphedCalls
@@ -277,9 +274,6 @@ def _free_references(tensors: Sequence[torch.Tensor]) -> None:
 # Optimized models
 
 
-_NAMES = count()
-
-
 class _Calls:
     """The calls of a model through torch.compile."""
 
@@ -293,17 +287,9 @@ class _Calls:
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
-
-        model = self.model
         self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
-        # torch.compile keeps graphs for each code object, and for each name which sizes and numbers differed between calls
-        code = call.__code__.replace(co_name=f"call_{next(_NAMES)}")
-        own = FunctionType(code, call.__globals__, closure=call.__closure__)
-        # and those of functions that it calls after a graph break for each backend with its options, so an earlier one's are not found
-        options = {"capture": lambda module, inputs: self._capture(module, inputs)}
-        return cast("Callable[..., Any]", torch.compile(own, backend=_of_optimized, options=options))
+        self._failed: list[str] = []  # why frames of a call that has begun went on by PyTorch
+        return captured_calls(self.model, self._capture, self, self._failed.append)
 
     def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
         graph = _compiled(module, inputs, self.options)
@@ -323,16 +309,31 @@ class _Calls:
         if hooked or [*map(type, self._modules)] != self._kinds:  # torch.compile has no guards for hooks, few for modules' classes
             self._compiled, self._hooks, self._modules, self._kinds, self.graphs = self._compile(), [], [], [], []
         try:
-            return self._compiled(*args, **kwargs)
-        except TorchDynamoException as error:
-            reason = _reason(error)  # and nothing else of it is kept: its frames hold weak references to the model's tensors
-        except Exception:  # of the model's own, perhaps after captures that failed
+            y = self._compiled(*args, **kwargs)
+        except NotCapturedError as error:
+            if error.by is not self:
+                raise
+            self._failed.append(str(error))
+        except BaseException:  # of the model's own, perhaps after captures that failed
+            self._failed.clear()
             _free_references((*self.model.parameters(), *self.model.buffers()))
             raise
+        else:
+            return self._refused(y) if self._failed else y
         gc.collect()
-        y = self.model(*args, **kwargs)  # raises what PyTorch raises, if the call is wrong
-        self.refusal = reason
-        LOG.info("%s runs by PyTorch: %s", type(self.model).__name__, reason)
+        try:
+            y = self.model(*args, **kwargs)
+        except BaseException:  # what PyTorch raises: the call is wrong, and others need not be
+            self._failed.clear()
+            raise
+        return self._refused(y)
+
+    def _refused(self, y: Any) -> Any:
+        """`y`, after which calls run by PyTorch."""
+        for reason in self._failed[:1]:
+            LOG.info("%s runs by PyTorch: %s", type(self.model).__name__, reason)
+            self.refusal = reason
+        _free_references((*self.model.parameters(), *self.model.buffers()))
         return y
 
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -345,12 +346,6 @@ class _Calls:
         if not torch.is_grad_enabled():
             return True
         return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
-
-
-def _reason(error: TorchDynamoException) -> str:
-    """Why a capture failed, in one line."""
-    cause = getattr(error, "inner_exception", error.__cause__)
-    return str(cause if isinstance(cause, OperandError) else error).strip().partition("\n")[0]
 
 
 def _has_global_hooks() -> bool:
@@ -368,15 +363,6 @@ def _leaves(values: Sequence[Any]) -> list[Any]:
         else:
             found.append(one)
     return found
-
-
-def _of_optimized(module: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Callable[..., Graph]]) -> Graph:
-    return options["capture"](module, inputs)
-
-
-# PyTorch frees the weak references that captures leave, also those that fail, only for backends that are registered
-with suppress(AssertionError):  # it is, where this module is imported again
-    torch._dynamo.register_backend(_of_optimized, name="pysim.torch.optimize", tags=("experimental",))
 
 
 class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
