@@ -72,9 +72,8 @@ def on(target, tmp_path):
     """`digests` with vectors of no wider target."""
     told = {"PYSIM_MAX_TARGET": target, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     code = "import json, pathlib, sys, test_reproducible_networks as test; print(json.dumps(test.digests(pathlib.Path(sys.argv[1]))))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=os.environ | told, cwd=os.path.dirname(__file__), text=True, capture_output=True, check=True
-    )  # fmt: skip
+    command, here = [sys.executable, "-c", code, str(tmp_path)], os.path.dirname(__file__)
+    done = subprocess.run(command, env=os.environ | told, cwd=here, text=True, capture_output=True, check=True)
     return {int(at): layers for at, layers in json.loads(done.stdout).items()}
 
 
