@@ -9,6 +9,8 @@ import os
 import msgspec
 import numpy as np
 import pytest
+from command_line import cache, own_files  # noqa: F401
+from emulation import NAME, built_worker, emulation  # noqa: F401
 from native_library import native, native_is_missing
 
 import pysim
@@ -104,6 +106,22 @@ def test_all_plans_that_keep_a_contract_give_the_same_bits(first):
         x, w, bias = operands(problem)
         alone = planner.plan(first_image(problem), MACHINES[-1], accuracy="reproducible")
         assert result(alone.workload, alone, x[:1], w, bias).tobytes() == result(problem, plans[0], x, w, bias)[:1].tobytes()
+
+
+EDGES = ["conv:ic20ih9oc12kh3sh2ph1", "conv:ic17ih6oc19kh3ph1", "gemm:37x20x75", "gemm:5x3x1100", "gemm:9x7x61:f64"]
+
+
+@native
+@emulation
+@pytest.mark.usefixtures("own_files", "built_worker")
+@pytest.mark.parametrize("text", EDGES)
+def test_power10_has_the_bits_of_this_cpu_at_edges_too(text):
+    problem = parse(text)
+    mine, theirs = planner.plan(text, MACHINES[-1], accuracy="reproducible"), planner.plan(text, NAME, accuracy="reproducible")
+    assert mine.contract == theirs.contract
+    assert not differing(problem, [mine, theirs])
+    outer = planner.plan(text, NAME, micro_kernel=f"{problem.dtype}_outer_{8 if problem.dtype == 'f64' else 16}x8__mma")
+    assert outer.contract is None and differing(problem, [mine, outer]) == [outer.name]
 
 
 @native
