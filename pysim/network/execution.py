@@ -75,6 +75,7 @@ class Network:
         integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
         graph = fuse_attention(fuse_transpositions(fuse(integers, _supports)))
         if accuracy == "reproducible":
+            graph = as_images(graph, ())  # volumes in one order of sums, whichever is fastest here
             reproducible.refuse_others(graph)
         if self.blocks:
             copying = partial(reordering_seconds, on=on)
