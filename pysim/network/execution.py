@@ -75,6 +75,7 @@ class Network:
         integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
         graph = fuse_attention(fuse_transpositions(fuse(integers, _supports)))
         if accuracy == "reproducible":
+            graph = as_images(graph, ())  # volumes in one order of sums, whichever is fastest here
             reproducible.refuse_others(graph)
         if self.blocks:
             copying = partial(reordering_seconds, on=on)
@@ -84,7 +85,7 @@ class Network:
             graph = as_images(graph)
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
-        self.threads, self._idle, self._calling = threads, list[_Run](), _calling(accuracy)
+        self.threads, self.accuracy, self._idle, self._calling = threads, accuracy, list[_Run](), _calling(accuracy)
         buffers = _buffers_of(graph)
         self.plan = NetworkPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
         packs = [layer.plan is not None and layer.node.op != "MatMul" for layer in self.plan.layers]
@@ -102,15 +103,16 @@ class Network:
     @classmethod
     def of_file(cls, path: Path, on: Machine, threads: int) -> "Network":
         """The network that `save` wrote."""
-        made, (graph, layers, natives) = cls.__new__(cls), saved.load(path, on, threads)
+        made, (graph, layers, natives, accuracy) = cls.__new__(cls), saved.load(path, on, threads)
         made._graph, made._natives, made.threads, made._idle = graph, natives, threads, []
-        made._calling = _calling(next((layer.plan.accuracy for layer in layers if layer.plan), "standard"))
+        made.accuracy, made._calling = accuracy, _calling(accuracy)
         made.plan = NetworkPlan(layers, _buffers_of(graph), on.name)
         return made
 
     def save(self, path: str | Path) -> None:
         """Writes the network with its plans and prepared weights, for `pysim.load(path)` of another process (`pysim.network.saved`)."""
-        saved.save(Path(path), saved.Parts(self._graph, self.plan.layers, self._natives), self.plan.machine, self.threads)
+        parts = saved.Parts(self._graph, self.plan.layers, self._natives, self.accuracy)
+        saved.save(Path(path), parts, self.plan.machine, self.threads)
 
     def _repr_html_(self) -> str:
         """What notebooks show: its plan."""

@@ -46,6 +46,11 @@ from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy, is_plain_floa
 __all__ = ["Decision", "Report", "backend", "optimize", "refresh", "report"]
 
 CudaGraph = bool | Literal["caller"]
+_IRREPRODUCIBLE = (
+    'accuracy "reproducible" is a promise about whole networks, and of a PyTorch model what lies between the networks, is called with '
+    "gradients or breaks a graph runs by PyTorch, whose bits depend on the batch, the threads and the CPU; export the model to ONNX "
+    '(torch.onnx.export) and load it by pysim.load(path, accuracy="reproducible")'
+)
 
 
 class Options(NamedTuple):
@@ -62,6 +67,8 @@ class Options(NamedTuple):
             raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has {', '.join(cls._fields)}")
         if not isinstance(cuda_graph, bool | str) or cuda_graph not in (True, False, "caller"):
             raise OperandError(f'cuda_graph is {quoted(cuda_graph)}; expected True, False or "caller", where the caller captures calls')
+        if accuracy == "reproducible":
+            raise OperandError(_IRREPRODUCIBLE)
         chosen = cast("ModelAccuracy", word(accuracy, "accuracy", MODEL_ACCURACIES))
         return cls(chosen, cast("CudaGraph", cuda_graph), flag(compiler, "compiler"))
 
