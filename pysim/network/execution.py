@@ -70,6 +70,7 @@ class Network:
 
     prepared_type: Any = Prepared  # computes convolutions and products with constant weights
     blocks = True  # values may be in NCHWc
+    about: Mapping[str, Any] = {}  # what a front end has saved with it
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
         integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
@@ -102,15 +103,17 @@ class Network:
     @classmethod
     def of_file(cls, path: Path, on: Machine, threads: int) -> "Network":
         """The network that `save` wrote."""
-        made, (graph, layers, natives) = cls.__new__(cls), saved.load(path, on, threads)
+        made, (graph, layers, natives, about) = cls.__new__(cls), saved.load(path, on, threads)
+        made.about = about
         made._graph, made._natives, made.threads, made._idle = graph, natives, threads, []
         made._calling = _calling(next((layer.plan.accuracy for layer in layers if layer.plan), "standard"))
         made.plan = NetworkPlan(layers, _buffers_of(graph), on.name)
         return made
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
         """Writes the network with its plans and prepared weights, for `pysim.load(path)` of another process (`pysim.network.saved`)."""
-        saved.save(Path(path), saved.Parts(self._graph, self.plan.layers, self._natives), self.plan.machine, self.threads)
+        parts = saved.Parts(self._graph, self.plan.layers, self._natives, about or self.about)
+        saved.save(Path(path), parts, self.plan.machine, self.threads)
 
     def _repr_html_(self) -> str:
         """What notebooks show: its plan."""

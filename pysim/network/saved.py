@@ -45,7 +45,7 @@ from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.integer_steps import Quantity, Sums
 
 MAGIC = b"PK\x03\x04"  # with which archives begin, and no model of ONNX's does
-_FORMAT = 2
+_FORMAT = 3
 _LOCAL_HEADER, _MOST_HEADER = 30, 1 << 16  # bytes of an archive's header of a member before its names, and of an array's
 _OF_PLAN = (
     "state",
@@ -105,11 +105,12 @@ class _Arrays(Mapping[str, Array]):
 
 
 class Parts(NamedTuple):
-    """What a network is made of: its graph, and of each node the layer and what runs it."""
+    """What a network is made of: its graph, and of each node the layer and what runs it. `about`: what a front end keeps with it."""
 
     graph: Graph
     layers: tuple[Layer, ...]
     natives: list[Prepared | IntegerLayer | None]
+    about: Mapping[str, Any] = {}
 
 
 def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
@@ -131,6 +132,7 @@ def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
         "tensors": {name: [tensor.shape, tensor.dtype.str] for name, tensor in graph.tensors.items()},
         "constants": {name: kept(array) for name, array in graph.constants.items()},
         "layers": [_layer_of(layer, native, kept) for layer, native in zip(parts.layers, parts.natives, strict=True)],
+        "about": parts.about,
     }
     arrays["network"] = np.frombuffer(msgspec.json.encode(document), np.uint8)
     with written(path) as place, place.open("wb") as file:
@@ -153,7 +155,7 @@ def load(path: Path, on: Machine, threads: int) -> Parts:
         raise ProblemError(f"{_name(path)} is no whole network of pysim's: {error}; save it again from the model's file") from None
     nodes = tuple(layer.node for layer in layers)
     graph = Graph(nodes, tuple(document["inputs"]), tuple(document["outputs"]), tensors, constants)
-    return Parts(graph, layers, natives)
+    return Parts(graph, layers, natives, document["about"])
 
 
 def _check(path: Path, document: Mapping[str, Any], on: Machine, threads: int) -> None:
