@@ -106,12 +106,13 @@ class _Arrays(Mapping[str, Array]):
 
 
 class Parts(NamedTuple):
-    """What a network is made of: its graph, and of each node the layer and what runs it."""
+    """What a network is made of: its graph, and of each node the layer and what runs it. `about`: what a front end keeps with it."""
 
     graph: Graph
     layers: tuple[Layer, ...]
     natives: list[Prepared | IntegerLayer | None]
     accuracy: Accuracy
+    about: Mapping[str, Any] = {}
 
 
 def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
@@ -134,6 +135,7 @@ def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
         "tensors": {name: [tensor.shape, tensor.dtype.str] for name, tensor in graph.tensors.items()},
         "constants": {name: kept(array) for name, array in graph.constants.items()},
         "layers": [_layer_of(layer, native, kept) for layer, native in zip(parts.layers, parts.natives, strict=True)],
+        "about": parts.about,
     }
     arrays["network"] = np.frombuffer(msgspec.json.encode(document), np.uint8)
     with written(path) as place, place.open("wb") as file:
@@ -156,7 +158,7 @@ def load(path: Path, on: Machine, threads: int) -> Parts:
         raise ProblemError(f"{_name(path)} is no whole network of pysim's: {error}; save it again from the model's file") from None
     nodes = tuple(layer.node for layer in layers)
     graph = Graph(nodes, tuple(document["inputs"]), tuple(document["outputs"]), tensors, constants)
-    return Parts(graph, layers, natives, accuracy)
+    return Parts(graph, layers, natives, accuracy, document["about"])
 
 
 def _check(path: Path, document: Mapping[str, Any], on: Machine, threads: int) -> None:

@@ -15,6 +15,7 @@ call.
 import gc
 from collections.abc import Callable, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakSet, getweakrefcount
 
@@ -42,8 +43,9 @@ from pysim.torch.fingerprints import WatchedTensors
 from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
 from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy, is_plain_float32
+from pysim.torch.saved_calls import SavedCall, save_call
 
-__all__ = ["Decision", "Report", "backend", "optimize", "refresh", "report"]
+__all__ = ["Decision", "Report", "backend", "load", "optimize", "refresh", "report", "save"]
 
 CudaGraph = bool | Literal["caller"]
 _IRREPRODUCIBLE = (
@@ -128,7 +130,7 @@ def report(model: Any) -> Report:
     if isinstance(model, _Optimized):
         calls: _Calls = model._pysim
         refused = Decision(type(calls.model).__name__, "", "torch", calls.refusal) if calls.refusal else None
-        return Report(calls.graphs, refused)
+        return Report([*([calls.saved] if calls.saved else []), *calls.graphs], refused)
     compiled = getattr(model, "_orig_mod", None)
     disabled = Decision(type(compiled or model).__name__, "", "torch", _DISABLED) if is_disabled() else None
     if disabled and compiled is None and isinstance(model, torch.nn.Module):
@@ -140,6 +142,41 @@ def report(model: Any) -> Report:
     own = {id(one) for one in (*compiled.parameters(), *compiled.buffers())}
     graphs = [graph for graph in _GRAPHS if not own.isdisjoint(graph.parameter_ids)]
     return Report(graphs, None if graphs else disabled)
+
+
+def save(model: torch.nn.Module, path: str | Path, /, *args: Any, **kwargs: Any) -> None:
+    """Writes what calls with arguments of this kind need, so that another process neither captures nor plans: `pysim.torch.load`. For
+    models on a CPU whose call is one network; OperandError says why another cannot be kept. It calls the model.
+
+    The file tells the model's classes, attributes and code, and digests of its weights, beside the network with its prepared weights. It is
+    for the machine, the number of threads, the versions and the build of the native library that wrote it; nothing in it is executed."""
+    chosen = model._pysim.options if isinstance(model, _Optimized) else Options()
+    own = optimize(model._pysim.model if isinstance(model, _Optimized) else model, *chosen)  # captured for these sizes alone
+    if not isinstance(own, _Optimized):
+        raise OperandError(f"a call of the model cannot be kept in a file: {_DISABLED}")
+    with torch.no_grad():
+        own(*args, **kwargs)
+    calls: _Calls = own._pysim
+    if calls.refusal or model.training:
+        raise OperandError(f"this call of the model cannot be kept in a file: {calls.refusal or 'the model is training'}")
+    save_call(calls.model, own, calls.graphs, Path(path), (args, kwargs))
+
+
+def load(path: str | Path, model: torch.nn.Module) -> torch.nn.Module:
+    """`optimize(model)` whose calls of the kind that `save` wrote need neither capture nor plans. OperandError if the model is not the one
+    that was saved, by its classes, their code, its attributes or its weights; ProblemError for a file that is damaged, or of another
+    machine, version or number of threads.
+
+    A change of the model afterwards is seen as by `optimize`: then calls are captured as ever. Global variables of other modules than those
+    of the model's classes are taken to be as they were when it was saved."""
+    if isinstance(model, _Optimized):
+        model = model._pysim.model
+    if is_disabled():
+        return optimize(model)
+    saved = SavedCall(Path(path))
+    optimized = optimize(model, saved.accuracy)
+    cast("Any", optimized)._pysim.saved = saved.of(model)
+    return optimized
 
 
 def refresh() -> None:
@@ -288,13 +325,15 @@ class _Calls:
         self.model, self.options = model, options
         self.graphs: list[Graph] = []
         self.refusal = ""  # why all calls run by PyTorch
+        self.saved: SavedCall | None = None  # what calls of one kind need no capture for
         self._hooks: list[dict[int, Any]] = []
+        self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
         self._modules: list[torch.nn.Module] = []
         self._kinds: list[type] = []
-        self._compiled = self._compile()
+        self._compiled: Callable[..., Any] | None = None  # made by the first call that needs it: PyTorch's compiler takes seconds to import
 
     def _compile(self) -> Callable[..., Any]:
-        self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
+        self._with_hooks = []
         self._failed: list[str] = []  # why frames of a call that has begun went on by PyTorch
         return captured_calls(self.model, self._capture, self, self._failed.append)
 
@@ -312,8 +351,11 @@ class _Calls:
         return graph
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.saved is not None and (found := self.saved(args, kwargs)) is not None:
+            return found[0]
         hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
-        if hooked or [*map(type, self._modules)] != self._kinds:  # torch.compile has no guards for hooks, few for modules' classes
+        others = [*map(type, self._modules)] != self._kinds  # torch.compile has no guards for hooks, few for modules' classes
+        if self._compiled is None or hooked or others:
             self._compiled, self._hooks, self._modules, self._kinds, self.graphs = self._compile(), [], [], [], []
         try:
             y = self._compiled(*args, **kwargs)
