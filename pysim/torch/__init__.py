@@ -14,8 +14,9 @@ call.
 
 import gc
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakSet, getweakrefcount
 
@@ -330,6 +331,7 @@ class _Calls:
         self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
         self._modules: list[torch.nn.Module] = []
         self._kinds: list[type] = []
+        self._functions: list[tuple[type, Callable[[type], Any], Any]] = []
         self._compiled: Callable[..., Any] | None = None  # made by the first call that needs it: PyTorch's compiler takes seconds to import
 
     def _compile(self) -> Callable[..., Any]:
@@ -348,15 +350,19 @@ class _Calls:
         self._with_hooks = [(one, [*one]) for one in hooks if one]
         self._hooks = [one for one in hooks if not one]
         self._modules, self._kinds = modules, [*map(type, modules)]
+        self._functions = [(kind, pick := _functions_of(kind), pick(kind)) for kind in {*self._kinds}]
         return graph
+
+    def _has_other_code(self) -> bool:
+        """Whether there are other hooks, modules or functions of their classes: torch.compile has few guards for these or none."""
+        hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
+        return hooked or [*map(type, self._modules)] != self._kinds or any(pick(kind) != before for kind, pick, before in self._functions)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.saved is not None and (found := self.saved(args, kwargs)) is not None:
             return found[0]
-        hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
-        others = [*map(type, self._modules)] != self._kinds  # torch.compile has no guards for hooks, few for modules' classes
-        if self._compiled is None or hooked or others:
-            self._compiled, self._hooks, self._modules, self._kinds, self.graphs = self._compile(), [], [], [], []
+        if self._compiled is None or self._has_other_code():
+            self._compiled, self._hooks, self._modules, self._kinds, self._functions, self.graphs = self._compile(), [], [], [], [], []
         try:
             y = self._compiled(*args, **kwargs)
         except NotCapturedError as error:
@@ -395,6 +401,13 @@ class _Calls:
         if not torch.is_grad_enabled():
             return True
         return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
+
+
+def _functions_of(kind: type) -> Callable[[type], Any]:
+    """What reads a module's class for its functions: all but those that PyTorch's own classes have beside `forward`."""
+    bodies = [vars(base) for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+    of = {name for body in bodies for name, one in body.items() if isinstance(one, FunctionType | property | classmethod | staticmethod)}
+    return attrgetter("forward", *sorted(of))
 
 
 def _has_global_hooks() -> bool:
