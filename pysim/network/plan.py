@@ -35,6 +35,8 @@ from pysim.record.plan import Layout, Plan, Request
 from pysim.record.state import State
 from pysim.registry.cpu import nchwc_kernels
 
+OF_TWO = ("ConvOfTwo", "MatMul")  # planned operators both of whose operands are computed
+
 
 class Layer(NamedTuple):
     """A node, the plan of its convolution or product if it has one, how many `times` that runs, and the predicted seconds of its other
@@ -124,7 +126,7 @@ def _conversion_text(node: Node) -> str:
 
 def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     """The convolution or product that a node runs, or None, and how many times."""
-    if node.op == "Conv":
+    if node.op in ("Conv", "ConvOfTwo"):
         return node.attributes["problem"], 1
     if node.op in INTEGER_LAYERS:
         about = node.attributes
@@ -213,7 +215,7 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
                 terms: Any = {
                     "accuracy": "ieee" if node.op in INTEGER_LAYERS else accuracy,
                     "threads": threads,
-                    "prepared": node.op != "MatMul",
+                    "prepared": node.op not in OF_TWO,
                     "quantised": node.op in INTEGER_LAYERS and problem.dtype == "s8",
                 }
                 plan = planned(Request(problem, on, layout, _state(node, graph), **terms))
