@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+import textwrap
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -48,7 +49,11 @@ ABLATION = (  # a row of im2win, and the rows that leave something out of it
 
 
 def put(path: Path, mark: str, text: str) -> None:
-    """Replaces what stands between the begin and end marks of `mark`."""
+    """Replaces what stands between the begin and end marks of `mark`; lines of prose are wrapped."""
+    lines = text.splitlines()
+    text = "".join(
+        f"{part}\n" for line in lines for part in (textwrap.wrap(line, 160) if line[:1].isalpha() and len(line) > 200 else [line])
+    )
     pattern = re.compile(rf"(<!-- {mark}: begin[^\n]*-->\n).*?(<!-- {mark}: end -->)", re.DOTALL)
     changed, count = pattern.subn(lambda found: found[1] + text + found[2], path.read_text())
     if count != 1:

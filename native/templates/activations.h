@@ -45,8 +45,15 @@ INLINE VEC error_function(VEC x) {
     return x;
 }
 #else
-/* A step of Horner's rule. */
+/* A step of Horner's rule, and all steps of a polynomial, whose highest coefficient comes first. */
 INLINE VEC step(VEC p, VEC x, T c) { return v_fused(p, x, v_set1(c)); }
+INLINE VEC horner(VEC x, const int count, const T *c) {
+    VEC p = v_set1(c[0]);
+#pragma GCC unroll 16
+    for (int i = 1; i < count; i++) p = step(p, x, c[i]);
+    return p;
+}
+#define POLYNOMIAL(x, ...) horner(x, sizeof((T[]){__VA_ARGS__}) / sizeof(T), (const T[]){__VA_ARGS__})
 
 /* e^x = 2^n 2^f, n + f = x / ln 2, |f| <= 1/2; 2^f by the polynomial of degree 6 that interpolates at Chebyshev points (within 2.6e-9). The
  * sum n + f + 1.5 2^23 has n in its lowest bits. Below 2^-126.5 it is 0, above 2^127.5 infinity. x / ln 2 is rounded, which is relative to
@@ -54,12 +61,7 @@ INLINE VEC step(VEC p, VEC x, T c) { return v_fused(p, x, v_set1(c)); }
 INLINE VEC exponential(VEC x) {
     const VEC magic = v_set1(12582912.0f), both = v_between(v_set1(-127), v_set1(128), x * 1.44269504f);
     const VEC shifted = both + magic, f = both - (shifted - magic);
-    VEC p = step(v_set1(0.000154614449f), f, 0.0013400428f);
-    p = step(p, f, 0.00961805694f);
-    p = step(p, f, 0.0555032715f);
-    p = step(p, f, 0.240226507f);
-    p = step(p, f, 0.693147182f);
-    p = step(p, f, 1.0f);
+    const VEC p = POLYNOMIAL(f, 0.000154614449f, 0.0013400428f, 0.00961805694f, 0.0555032715f, 0.240226507f, 0.693147182f, 1.0f);
     return p * (VEC)(((BITS)shifted + 127) << 23); /* 2^n */
 }
 
@@ -69,11 +71,7 @@ INLINE VEC reduced_exponential(VEC x, VEC *n) {
     const VEC magic = v_set1(12582912.0f);
     *n = v_fused(x, v_set1(1.44269504f), magic) - magic;
     const VEC f = v_fused(*n, v_set1(2.12194440e-4f), v_fused(*n, v_set1(-0.693359375f), x));
-    VEC p = step(v_set1(1.9875691500e-4f), f, 1.3981999507e-3f);
-    p = step(p, f, 8.3334519073e-3f);
-    p = step(p, f, 4.1665795894e-2f);
-    p = step(p, f, 1.6666665459e-1f);
-    p = step(p, f, 0.5f);
+    const VEC p = POLYNOMIAL(f, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 0.5f);
     return v_fused(p * f, f, f);
 }
 
@@ -97,13 +95,7 @@ INLINE VEC exponential_less_1(VEC x) {
 /* ln(1 + x) = 2 (s + s^3 / 3 + ... + s^15 / 15), s = x / (2 + x), of 0 <= x <= 1: what is left out is below 2e-9 of it. */
 INLINE VEC log_of_1_and(VEC x) {
     const VEC s = x / (x + 2), u = s * s;
-    VEC p = step(v_set1(0.133333333f), u, 0.153846154f);
-    p = step(p, u, 0.181818182f);
-    p = step(p, u, 0.222222222f);
-    p = step(p, u, 0.285714286f);
-    p = step(p, u, 0.4f);
-    p = step(p, u, 0.666666667f);
-    p = step(p, u, 2.0f);
+    const VEC p = POLYNOMIAL(u, 0.133333333f, 0.153846154f, 0.181818182f, 0.222222222f, 0.285714286f, 0.4f, 0.666666667f, 2.0f);
     return p * s;
 }
 
@@ -114,20 +106,15 @@ INLINE VEC power(VEC x, T exponent) {
     const BITS n = ((BITS)x - half_root + whole) >> 23; /* and 127 */
     const VEC m = (VEC)((BITS)x - (n << 23) + whole), s = (m - 1.0f) / (m + 1.0f), u = s * s;
     const VEC whole_power = (VEC)(n | 0x4b000000) - 8388735.0f;
-    VEC p = step(v_set1(0.222222222f), u, 0.285714286f);
-    p = step(p, u, 0.4f);
-    p = step(p, u, 0.666666667f);
-    p = step(p, u, 2.0f);
+    const VEC p = POLYNOMIAL(u, 0.222222222f, 0.285714286f, 0.4f, 0.666666667f, 2.0f);
     return exponential(exponent * v_fused(whole_power, v_set1(0.693147181f), p * s));
 }
 
 /* x p(x^2) / q(x^2) for |x| <= 8.5, where tanh is 1 in float; relatively within 2.8e-7. Minimax, times 1 + 5e-8, which makes it reach 1. */
 INLINE VEC hyperbolic_tangent(VEC x) {
     const VEC z = v_between(v_set1(-8.5f), v_set1(8.5f), x), u = z * z;
-    VEC p = step(v_set1(1.42689407e-08f), u, 2.12508367e-05f), q = step(v_set1(8.14500538e-07f), u, 0.000334884418f);
-    p = step(p, u, 0.00353401434f), q = step(q, u, 0.0260227025f);
-    p = step(p, u, 0.13413237f), q = step(q, u, 0.46746558f);
-    p = step(p, u, 1.0f), q = step(q, u, 1.0f);
+    const VEC p = POLYNOMIAL(u, 1.42689407e-08f, 2.12508367e-05f, 0.00353401434f, 0.13413237f, 1.0f),
+              q = POLYNOMIAL(u, 8.14500538e-07f, 0.000334884418f, 0.0260227025f, 0.46746558f, 1.0f);
     return v_between(v_set1(-1), v_set1(1), z * p / q);
 }
 
@@ -135,21 +122,9 @@ INLINE VEC hyperbolic_tangent(VEC x) {
  * would cancel. Minimax, times 1 + 1e-7, which makes it reach 1. */
 INLINE VEC error_function(VEC x) {
     const VEC z = v_between(v_set1(-3.92f), v_set1(3.92f), x), s = step(z * z, v_set1(0.130154103f), -1.0f);
-    VEC p = step(v_set1(-0.000843934889f), s, 0.00209876965f);
-    p = step(p, s, -0.00139451493f);
-    p = step(p, s, 0.00191993767f);
-    p = step(p, s, -0.00766056124f);
-    p = step(p, s, 0.0142099941f);
-    p = step(p, s, -0.0199950077f);
-    p = step(p, s, 0.0296975449f);
-    p = step(p, s, -0.0434368737f);
-    p = step(p, s, 0.0583960079f);
-    p = step(p, s, -0.0740198269f);
-    p = step(p, s, 0.0905969813f);
-    p = step(p, s, -0.109179236f);
-    p = step(p, s, 0.134084567f);
-    p = step(p, s, -0.180108652f);
-    p = step(p, s, 0.360736847f);
+    const VEC p = POLYNOMIAL(s, -0.000843934889f, 0.00209876965f, -0.00139451493f, 0.00191993767f, -0.00766056124f, 0.0142099941f,
+                             -0.0199950077f, 0.0296975449f, -0.0434368737f, 0.0583960079f, -0.0740198269f, 0.0905969813f, -0.109179236f,
+                             0.134084567f, -0.180108652f, 0.360736847f);
     return v_between(v_set1(-1), v_set1(1), z * p);
 }
 #endif

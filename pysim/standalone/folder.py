@@ -25,7 +25,6 @@ from pysim.standalone.expression import Code, code_of
 from pysim.standalone.header import header_of_cpu, header_of_cuda
 from pysim.standalone.sources import Unit, algorithm_of, sources_of
 
-_ACTIVATION = "    default: return x;\n"  # of activated() in templates/activations.h
 _MAKEFILE = """\
 # Builds and tests the plan: make test, make benchmark. RUN: what runs programs of another CPU here.
 CFLAGS = -std=gnu11 -O3 -Wall -Wno-unknown-pragmas -Wno-psabi -Wno-unused-function -Wno-maybe-uninitialized
