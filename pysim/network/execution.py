@@ -296,7 +296,7 @@ class _Run:
         for view in self._views:
             view()
         for name, slots in moves.items():
-            start = pointer(values[name]) if slots else None
+            start: Any = pointer(values[name]) if slots else None
             for (struct, field), offset in slots:
                 setattr(struct, field, start + offset)
 
