@@ -401,7 +401,25 @@ def gpu_search_text() -> str:
     return "\n".join(f"{machine.upper()}: {search_summary(f'{machine}/search.jsonl')}" for machine in machines)
 
 
+OPERATOR_RATIOS = (0.5, 1.0, 1.25, 1.5, math.inf)  # ends of the rows of the table
+
+
+def operators_table(path: str) -> str:
+    """Single operators beside ONNX Runtime (lab/benchmarks/onnx_operators.py), by the ratio of their times."""
+    rows = [row for row in records.lines(DATA / path) if "case" in row]
+    ratios = {row["case"]: row["seconds"]["pysim"] / row["seconds"]["onnxruntime"] for row in rows}
+    lines, least = ["| time over ONNX Runtime's | cases |", "|---|---|"], 0.0
+    for most in OPERATOR_RATIOS:
+        within = sorted((ratio, case) for case, ratio in ratios.items() if least < ratio <= most)
+        told = f"above {least:g}" if math.isinf(most) else f"up to {most:g}"
+        lines.append(f"| {told}: {len(within)} | {', '.join(f'{case} {ratio:.2f}' for ratio, case in within)} |")
+        least = most
+    lines.append(f"\nMedian of {len(ratios)} cases: {np.median([*ratios.values()]):.2f}.")
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
+    put(ROOT / "docs" / "networks.md", "onnx operators", operators_table("zen4/onnx-operators.jsonl"))
     put(ROOT / "docs" / "api.md", "api", api_page.page())
     put(ROOT / "docs" / "kernels.md", "xeon server", server_table("xeon-server/compare.jsonl"))
     put(ROOT / "docs" / "kernels.md", "groups", server_table("granite-rapids/groups.jsonl"))

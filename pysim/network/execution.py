@@ -226,6 +226,8 @@ def _calling(accuracy: Accuracy) -> Callable[[], AbstractContextManager[None]]:
 
 
 def _dense(x: Any, name: str, tensor: Tensor) -> Array:
+    if type(x) is np.ndarray and x.shape == tensor.shape and x.dtype == tensor.dtype and cpu.is_dense(x):
+        return x
     array = cpu.as_numpy(x, name)
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         have = f"{array.dtype} of shape {array.shape}"
@@ -287,16 +289,16 @@ class _Run:
 
     def begin(self, inputs: dict[str, Array], moves: Moves) -> None:
         """Binds the steps to the caller's arrays and to new memory for results."""
-        values, cast = self.values, library()[0].cast
+        values, pointer = self.values, library()[0].from_buffer
         values.update(inputs)
         for name, memory in self._still.items():
             values[name] = cpu.aligned(memory.shape, memory.dtype)
         for view in self._views:
             view()
         for name, slots in moves.items():
-            start = values[name].ctypes.data if slots else 0
+            start: Any = pointer(values[name]) if slots else None
             for (struct, field), offset in slots:
-                setattr(struct, field, cast("void *", start + offset))
+                setattr(struct, field, start + offset)
 
     def results(self, names: Sequence[str]) -> list[Array]:
         values, written = self.values, self._written

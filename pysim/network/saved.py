@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A planned network in one file: the graph, each layer's plan with its predicted cost, and the weights as the kernels read them.
 
-The file is an uncompressed archive of NumPy's (`.npz`), whose checksums are checked as it is read. "network" is a JSON document; values
-that JSON lacks are objects of one field, which says what they are, such as {"array": "3"}, the array of that name. Nothing in a file is
-executed.
+The file is an uncompressed archive of NumPy's (`.npz`) with each array on a cache line, so that weights stay where the file is read to.
+The archive's checksums are checked. "network" is a JSON document; values that JSON lacks are objects of
+one field, which says what they are, such as {"array": "3"}, the array of that name. Nothing in a file is executed.
 
 Prepared weights are bytes in an order that the build of the native library decides. So a file tells that build and the machine, and is
 refused under another one; the model's own file stays what is kept.
@@ -16,10 +16,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from io import BytesIO
-from mmap import ACCESS_READ, mmap
+from io import BytesIO, FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -41,13 +40,15 @@ from pysim.record.cost import Cost
 from pysim.record.later import Later
 from pysim.record.plan import Plan, Request
 from pysim.record.schedule import Schedule
-from pysim.runtime.cpu import library_path
+from pysim.runtime.cpu import aligned, library_path
 from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.integer_steps import Quantity, Sums
 
 MAGIC = b"PK\x03\x04"  # with which archives begin, and no model of ONNX's does
 _FORMAT = 3
-_LOCAL_HEADER, _MOST_HEADER = 30, 1 << 16  # bytes of an archive's header of a member before its names, and of an array's
+_LOCAL_HEADER, _MOST_HEADER = 30, 1 << 12  # bytes of an archive's header of a member before its names, and of an array's
+_ZIP64, _EXTRA = 20, 4  # bytes of the field that tells large sizes, and of the beginning of any field
+_OWN, _LINE = 0x7079, 64  # this format's own field of that header; the size of a cache line
 _OF_PLAN = (
     "state",
     "algorithm",
@@ -73,20 +74,22 @@ def is_saved(path: Path) -> bool:
 
 
 class _Arrays(Mapping[str, Array]):
-    """The arrays of an npz file, by its memory: weights are copied once, to where they stay. Each is checked by the archive's sum."""
+    """The arrays of an npz file that was read to this memory. Each is checked by the archive's sum."""
 
-    def __init__(self, archive: zipfile.ZipFile, memory: mmap) -> None:
+    def __init__(self, archive: zipfile.ZipFile, memory: Array) -> None:
         self._members, self._memory = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}, memory
 
     def view(self, name: str) -> Array:
-        """An array in the file's memory, which is read only and gone when the file is cut: to be copied."""
+        """An array in the file's memory."""
         member = self._members[name]
-        lengths = [int.from_bytes(self._memory[member.header_offset + at : member.header_offset + at + 2], "little") for at in (26, 28)]
+        lengths = [
+            int.from_bytes(self._memory[member.header_offset + at : member.header_offset + at + 2].tobytes(), "little") for at in (26, 28)
+        ]
         start = member.header_offset + _LOCAL_HEADER + sum(lengths)
-        content = memoryview(self._memory)[start : start + member.file_size]
+        content = memoryview(cast("Any", self._memory))[start : start + member.file_size]
         if member.compress_type != zipfile.ZIP_STORED or len(content) != member.file_size or zlib.crc32(content) != member.CRC:
             raise zipfile.BadZipFile(f"its array {name} is damaged")
-        header = BytesIO(content[:_MOST_HEADER])
+        header = BytesIO(bytes(content[:_MOST_HEADER]))
         if np.lib.format.read_magic(header) != (1, 0):
             raise ValueError(f"its array {name} has another header")
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(header)
@@ -138,15 +141,36 @@ def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
         "about": parts.about,
     }
     arrays["network"] = np.frombuffer(msgspec.json.encode(document), np.uint8)
-    with written(path) as place, place.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+    with written(path) as place, place.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            _write(archive, file.tell(), name, array)
+
+
+def _write(archive: zipfile.ZipFile, at: int, name: str, array: Array) -> None:
+    """As `np.savez` does, on a cache line: an extra field of the member's header fills the rest of the line before."""
+    member = zipfile.ZipInfo(f"{name}.npy")
+    filled = -(at + _LOCAL_HEADER + len(member.filename) + _ZIP64 + _EXTRA) % _LINE
+    member.extra = _OWN.to_bytes(2, "little") + filled.to_bytes(2, "little") + bytes(filled)
+    with archive.open(member, "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, array, (1, 0), allow_pickle=False)
+
+
+def _read(file: FileIO, size: int) -> Array:
+    """A whole file in memory of this process: a mapping would be gone where another program cuts the file."""
+    memory, done = aligned(size, np.uint8), 0
+    while done < size:  # a system reads 2 GiB at most at once
+        more = file.readinto(cast("Any", memory[done:]))
+        if not more:
+            raise ValueError("it was cut while it was read")
+        done += more
+    return memory
 
 
 def load(path: Path, on: Machine, threads: int) -> Parts:
     """The parts of a file's network. ProblemError says why it cannot be used here."""
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            arrays = _Arrays(archive, mmap(file.fileno(), 0, access=ACCESS_READ))
+        with FileIO(path) as file, path.open("rb") as index, zipfile.ZipFile(index) as archive:
+            arrays = _Arrays(archive, _read(file, path.stat().st_size))
             document = msgspec.json.decode(arrays["network"].tobytes())
             _check(path, document, on, threads)
             value, accuracy = partial(_value, arrays=arrays), msgspec.convert(document["accuracy"], Accuracy)

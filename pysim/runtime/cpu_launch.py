@@ -47,6 +47,7 @@ from pysim.runtime.cpu import (
 from pysim.runtime.emulated import executor_for
 from pysim.runtime.steps import Step
 
+_LINE = 64  # bytes of a cache line
 _IDLE_BYTES = 256 << 20  # of workspaces kept between calls
 _ndarray = np.ndarray  # looking up a global takes half the time
 
@@ -212,16 +213,15 @@ class Launch:
         dense, size = self._second(weights), self.prepared_bytes
         if size:
             return self._prepare(dense, self._pointer(aligned(size, np.uint8)))
-        return self.restore(dense)
+        return self._pointer(_copied(dense))
 
     def restore(self, prepared: Array) -> Any:
-        """What `prepare` returned, of a copy of its bytes. OperandError if these are too few or too many."""
+        """What `prepare` returned, of its bytes, which stay where they are if they begin on a cache line. OperandError if these are too few
+        or too many."""
         right = self.prepared_bytes or math.prod(self._second_shape) * self.workload.element_bytes
         if prepared.nbytes != right:
             raise OperandError(f"prepared weights of {self.workload.text} have {prepared.nbytes:,} bytes; expected {right:,}")
-        copy = aligned(prepared.shape, prepared.dtype)  # rows that begin on cache lines are read faster
-        copy[...] = prepared
-        return self._pointer(copy)
+        return self._pointer(prepared if prepared.ctypes.data % _LINE == 0 else _copied(prepared))
 
     def _prepare(self, dense: Array, room: Any) -> Any:
         check(self._native_prepare(self._problem, self._schedule, self._pointer(dense), room, self.prepared_bytes), self.executor)
@@ -312,6 +312,13 @@ class Launch:
         if type(w) is np.ndarray and w.dtype is self._weights_dtype and w.shape == self._second_shape and is_dense(w):
             return w
         return operand(w, self._names[1], self._second_shape, self.workload.dtype)
+
+
+def _copied(weights: Array) -> Array:
+    """On cache lines: rows that begin there are read faster."""
+    copy = aligned(weights.shape, weights.dtype)
+    copy[...] = weights
+    return copy
 
 
 def _same(x: Array, y: Array) -> bool:

@@ -331,12 +331,12 @@ class _Calls:
         self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
         self._modules: list[torch.nn.Module] = []
         self._kinds: list[type] = []
+        self._failed: list[str] = []  # why frames of a call that has begun went on by PyTorch
         self._functions: list[tuple[type, Callable[[type], Any], Any]] = []
         self._compiled: Callable[..., Any] | None = None  # made by the first call that needs it: PyTorch's compiler takes seconds to import
 
     def _compile(self) -> Callable[..., Any]:
-        self._with_hooks = []
-        self._failed: list[str] = []  # why frames of a call that has begun went on by PyTorch
+        self._with_hooks, self._failed = [], []
         return captured_calls(self.model, self._capture, self, self._failed.append)
 
     def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:

@@ -47,7 +47,7 @@ from pysim.network.numpy_ops.quantize import quantize_linear
 from pysim.network.numpy_ops.recurrent import recurrent
 from pysim.network.numpy_ops.regions import col2im, max_roi_pool, non_max_suppression, roi_align
 from pysim.network.numpy_ops.resize import resize
-from pysim.network.numpy_ops.selecting import cum_sum, gather_nd, top_k_of
+from pysim.network.numpy_ops.selecting import cum_sum, gather_nd, places_of, top_k_of
 
 Array = NDArray[Any]
 _SELU = float(np.float32(1.6732632)), float(np.float32(1.050701))  # alpha, gamma; ONNX has them in float32
@@ -271,7 +271,7 @@ def _scatter_nd(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[A
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
         x, indices, updates = inputs
-        found, places = x.copy(), tuple(np.moveaxis(indices, -1, 0))
+        found, places = x.copy(), places_of(indices)
         if reduce:
             reduce.at(found, places, updates)
         else:

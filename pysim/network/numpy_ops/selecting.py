@@ -100,7 +100,12 @@ def gather_nd(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
     """Without batches; others run by the package's definition."""
     if any(one.name == "batch_dims" and one.i for one in node.attribute):
         return None
-    return lambda inputs: [inputs[0][tuple(np.moveaxis(inputs[1], -1, 0))]]
+    return lambda inputs: [inputs[0][places_of(inputs[1])]]
+
+
+def places_of(indices: Array) -> tuple[Array, ...]:
+    """The last axis of an array of places, taken apart."""
+    return tuple(indices[..., axis] for axis in range(indices.shape[-1]))
 
 
 def with_places(

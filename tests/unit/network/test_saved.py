@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -37,6 +38,14 @@ def test_a_saved_network_computes_the_same_bits(proto, tmp_path, monkeypatch):
     assert again.inputs == network.inputs and again.outputs == network.outputs
     assert [layer.to_dict() for layer in again.plan.layers] == [layer.to_dict() for layer in network.plan.layers]
     assert again.plan.predicted_seconds == network.plan.predicted_seconds
+
+
+def test_arrays_of_a_file_begin_on_cache_lines(tmp_path):
+    written(tmp_path, random_model(0))
+    path = tmp_path / "model.pysim"
+    with saved.FileIO(path) as file, zipfile.ZipFile(path) as archive:
+        arrays = saved._Arrays(archive, saved._read(file, path.stat().st_size))
+        assert len(arrays) > 2 and all(arrays.view(name).ctypes.data % 64 == 0 for name in arrays)
 
 
 def test_a_plan_of_a_saved_network_knows_its_alternatives(tmp_path):
@@ -141,11 +150,11 @@ def test_saving_leaves_a_file_as_it_was_where_it_fails(tmp_path, monkeypatch):
     network, path = written(tmp_path, random_model(0)), tmp_path / "model.pysim"
     before = path.read_bytes()
 
-    def fails(file, **arrays):
-        file.write(b"PK\3\4 half")
+    def fails(archive, *rest):
+        archive.fp.write(b"PK\3\4 half")
         raise OSError("no space")
 
-    monkeypatch.setattr(saved.np, "savez", fails)
+    monkeypatch.setattr(saved, "_write", fails)
     with pytest.raises(ProblemError, match="cannot be written"):
         network.save(path)
     assert path.read_bytes() == before

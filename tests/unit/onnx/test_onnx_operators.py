@@ -6,6 +6,7 @@ import pytest
 from graphs import Builder, helper, numpy_helper
 from onnx_models import assert_close, by_onnxruntime, given, model_of
 
+import pysim
 from pysim.errors import ProblemError
 from pysim.network import execution
 
@@ -235,6 +236,22 @@ def test_convolutions_of_volumes_and_of_computed_weights(settled):
     model = model_of(proto)
     assert_close(model(x), by_onnxruntime(content, x))
     assert "ConvTranspose" not in {layer.node.op for layer in model.plan.layers}
+
+
+@pytest.mark.parametrize(("groups", "bias"), [(1, True), (4, False), (4, True)])
+def test_images_are_convolved_with_computed_filters_by_a_plan(groups, bias, tmp_path):
+    constants = {"w": RANDOM.standard_normal((8, 4 // groups, 3, 3)), "b": RANDOM.standard_normal(8)}
+    nodes = [helper.make_node("ReduceMax", ["x"], ["m"], keepdims=0), helper.make_node("Mul", ["w", "m"], ["wm"])]
+    nodes.append(helper.make_node("Conv", ["x", "wm", *(["b"] if bias else [])], ["y"], group=groups, strides=[2, 1], pads=[1, 0, 1, 2]))
+    proto = exported(nodes, (2, 4, 9, 7), constants)
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    layer = model.plan.layers[-1]
+    assert layer.plan is not None and layer.plan.workload.filters == 8 and layer.predicted_seconds > 0
+    model.save(tmp_path / "model.pysim")
+    for one in (model, pysim.load(tmp_path / "model.pysim")):
+        for scale in (1, -3):  # the filters of each call are its own
+            assert_close(one(scale * x), by_onnxruntime(content, scale * x))
 
 
 @pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])

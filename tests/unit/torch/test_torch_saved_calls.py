@@ -107,6 +107,8 @@ CHANGES = {
     "a weight in place": lambda model: model.conv.weight.detach().mul_(2),
     "a weight by its data": lambda model: model.head.bias.data.add_(1),
     "a buffer by a view of NumPy's": lambda model: np.add(model.norm.running_mean.numpy(), 1, out=model.norm.running_mean.numpy()),
+    "a weight with other strides": lambda model: setattr(model.conv.weight, "data", model.conv.weight.data.transpose(2, 3)),
+    "no parameter": lambda model: setattr(model.head, "bias", None),
     "another parameter": lambda model: setattr(model.head, "bias", nn.Parameter(torch.ones(5))),
     "an attribute": lambda model: setattr(model, "gain", 4.0),
     "an attribute of a layer": lambda model: setattr(model.conv, "padding", (1, 1)) or setattr(model.norm, "eps", 0.5),
