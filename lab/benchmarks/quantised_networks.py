@@ -55,6 +55,7 @@ def exported(name: str, folder: Path) -> Path:
             if isinstance(module, torch.nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
                 module.running_mean.normal_(0, 0.1)
                 module.running_var.uniform_(0.5, 1.5)
+                torch.nn.init.uniform_(module.weight, 0.5, 1.0)  # some models begin with zeros, so their branches give nothing
             if hasattr(module, "reparameterize"):
                 module.reparameterize()
         about: dict[str, Any] = {"opset_version": 17, "input_names": ["x"], "output_names": ["y"], "dynamo": False}
