@@ -31,7 +31,7 @@ from pysim.measure.store import environment
 SHAPE = (1, 3, 224, 224)
 CNNS = (
     "resnet50:qdq mobilenetv2_100:qdq repvgg_a0:qdq regnety_004:qdq resnet18:qdq efficientnet_b0:qdq mobilenetv3_large_100:qdq "
-    "densenet121:qdq resnet50:qoperator mobilenetv2_100:qoperator"
+    "dla34:qdq resnet50:qoperator mobilenetv2_100:qoperator"
 )
 TRANSFORMERS = "vit_tiny_patch16_224:dynamic vit_tiny_patch16_224:qdq pit_ti_224:qdq vit_small_patch32_224:dynamic"
 
