@@ -29,8 +29,11 @@ import pysim
 from pysim.measure.store import environment
 
 SHAPE = (1, 3, 224, 224)
-QDQ = "resnet50:qdq mobilenetv2_100:qdq repvgg_a0:qdq regnety_004:qdq"
-OTHERS = "vit_tiny_patch16_224:dynamic resnet50:qoperator mobilenetv2_100:qoperator"
+CNNS = (
+    "resnet50:qdq mobilenetv2_100:qdq repvgg_a0:qdq regnety_004:qdq resnet18:qdq efficientnet_b0:qdq mobilenetv3_large_100:qdq "
+    "dla34:qdq resnet50:qoperator mobilenetv2_100:qoperator"
+)
+TRANSFORMERS = "vit_tiny_patch16_224:dynamic vit_tiny_patch16_224:qdq pit_ti_224:qdq vit_small_patch32_224:dynamic"
 
 
 class Images(quantization.CalibrationDataReader):  # type: ignore[misc]
@@ -55,6 +58,7 @@ def exported(name: str, folder: Path) -> Path:
             if isinstance(module, torch.nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
                 module.running_mean.normal_(0, 0.1)
                 module.running_var.uniform_(0.5, 1.5)
+                torch.nn.init.uniform_(module.weight, 0.5, 1.0)  # some models begin with zeros, so their branches give nothing
             if hasattr(module, "reparameterize"):
                 module.reparameterize()
         about: dict[str, Any] = {"opset_version": 17, "input_names": ["x"], "output_names": ["y"], "dynamo": False}
@@ -119,7 +123,7 @@ def measure(path: Path, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=[*QDQ.split(), *OTHERS.split()])
+    parser.add_argument("models", nargs="*", default=[*CNNS.split(), *TRANSFORMERS.split()])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pysim-quantised")
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("-o", "--output", type=Path)

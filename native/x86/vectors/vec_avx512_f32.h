@@ -76,3 +76,34 @@ INLINE VEC v_widen(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si25
 INLINE void v_narrow(uint16_t *p, VEC v) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+
+/* 64 sums f a + g b + shift of unsigned bytes, once flipped, rounded to integers, plus `zero` within low..high, flipped. Returns whether one is
+ * further than `far` from the integer that it was rounded to. Bytes lie in the order that packing to 16 and to 8 bits undoes. */
+#define V_BYTE_SUMS 64
+typedef struct {
+    float f, g, shift, far;
+    int32_t zero, low, high;
+    uint8_t a_flip, b_flip, y_flip;
+} BYTE_SUMS;
+INLINE int v_byte_sums(const BYTE_SUMS *s, const uint8_t *a, const uint8_t *b, uint8_t *y) {
+    const __m512i zero = _mm512_set1_epi16((int16_t)s->zero), quarter = _mm512_set1_epi32(4);
+    const __m512i x = _mm512_xor_si512(_mm512_loadu_si512(a), _mm512_set1_epi8((char)s->a_flip));
+    const __m512i z = _mm512_xor_si512(_mm512_loadu_si512(b), _mm512_set1_epi8((char)s->b_flip));
+    const VEC f = v_set1(s->f), g = v_set1(s->g), shift = v_set1(s->shift);
+    __m512i whole[4], spread = _mm512_broadcast_i32x4(_mm_setr_epi8(0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1));
+    VEC furthest = v_zero();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++, spread = _mm512_add_epi8(spread, quarter)) {
+        const VEC left = _mm512_cvtepi32_ps(_mm512_shuffle_epi8(x, spread)), right = _mm512_cvtepi32_ps(_mm512_shuffle_epi8(z, spread));
+        const VEC t = v_fma(left, f, v_fma(right, g, shift));
+        whole[i] = _mm512_cvtps_epi32(t);
+        furthest =
+            _mm512_range_ps(furthest, _mm512_reduce_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), 0xB); /* larger magnitude */
+    }
+    const __m512i low = _mm512_adds_epi16(_mm512_packs_epi32(whole[0], whole[1]), zero);
+    const __m512i high = _mm512_adds_epi16(_mm512_packs_epi32(whole[2], whole[3]), zero);
+    __m512i bytes = _mm512_max_epu8(_mm512_packus_epi16(low, high), _mm512_set1_epi8((char)s->low));
+    bytes = _mm512_min_epu8(bytes, _mm512_set1_epi8((char)s->high));
+    _mm512_storeu_si512(y, _mm512_xor_si512(bytes, _mm512_set1_epi8((char)s->y_flip)));
+    return _mm512_cmp_ps_mask(furthest, v_set1(s->far), _CMP_GT_OQ) != 0;
+}

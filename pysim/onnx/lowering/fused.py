@@ -198,6 +198,7 @@ _FORMS = {
     "QLinearLeakyRelu": _form(fused_integers.unary, "alpha", 2), "QLinearReduceMean": _form(fused_integers.unary, "axes keepdims", 2),
     "QLinearSigmoid": _form(fused_integers.unary, "", 2), "QLinearSoftmax": _form(fused_integers.unary, "axis opset", 2),
     "MatMulIntegerToFloat": _form(fused_integers.to_float, "", 4),
+    "MatMulNBits": _form(fused_integers.matmul_of_bits, "K N bits block_size accuracy_level weight_prepacked", 3),
     "DynamicQuantizeMatMul": _form(fused_integers.dynamic_matmul, "", 3),
     "QuantizeLinear": _form(fused_integers.quantize, "axis block_size", 2),
     "DequantizeLinear": _form(fused_integers.quantize, "axis block_size", 2),

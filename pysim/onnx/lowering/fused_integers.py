@@ -6,6 +6,7 @@ QuantizeLinear that they mean; `pysim.network.integers` makes integer layers of 
     QLinearAdd, -Mul, -Concat, -AveragePool, -GlobalAveragePool, -LeakyRelu, -ReduceMean, -Sigmoid, -Softmax
     MatMulIntegerToFloat                  a MatMulInteger, a Cast, and products with both scales
     DynamicQuantizeMatMul                 the same of a DynamicQuantizeLinear
+    MatMulNBits                           a MatMul of the matrix that its 4 or 8 bits, scales and zero points by blocks stand for
     QuantizeLinear, DequantizeLinear      those of the domain com.microsoft
 
 Source: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
@@ -18,6 +19,7 @@ import numpy as np
 
 from pysim.onnx import layers
 
+_INT32 = 6  # onnx.TensorProto.INT32
 STANDARD = ("QLinearConv", "QLinearMatMul")  # of ONNX itself: replaced if all but their first input are constants
 
 
@@ -131,3 +133,60 @@ def _scaled(p: Any, operands: Sequence[str], a_scale: str, b_scale: str, bias: s
 
 def quantize(p: Any) -> None:
     p.add(p.node.op_type, [one for one in p.inputs if one], last=True, **p.given)
+
+
+def _element(p: Any) -> int:
+    import onnx
+
+    return int(onnx.TensorProto.DataType.Value(p.element))
+
+
+def _constant(p: Any, array: Any) -> str:
+    import onnx
+
+    made: str = p.add("Constant", [], value=onnx.numpy_helper.from_array(np.asarray(array)))
+    return made
+
+
+def _unpacked(p: Any, x: str, bits: int, *shape: int) -> str:
+    """The numbers in the bytes of an array, the low bits first: [rows][numbers], of which the first ones are taken, in another shape."""
+    rows, each = shape[0], int(np.prod(shape[1:]))
+    per = 8 // bits
+    x = p.add("Cast", [x], to=_INT32)
+    if per > 1:
+        parts = []
+        for at in range(per):
+            part = p.add("Div", [x, _constant(p, np.int32(1 << at * bits))]) if at else x
+            part = p.add("Mod", [part, _constant(p, np.int32(1 << bits))])
+            parts.append(p.add("Reshape", [part, _constant(p, np.array([rows, -1, 1]))]))
+        x = p.add("Concat", parts, axis=2)
+    x = p.add("Reshape", [x, _constant(p, np.array([rows, -1]))])
+    x = p.add("Slice", [x, *(_constant(p, np.array([one])) for one in (0, each, 1))])
+    made: str = p.add("Reshape", [x, _constant(p, np.array(shape))])
+    return made
+
+
+def matmul_of_bits(p: Any) -> None:
+    """y = a w^T + bias, where w[n][block] = (q - zero) scale; of q a block has whole bytes, of zeros a row has."""
+    a, packed, scales, zeros, order, bias = p.inputs[:6]
+    k, n, bits, block = (int(p.given.get(name, default)) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0)))
+    if bits not in (4, 8) or min(k, n, block) < 1 or block % 2:
+        raise p.refuse(
+            f"K is {k}, N {n}, bits {bits} and block_size {block}; expected positive numbers, 4 or 8 bits, and an even block size"
+        )
+    if order:
+        raise p.refuse("its columns are in another order (g_idx)")
+    blocks, zero, element = -(-k // block), p.number(float(1 << bits - 1)), _element(p)
+    if (sizes := p.types[packed].sizes) != (n, blocks, block * bits // 8):
+        raise p.refuse(f"its matrix is of shape {sizes}; expected {(n, blocks, block * bits // 8)}")
+    w = p.add("Cast", [_unpacked(p, packed, bits, n, blocks, block)], to=element)
+    if zeros and p.types[zeros].element != "UINT8":
+        zero = p.add("Cast", [p.add("Reshape", [zeros, _constant(p, np.array([n, blocks, 1]))])], to=element)
+    elif zeros:
+        zero = p.add("Cast", [_unpacked(p, zeros, bits, n, blocks, 1)], to=element)
+    w = p.add("Mul", [p.add("Sub", [w, zero]), p.add("Reshape", [scales, _constant(p, np.array([n, blocks, 1]))])])
+    w = p.add("Reshape", [w, _constant(p, np.array([n, blocks * block]))])
+    w = p.add("Slice", [w, *(_constant(p, np.array([one])) for one in (0, k, 1))])
+    y = p.add("MatMul", [a, p.add("Transpose", [w], perm=[1, 0])], last=not bias)
+    if bias:
+        p.add("Add", [y, bias], last=True)

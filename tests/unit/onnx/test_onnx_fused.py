@@ -36,11 +36,11 @@ def written(tmp_path, node, inputs, constants, opset, outputs=("y",)):
     return path
 
 
-def equal(path, inputs):
+def equal(path, inputs, limit=1e-5):
     right = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
     found = pysim.load(path)(*inputs.values())
     for y, wanted in zip(found if isinstance(found, list | tuple) else [found], right, strict=True):
-        np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5, strict=True)
+        np.testing.assert_allclose(y, wanted, rtol=limit, atol=limit, strict=True)
 
 
 def node(op, inputs, outputs=("y",), **attributes):
@@ -68,6 +68,29 @@ def test_gates(tmp_path, opset, op, constants, how):
 def test_products_of_transposed_operands(tmp_path, first, second, alpha):
     inputs = {"x": numbers(2, 5, 4) if first else numbers(2, 4, 5), "z": numbers(2, 3, 5) if second else numbers(2, 5, 3)}
     equal(written(tmp_path, node("FusedMatMul", "xz", transA=first, transB=second, alpha=alpha), inputs, {}, 14), inputs)
+
+
+@pytest.mark.parametrize(
+    ("bits", "k", "zeros", "bias"), [(4, 80, "packed", True), (4, 96, "", False), (8, 80, "packed", False), (4, 80, "float", True)]
+)
+def test_products_of_a_few_bits(tmp_path, bits, k, zeros, bias):
+    n, block, blocks = 24, 32, -(-k // 32)
+
+    def packed(*shape):
+        return RNG.integers(0, 256, shape).astype(np.uint8)
+
+    kept = {"w": packed(n, blocks, block * bits // 8), "scales": numbers(n * blocks)}
+    names = ["x", *kept, "", "", ""]
+    if zeros:
+        names[3], kept["zeros"] = "zeros", packed(n * -(-blocks * bits // 8)) if zeros == "packed" else numbers(n * blocks) + 8
+    if bias:
+        names[5], kept["bias"] = "bias", numbers(n)
+    while not names[-1]:
+        names.pop()
+    inputs = {"x": numbers(2, 5, k)}
+    equal(written(tmp_path, node("MatMulNBits", names, K=k, N=n, bits=bits, block_size=block), inputs, kept, 17), inputs, 1e-4)
+    with pytest.raises(ProblemError, match="its matrix is of shape"):
+        pysim.load(written(tmp_path, node("MatMulNBits", names, K=k, N=n + 1, bits=bits, block_size=block), inputs, kept, 17))
 
 
 @pytest.mark.parametrize(
