@@ -61,7 +61,8 @@ template <int COUNT> __device__ inline void put_residues(const double (&x)[COUNT
     each_modulus([&](auto of) {
         constexpr int I = decltype(of)::value;
         constexpr Constants all = CONSTANTS;
-        constexpr unsigned n = (unsigned)all.modulus[I], factor = (unsigned)((((uint64_t)1 << 32) + n - 1) / n), first = all.start[I];
+        constexpr unsigned n = (unsigned)all.modulus[I], first = all.start[I];
+        constexpr float reciprocal = all.reciprocal[I], bias = all.bias[I];
         constexpr unsigned near = all.power[I][0] | all.power[I][1] << 8 | all.power[I][2] << 16 | all.power[I][3] << 24;
         constexpr unsigned far = all.power[I][4] | all.power[I][5] << 8 | all.power[I][6] << 16 | all.power[I][7] << 24;
         unsigned word[COUNT / 4];
@@ -70,11 +71,10 @@ template <int COUNT> __device__ inline void put_residues(const double (&x)[COUNT
             unsigned r[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const unsigned sum =
-                    __dp4a(high[w * 4 + i], far, __dp4a(low[w * 4 + i], near, first)); /* below 2^20: the quotient is exact */
-                r[i] = sum - __umulhi(sum, factor) * n;
+                const unsigned sum = __dp4a(high[w * 4 + i], far, __dp4a(low[w * 4 + i], near, first));
+                r[i] = sum - __float_as_uint(fmaf(__uint_as_float(sum), reciprocal, bias)) * n; /* the residue in the low byte */
             }
-            word[w] = __byte_perm(__byte_perm(r[0], r[1], 0x0040), __byte_perm(r[2], r[3], 0x0040), 0x5410) ^ 0x80808080u; /* less 128 */
+            word[w] = __byte_perm(__byte_perm(r[0], r[1], 0x0040), __byte_perm(r[2], r[3], 0x0040), 0x5410);
         }
         memcpy(__builtin_assume_aligned(to + I * plane, COUNT), word, COUNT);
     });

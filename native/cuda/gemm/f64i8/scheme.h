@@ -29,7 +29,13 @@ struct Constants {
     double weight[15][3] = {}, product[3] = {};
     double over_product = 1; /* 2^80 / P */
     double largest = 0;
-    unsigned power[15][8] = {}, start[15] = {}; /* 2^(8 i) and 128 - 2^59, modulo the modulus */
+    unsigned power[15][8] = {}; /* 2^(8 i) modulo the modulus */
+    /* Residues of x + 2^59, 0 <= x + 2^59 < 2^60, by two dp4a of its bytes and one rounding: `start` is the bits of an f32 from 2^23 on, so that `start` and a
+     * sum s of bytes times powers are the bits of base + s', base a multiple of the modulus and of 256, s' congruent to x and below 2^20. Times
+     * `reciprocal` and plus `bias` that is 1.5 2^23 and the rounded quotient of s'. `reciprocal` is not below 1 / modulus and less than 2^-31 above it: what is
+     * left is at least -128 and less than 128. */
+    unsigned start[15] = {};
+    float reciprocal[15] = {}, bias[15] = {};
 
     static constexpr void split(double (&to)[3], Wide x) {
         const Wide mask = ((Wide)1 << 40) - 1;
@@ -53,7 +59,11 @@ struct Constants {
             split(weight[i], rest * inverse);
             power[i][0] = 1;
             for (int j = 1; j < 8; j++) power[i][j] = power[i][j - 1] * 256 % of;
-            start[i] = 128 + of - (power[i][7] * 8) % of;
+            const unsigned base = ((1u << 23) / (256 * of) + 1) * 256 * of;
+            start[i] = 0x4b000000 - (1u << 23) + base + (of - power[i][7] * 8 % of) % of;
+            reciprocal[i] = 1.f / (float)of;
+            if ((double)reciprocal[i] * of < 1) reciprocal[i] += 0x1p-31f;
+            bias[i] = 12582912.f - (float)(base / of);
         }
     }
 };
