@@ -157,16 +157,23 @@ INLINE T row_over(const int what, const T *x, int64_t size, T mean) {
     VEC found[PARTS];
 #pragma GCC unroll 8
     for (int p = 0; p < PARTS; p++) found[p] = least;
-    for (int64_t i = 0; i < size; i += SUMS)
+    int64_t i = 0;
+    for (; i + SUMS <= size; i += SUMS)
 #pragma GCC unroll 8
         for (int p = 0; p < PARTS; p++) {
-            const int64_t count = size - i - p * LANES;
-            if (count <= 0) break;
-            VEC v = count < LANES ? v_load_mask(x + i + p * LANES, v_lanes(0, count)) : v_load(x + i + p * LANES);
+            VEC v = v_load(x + i + p * LANES);
             if (what == SQUARE) v = (v - middle) * (v - middle);
-            if (count < LANES) v = first_lanes(v, count, least);
             found[p] = combined(what == LARGEST, found[p], v);
         }
+#pragma GCC unroll 8
+    for (int p = 0; p < PARTS; p++, i += LANES) {
+        if (i >= size) break;
+        const int64_t count = pysim_min(LANES, size - i);
+        VEC v = v_load_mask(x + i, v_lanes(0, count));
+        if (what == SQUARE) v = (v - middle) * (v - middle);
+        if (what != ELEMENT) v = first_lanes(v, count, least); /* the others are 0 */
+        found[p] = combined(what == LARGEST, found[p], v);
+    }
     return across_parts(what == LARGEST, found);
 }
 

@@ -31,7 +31,8 @@ INLINE VEC fold_piece(const int kind, const T *x, int64_t size) {
     for (int v = 0; v < FOLDS / LANES; v++, i += LANES) {
         if (i >= size) break;
         const VEC one = of(kind, size - i < LANES ? v_load_mask(x + i, v_lanes(0, size - i)) : v_load(x + i));
-        part[v] = folded(kind, part[v], size - i < LANES ? first_lanes(one, size - i, none) : one);
+        const int adds = kind == PYSIM_FOLD_SUM || kind == PYSIM_FOLD_MEAN; /* lanes behind the row are 0 */
+        part[v] = folded(kind, part[v], size - i < LANES && !adds ? first_lanes(one, size - i, none) : one);
     }
 #pragma GCC unroll 4
     for (int n = FOLDS / LANES / 2; n > 0; n /= 2)

@@ -190,7 +190,7 @@ class Network:
         for layer, step in zip(self.plan.layers, run.steps, strict=True):
             with self._calling():
                 step()
-            if layer.node.op != "Reorder":
+            if layer.node.op not in ("Reorder", "View"):
                 found.append(entry(layer, [run.values[name] for name in layer.node.outputs if name]))
         run.end()
         self._idle.append(run)

@@ -114,6 +114,15 @@ def test_what_no_contract_covers_is_refused_by_name(op, dtype, shape, reason):
         Network(graph, host.runnable("host"), 1, "reproducible")
 
 
+def test_the_last_digest_is_that_of_the_result():
+    x, y = (helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", (1, 8, 5, 5)), ("y", (1, 8))))
+    nodes = [helper.make_node("GlobalAveragePool", ["x"], ["p"], "one"), helper.make_node("Flatten", ["p"], ["y"], "other")]
+    graph = reading.graph_of(helper.make_model(helper.make_graph(nodes, "g", [x], [y])), "a model")
+    model = Network(graph, host.runnable("host"), 1, "reproducible")
+    given = random_inputs(model.inputs)
+    assert model.fingerprint(**given)[-1]["digests"] == [digest(model(**given))]
+
+
 def test_a_fingerprint_says_at_which_layer_another_parts(tmp_path, own_files):  # noqa: F811
     model = tmp_path / "model.onnx"
     model.write_bytes(random_model(5).SerializeToString())
