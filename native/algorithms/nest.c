@@ -21,6 +21,7 @@ enum { ALIGN = 64 };
 typedef struct {
     char *windows, *filters;            /* packed panels */
     int64_t window_panel, filter_panel; /* bytes of one */
+    pysim_waiting *waiting;             /* form tiles: the tile that is not stored yet */
     pysim_profile *profile;
 } scratch;
 
@@ -232,7 +233,8 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
     set.store = (pysim_store){.alpha = n->alpha,
                               .beta = c0 == 0 ? n->beta : 1.0,
                               .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
-                              .swapped = n->swapped};
+                              .swapped = n->swapped,
+                              .waiting = n->finish_rows.loops || (n->rescale.scales && !n->row.rescales) ? NULL : x->waiting};
     set.bare =
         !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;
     set.bare &= !n->rescale.scales;
@@ -250,7 +252,7 @@ static void begin_tile(channel_set *set, int64_t t0, int64_t f0, int64_t nw, int
     if (set->bias_filters) store->bias_filters = set->bias_filters + f0 * n->sum_bytes;
     if (set->bias_windows) store->bias_windows = set->bias_windows + t0 * n->sum_bytes;
     /* Do not prefetch output lines that are only written and lie in a near cache: that makes 1x1 layers up to 7 % slower (Zen 5). */
-    if (store->old || n->prefetch_output) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+    if ((store->old || n->prefetch_output) && !n->row.enter) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
     if (store->old && store->old != out) pysim_fetch_rows(store->old, pitch, nf, nw * n->out_bytes, 0);
     if (n->rescale.scales && n->row.rescales) {
         store->rescale = n->rescale;
@@ -296,6 +298,14 @@ static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t
     }
 }
 
+/* Form tiles: what the next tile fetches into L2 beside its products, range `part` of `parts` of the lines of a panel that comes from beyond. */
+static void fetch_panel(channel_set *set, const tiles *of, int64_t panel, int64_t width, int64_t part, int64_t parts) {
+    int64_t begin, end;
+    pysim_split_range(set->n->rows * set->row_k * width * pysim_panel_bytes(set->n) / ALIGN, part, parts, &begin, &end);
+    set->store.ahead = tile_of(of, panel) + begin * ALIGN;
+    set->store.ahead_lines = end - begin;
+}
+
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
     const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed, fetch = in_place && n->prefetch_input;
@@ -314,10 +324,13 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
                     set.windows.first = keep ? w3 : w;
                     if (f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, x->windows + (w - set.windows.first) * x->window_panel);
                 }
+                const int there = n->row.enter && (n->windows_packed || f2 > n->filter_begin) && w + 1 < w_end;
                 for (int64_t f = f2; f < f_end; f++) {
                     if (fetch && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
+                    if (there) fetch_panel(&set, &set.windows, w + 1, s->windows, f - f2, f_end - f2);
                     tile(&set, w, f);
                 }
+                set.store.ahead_lines = 0;
             }
         }
     }
@@ -342,7 +355,9 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
             for (int64_t f = f3; f < f_end; f++)
                 for (int64_t w = w2; w < w_end; w++) {
                     if (fetch && w + s->k2 < n->window_end) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
+                    if (n->row.enter && f + 1 < f_end) fetch_panel(&set, &set.filters, f + 1, s->filters, w - w2, w_end - w2);
                     tile(&set, w, f);
+                    set.store.ahead_lines = 0;
                 }
         }
     }
@@ -354,13 +369,18 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
     x.windows = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
     x.filters = x.windows + window_panels(n) * x.window_panel;
     const double start = profile ? pysim_now() : 0, packed = profile ? profile->pack_seconds : 0;
-    if (n->row.enter) n->row.enter();
+    pysim_waiting waiting;
+    waiting.nf = waiting.turn = 0;
+    if (n->row.enter) n->row.enter(), x.waiting = &waiting;
     for (int64_t c0 = 0; c0 < n->channels; c0 += n->schedule.channels) {
         const int64_t nc = pysim_min(n->schedule.channels, n->channels - c0);
         if (n->schedule.stationary == PYSIM_INPUT_STATIONARY) input_stationary(n, &x, c0, nc);
         else weight_stationary(n, &x, c0, nc);
     }
-    if (n->row.leave) n->row.leave();
+    if (n->row.leave) {
+        n->row.run(0, NULL, NULL, 0, NULL, 0, 0, 0, &(pysim_store){.waiting = &waiting});
+        n->row.leave();
+    }
     if (n->finish) n->finish(n);
     if (profile) profile->kernel_seconds += pysim_now() - start - (profile->pack_seconds - packed);
 }
@@ -381,11 +401,7 @@ static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *win
  * 56x56, 1x1, 1.04 and 1.04. */
 enum { FAR_OUTPUT_BYTES = 8 << 20, SHORT_K = 64 };
 
-/* A tile of a matrix unit has so many rows that lines of them evict each other from L1: each store would wait for its line. */
-enum { NEAR_OUTPUT_BYTES = 256 << 10 };
-
 static int wants_output_prefetch(const pysim_nest *n) {
-    if (n->row.enter) return n->windows * n->filters * n->out_bytes > NEAR_OUTPUT_BYTES;
     return n->windows * n->filters * n->out_bytes > FAR_OUTPUT_BYTES && n->channels * n->rows * n->taps <= SHORT_K;
 }
 
