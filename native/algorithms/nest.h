@@ -96,6 +96,9 @@ void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, con
 static inline int64_t pysim_panel_bytes(const pysim_nest *n) { return n->row.panel_bytes ? n->row.panel_bytes : n->bytes; }
 static inline int64_t pysim_window_bytes(const pysim_nest *n) { return n->row.group > 1 ? 4 : n->bytes; }
 
+/* Form tiles, whose panels have blocks of k; groups are 4 bytes. */
+static inline int pysim_on_tiles(const pysim_nest *n) { return n->row.group > 4; }
+
 /* k-iterations that panels hold for `k` neighbouring ones, and for channels [0, c0) of a kernel row: whole groups in each set. */
 static inline int64_t pysim_nest_depth(const pysim_nest *n, int64_t k) { return pysim_ceil_div(k, n->row.group) * n->row.group; }
 static inline int64_t pysim_nest_channels_depth(const pysim_nest *n, int64_t c0) {
