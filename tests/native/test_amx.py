@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 
+import msgspec
 import numpy as np
 import pytest
 from checkout import NATIVE
@@ -15,7 +16,8 @@ from native_library import native
 import pysim
 from pysim import planner
 from pysim.errors import PysimError
-from pysim.runtime import cpu
+from pysim.problem.text import parse
+from pysim.runtime import cpu, cpu_launch
 
 ROW = "f32_tiles_32x32__amx"
 SOURCE = """
@@ -110,6 +112,21 @@ def test_sums_of_split_operands_are_at_least_as_accurate_as_fp32s(row_runs, octa
     for p in range(1000):  # float64 holds a product of FP32, so this rounds as a multiply-add
         single = (single + np.outer(a[:, p].astype(np.float64), b[p])).astype(np.float32)
     assert np.abs(product(a, b) - exact).max() <= np.abs(single - exact).max()
+
+
+@native
+@pytest.mark.parametrize("layout", ["", ":nt"])
+def test_neither_a_prepared_b_nor_threads_that_share_panels_change_a_bit(row_runs, layout):
+    random, w = np.random.default_rng(4), parse(f"gemm:70x100x300{layout}")
+    a, b = random.standard_normal((70, 300), dtype=np.float32), random.standard_normal((300, 100), dtype=np.float32)
+    b = np.ascontiguousarray(b.T) if layout else b
+    found = planner.plan(w, "emerald-rapids", accuracy="strict", algorithm="gemm", micro_kernel=ROW).schedule
+    whole = msgspec.structs.replace(found, channels=128, k2=2, k3=2, stationary="input_stationary")
+    prepared = msgspec.structs.replace(whole, algorithm="split_panels", pack="none")
+    want = cpu_launch.Prepared(w, b, whole)(a)
+    np.testing.assert_allclose(want, a @ (b.T if layout else b), atol=1e-4)
+    for schedule, threads in ((whole, 3), (prepared, 1), (prepared, 3)):
+        np.testing.assert_array_equal(cpu_launch.Prepared(w, b, schedule, threads=threads)(a), want)
 
 
 @native
