@@ -139,6 +139,18 @@ def test_what_is_not_finite_stays_where_fp32_has_it(row_runs):
     np.testing.assert_allclose(product(a, b), want, rtol=1e-4, atol=1e-4)
 
 
+@native
+@pytest.mark.parametrize("exponent", [-120, -135, -147], ids=["parts subnormal", "operands subnormal", "few bits"])
+def test_what_subnormal_numbers_lose_is_as_stated(row_runs, exponent):
+    """2^-125 times the magnitudes of the other operand and 2^-126 a product, beyond FP32's error (docs/kernels.md)."""
+    random = np.random.default_rng(5)
+    a = np.ldexp(random.uniform(-1, 1, (40, 100)), exponent).astype(np.float32)
+    b = random.uniform(-1, 1, (100, 70)).astype(np.float32) * np.float32(2.0**60)
+    found, exact, magnitudes = product(a, b), a.astype(np.float64) @ b, np.abs(a).astype(np.float64) @ np.abs(b)
+    stated = 2.0**-125 * np.abs(b).sum(axis=0, dtype=np.float64) + 100 * 2.0**-126
+    assert (np.abs(found - exact) <= stated + 100 * 2.0**-24 * magnitudes).all()
+
+
 def test_plans_take_split_operands_unless_ieee_or_the_same_bits_are_asked_for():
     kernels = {
         accuracy: planner.plan("gemm:1024x1024x1024", "emerald-rapids", accuracy=accuracy).kernel
