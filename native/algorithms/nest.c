@@ -101,6 +101,7 @@ pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.k2 and k3 are %lld and %lld; expected at least 1 for both", (long long)s->k2,
                           (long long)s->k3);
     n->schedule = *s;
+    n->in_place_legal = in_place_legal;
     const int64_t streamed = s->stationary == PYSIM_INPUT_STATIONARY ? filter_tiles(n) : window_tiles(n);
     const int64_t stationary = s->stationary == PYSIM_INPUT_STATIONARY ? window_tiles(n) : filter_tiles(n);
     n->schedule.k2 = pysim_min(s->k2, streamed);
@@ -245,7 +246,7 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
 }
 
-/* Prefetches range `part` of `parts` of the rows of a window tile that is read in place into L2, while the tile before is multiplied.
+/* Prefetches range `part` of `parts` of the rows of a window tile that lie in place into L2, while the tile before is multiplied.
  * Prefetches inside the micro-kernel's loop would start only a few k-iterations before the first use. */
 static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile, int64_t part, int64_t parts) {
     const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
@@ -265,10 +266,16 @@ static void fetch_panel(channel_set *set, const tiles *of, int64_t panel, int64_
     set->store.ahead_lines = end - begin;
 }
 
+/* Whether that is worth it; form tiles packs such rows, and its unit would wait meanwhile. */
+static int fetches_windows(const pysim_nest *n, int packs) {
+    const int in_place = n->schedule.pack == PYSIM_PACK_NONE;
+    return n->prefetch_input && (in_place || (packs && pysim_on_tiles(n) && n->in_place_legal));
+}
+
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
-    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed && !x->ready,
-              fetch = in_place && n->prefetch_input;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed && !x->ready;
+    const int fetch = fetches_windows(n, packs);
     const int keep = n->filter_end - n->filter_begin > s->k2;
     channel_set set = open_set(n, x, c0, nc);
     for (int64_t w3 = n->window_begin; w3 < n->window_end; w3 += s->k3) {
@@ -286,7 +293,7 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
                 }
                 const int there = pysim_on_tiles(n) && (n->windows_packed || x->ready || f2 > n->filter_begin) && w + 1 < w_end;
                 for (int64_t f = f2; f < f_end; f++) {
-                    if (fetch && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
+                    if (fetch && w + 1 < w_end && (!packs || f2 == n->filter_begin)) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
                     if (there) fetch_panel(&set, &set.windows, w + 1, s->windows, f - f2, f_end - f2);
                     tile(&set, w, f);
                 }
@@ -298,8 +305,8 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
 
 static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
-    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed && !x->ready,
-              fetch = in_place && n->prefetch_input;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed && !x->ready;
+    const int fetch = fetches_windows(n, packs);
     channel_set set = open_set(n, x, c0, nc);
     for (int64_t f3 = n->filter_begin; f3 < n->filter_end; f3 += s->k3) {
         const int64_t f_end = pysim_min(f3 + s->k3, n->filter_end);

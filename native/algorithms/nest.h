@@ -31,6 +31,7 @@ struct pysim_nest {
     const void *problem; /* pysim_conv or pysim_gemm, for the functions above */
     const char *input;   /* image of the group, or B */
     int reads_columns;   /* the input is im2col's matrix, written by the run itself; traces need to know */
+    int in_place_legal;  /* windows of the input lie in rows of k, whether or not they are packed */
     int windows_packed;  /* `input` holds panels packed once beforehand */
     int64_t input_pitch; /* elements between channels if the input is read in place */
     const char *filter_data;
