@@ -116,7 +116,9 @@ static inline int64_t pysim_direct_columns(const pysim_direct *of) {
 static inline int64_t pysim_direct_rows(const pysim_direct *of) {
     return (of->p - 1) * of->conv->stride_h + of->conv->dilation_h * (of->conv->kernel_h - 1) + 1;
 }
-enum { PYSIM_BEHIND_ROWS = 256 };
+#define PYSIM_DIRECT_BYTES(edge, behind) enum { PYSIM_EDGE_BYTES = edge, PYSIM_BEHIND_ROWS = behind };
+#include "depthwise.inc"
+#undef PYSIM_DIRECT_BYTES
 
 /* Computes output rows [begin, end) of `groups` neighbouring groups of one image: sum + bias, clamped to the bounds; bias is NULL or has
  * one value per filter. The caller guarantees finite weights where a window meets padding. Form `planes` computes all rows of at most

@@ -19,6 +19,8 @@ extern "C" {
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
 enum { PYSIM_ABI_VERSION = 5 };
+/* The first digits of SHA-256 of these declarations (tests/native/test_abi.py says which): a library of others is refused as it is opened. */
+#define PYSIM_DECLARATIONS 0x643774b1
 
 typedef enum {
     PYSIM_OK = 0,
@@ -134,6 +136,8 @@ typedef struct {
 } pysim_kernel_info;
 
 int32_t pysim_abi_version(void);
+/* Lines of text: PYSIM_DECLARATIONS; each kernel, algorithm, activation and operator on rows that callers name by its number. */
+const char *pysim_tables(void);
 /* change: 1, and -1 after the calls of this thread whose floats' multiply-adds have to round once in all operators on any CPU; vector
  * instructions do so anyway. */
 void pysim_round_once(int32_t change);

@@ -13,6 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
+#define PYSIM_CUDA_DECLARATIONS 0x3b402d1e /* as PYSIM_DECLARATIONS, of the declarations here */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
@@ -56,7 +57,9 @@ typedef struct {
     int32_t splits;        /* SPLIT_K: parts of k, 2..; STREAM_K: blocks that share all k-iterations, 2..; else 1 */
     int32_t along_n;       /* 0: neighbouring blocks go down a column of tiles (along m), 1: along n */
     int32_t group;         /* tiles of the other direction per group of the rasterisation, 1.. */
-    int32_t gemm;          /* row of native/cuda/gemm where a convolution's algorithm makes products; else -1 */
+    /* row of native/cuda/gemm where a convolution's algorithm makes products; of a row of residues (f64i8): the f64 row that computes in this decomposition
+     * where operands are outside the bound, or -1: the first; else -1 */
+    int32_t gemm;
 } pysim_cuda_schedule;
 
 /* What becomes of a convolution's f32 input as it is read, before zeros are added around it: x(n, c, h, w) = r(scale[c] x(n, c, h, w) + shift[c]), one
@@ -96,6 +99,8 @@ typedef struct {
 } pysim_cuda_attributes;
 
 const char *pysim_cuda_last_error(void);
+/* Lines of text: the two numbers of the declarations, and each activation. Rows: pysim_cuda_gemm_at and pysim_cuda_conv_at. */
+const char *pysim_cuda_tables(void);
 pysim_status pysim_cuda_device_count(int32_t *count);
 pysim_status pysim_cuda_device_at(int32_t index, pysim_cuda_device *out);
 

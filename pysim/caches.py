@@ -28,6 +28,7 @@ def once(make: Callable[[], T]) -> Once[T]:
             return results[0]
 
     get.__doc__, get.__name__ = make.__doc__, make.__name__
+    get.__wrapped__ = make  # type: ignore[attr-defined]
     get.cache_clear = results.clear  # type: ignore[attr-defined]  # functions have no such attribute until now
     return cast("Once[T]", get)
 

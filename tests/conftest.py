@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examples may take as long as a busy machine needs: hypothesis' deadline of 200 ms says nothing about the code."""
 
+import gc
+import os
 import sys
+import zlib
 from collections.abc import Iterator
 
 import checkout  # noqa: F401
@@ -11,6 +14,30 @@ from hypothesis import settings
 
 settings.register_profile("pysim", deadline=None)
 settings.load_profile("pysim")
+
+WAYS = ("optimize", "compile")  # `torch_twins.WAYS`
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test in each `way` one is run, by its name and other parameters; with PYSIM_LONG=1 both are."""
+    if not os.environ.get("PYSIM_LONG"):
+        left_out = {item for item in items if _is_for_another_run(item)}
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _is_for_another_run(item: pytest.Item) -> bool:
+    spec = getattr(item, "callspec", None)
+    if spec is None or "way" not in spec.params:
+        return False
+    name = "-".join((item.nodeid.partition("[")[0], *(one for one in spec.id.split("-") if one not in WAYS)))
+    return WAYS[zlib.crc32(name.encode()) % len(WAYS)] != spec.params["way"]
+
+
+def pytest_collection_finish() -> None:
+    """A capture of Dynamo ends with a garbage collection, a third of a PyTorch test's time: it need not walk through what is imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +71,9 @@ def every_layer_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "pytorch_seconds", lambda *_: float("inf"))
 
 
-@pytest.fixture(params=["optimize", "compile"])
+@pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> str:
-    """How a PyTorch model comes to pysim: `torch_twins.WAYS`."""
+    """How a PyTorch model comes to pysim."""
     return str(request.param)
 
 

@@ -14,7 +14,7 @@ from pysim import cachemodel
 CONVOLUTIONS = ("conv2d", "conv1d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 PUBLIC: dict[str, tuple[Any, tuple[str, ...]]] = {
     "pysim": (pysim, (*CONVOLUTIONS, "gemm", "prepare", "plan", "plans", "compare", "load", "export")),
-    "pysim.torch": (pysim.torch, ("optimize", "backend", "report", "refresh")),
+    "pysim.torch": (pysim.torch, ("optimize", "backend", "report", "save", "load", "refresh")),
     "pysim.cachemodel": (cachemodel, ("Cache", "Hierarchy", "SharedMemory")),
 }
 

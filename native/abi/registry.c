@@ -139,6 +139,7 @@ typedef struct {
 #define PANELS_win(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_fil(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_outer(target, dtype) ALIKE(target, dtype), .group = 1
+#define PANELS_chain(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_fused(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_groups(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = GROUP_##dtype
 #define PANELS_tiles(target, dtype)                                                                                \

@@ -21,6 +21,11 @@ int pysim_conv_padded(const pysim_conv *c) {
     return c->pad_top || c->pad_left || c->pad_bottom || c->pad_right || c->pad_front || c->pad_back;
 }
 
+static int is_pointwise(const pysim_conv *c) {
+    return c->kernel_d == 1 && c->kernel_h == 1 && c->kernel_w == 1 && c->stride_d == 1 && c->stride_h == 1 && c->stride_w == 1 &&
+           !pysim_conv_padded(c);
+}
+
 /* Taps [*first, *end) of an axis of `size` that lie inside for at least one of its outputs [from, to]: tap r of output p is inside where
  * 0 <= p*stride - before + r*dilation < size. The last output has the least r, the first the greatest. */
 static void live_taps(int64_t from, int64_t to, int64_t size, int64_t before, int64_t kernel, int64_t stride, int64_t dilation,
@@ -50,7 +55,9 @@ static void conv_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t 
 
 static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst) {
     const pysim_conv *c = n->problem;
-    const int64_t q = output_columns(c), slice = output_rows(c);
+    /* Windows of one element lie as the image does: its rows are packed as one. */
+    const int whole = is_pointwise(c);
+    const int64_t q = whole ? n->windows : output_columns(c), slice = output_rows(c), width = whole ? n->windows : c->width;
     const int64_t pitch = n->schedule.windows;
     const char *image = n->input + c0 * n->input_pitch * n->bytes;
     for (int64_t r = r0; r < r1; r++) {
@@ -63,7 +70,7 @@ static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
             const pysim_segment segment = {
                 .row = inside ? image + (z * c->height + y) * c->width * n->bytes : NULL,
                 .row_channel = n->input_pitch,
-                .width = c->width,
+                .width = width,
                 .first = column * c->stride_w - c->pad_left,
                 .stride = c->stride_w,
                 .dilation = c->dilation_w,
@@ -130,10 +137,8 @@ pysim_status pysim_conv_panels(pysim_job *job) {
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
     pysim_nest *n = &job->nest;
     *n = pysim_conv_nest(c);
-    const int one_tap = c->kernel_d == 1 && c->kernel_h == 1 && c->kernel_w == 1;
-    const int pointwise = one_tap && c->stride_d == 1 && c->stride_h == 1 && c->stride_w == 1 && !pysim_conv_padded(c);
     pysim_status status = row(s, c->dtype, &n->row);
-    if (status == PYSIM_OK) status = pysim_nest_schedule(n, s, pointwise);
+    if (status == PYSIM_OK) status = pysim_nest_schedule(n, s, is_pointwise(c));
     return status == PYSIM_OK ? pysim_conv_panels(job) : status;
 }
 

@@ -119,23 +119,18 @@ static pysim_status open_unpacked(const pysim_problem *p, const pysim_schedule *
     return open_in_place(p, s, row, !p->gemm.trans_b, job);
 }
 
-/* Rows whose lines share the sets of L1: more of them than it has ways evict each other between two elements of a line. 128x768x3072 took
- * 7.1 ms so, where rows of 3,136 elements take 6.0 (Zen 4). Few columns do not repay packing. Python has the same rule (panels.py). */
-enum { WAY_BYTES = 4096, WAYS = 8, MIN_COLUMNS = 128 };
-
-static int packs_rows(const pysim_gemm *g) {
-    return !g->trans_a && g->lda * pysim_dtype_bytes(g->dtype) % WAY_BYTES == 0 && g->m > WAYS && g->n >= MIN_COLUMNS;
-}
-
-static pysim_status open_prepared(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int packs, pysim_job *job) {
+/* `grouped`: of A the run reads panels of groups or blocks of k, which are no elements. */
+static pysim_status open_prepared(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int grouped, pysim_job *job) {
     pysim_schedule tiles = *s;
-    tiles.pack = PYSIM_PACK_TILES; /* the layout of the prepared panels */
-    pysim_status status = packs ? open_product(p, &tiles, row, 1, job) : open_in_place(p, &tiles, row, 1, job);
+    tiles.pack = PYSIM_PACK_TILES; /* the layout of the prepared panels; of A the schedule tells whether it is packed */
+    if (s->pack != PYSIM_PACK_TILES && (grouped || s->pack != PYSIM_PACK_NONE))
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "schedule.pack is %d; beside panels it is 1 (tiles), or 0 (none) where A has elements of 4 bytes or more",
+                          (int)s->pack);
+    pysim_status status = grouped ? open_product(p, &tiles, row, 1, job) : open_in_place(p, &tiles, row, 1, job);
     pysim_nest *n = &job->nest;
     if (status != PYSIM_OK) return status;
-    if (packs_rows(&p->gemm)) n->pack_filters = gemm_pack_filters, n->filter_pitch = n->filter_step = 0;
-    if (s->pack != PYSIM_PACK_NONE)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.pack is %d; panels that are packed already have 0 (none)", (int)s->pack);
+    if (s->pack == PYSIM_PACK_TILES && !grouped) n->pack_filters = gemm_pack_filters, n->filter_pitch = n->filter_step = 0;
     const int64_t size[] = {n->window_end, s->windows, pysim_nest_channels_depth(n, n->channels), pysim_panel_bytes(n)};
     status = pysim_product("the panels' bytes, tiles x windows x k x element", 4, size, &job->prepared_bytes);
     if (status == PYSIM_OK && p->gemm.dtype == PYSIM_S8) {
@@ -151,7 +146,7 @@ static pysim_status open_prepared(const pysim_problem *p, const pysim_schedule *
 }
 
 static pysim_status open_panels(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
-    const int narrow = pysim_dtype_bytes(p->gemm.dtype) < (int64_t)sizeof(float); /* A is packed: groups of it are no elements */
+    const int narrow = pysim_dtype_bytes(p->gemm.dtype) < (int64_t)sizeof(float);
     return open_prepared(p, s, row, narrow, job);
 }
 

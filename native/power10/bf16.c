@@ -45,4 +45,4 @@ INLINE void multiply_step(const int gf, const int gw, const int whole, TILE *til
 
 #include "lanes.h"
 
-DEFINE_MMA(bf16_outer_16x8__mma)
+DEFINE_MMA(bf16_outer_16x8__mma, 4)

@@ -43,4 +43,5 @@ INLINE void multiply_step(const int gf, const int gw, const int whole, TILE *til
 
 #include "lanes.h"
 
-DEFINE_MMA(f32_outer_16x8__mma)
+DEFINE_MMA(f32_outer_16x8__mma, 4)
+DEFINE_MMA(f32_chain_16x8__mma, 1)

@@ -43,4 +43,5 @@ INLINE void multiply_step(const int gf, const int gw, const int whole, TILE *til
 
 #include "lanes.h"
 
-DEFINE_MMA(f64_outer_8x8__mma)
+DEFINE_MMA(f64_outer_8x8__mma, 4)
+DEFINE_MMA(f64_chain_8x8__mma, 1)

@@ -122,43 +122,54 @@ INLINE void copy_rows(int64_t rows, const E *f, const E *w, int64_t w_pitch, int
     for (int64_t r = 0; r < rows; r++, w += w_pitch, last_w += WINDOWS) memcpy(last_w, w, (size_t)nw * sizeof(E));
 }
 
-/* tile = the product of k rows of both panels. The remainder of k comes first and goes to chain 0, before the other chains are live
- * (Clang 22 would spill those). Iteration s of the unrolled loop goes to chain s mod chains. */
+/* The k-iterations from s on, `f` and `w` at the first of them, to chain 0. */
+INLINE void rest(const int gf, const int gw, const int whole, TILE *tile, int64_t s, int64_t k, const E *f, const E *w, int64_t w_pitch,
+                 int64_t nw) {
+    const int64_t steps = k / RANK;
+    STEP x;
+    E last_f[RANK * FILTERS], last_w[RANK * WINDOWS]; /* the last k-iteration, of fewer rows and zeros */
+    if (k % RANK) copy_rows(k % RANK, f + (steps - s) * RANK * FILTERS, w + (steps - s) * RANK * w_pitch, w_pitch, nw, last_f, last_w);
+#pragma GCC unroll 1
+    for (; s * RANK < k; s++, f += RANK * FILTERS, w += RANK * w_pitch) {
+        const int last = s == steps;
+        load_step(gf, gw, whole, &x, last ? last_f : f, last ? last_w : w, last ? WINDOWS : w_pitch, nw);
+        multiply_step(gf, gw, whole, tile, 0, &x);
+    }
+}
+
+/* tile = the product of k rows of both panels. Iteration s of the unrolled loop goes to chain s mod chains. One chain has the order of k; with
+ * more, the remainder of k comes first, before the other chains are live (Clang 22 would spill those). */
 INLINE void k_loop(const int gf, const int gw, const int whole, const int chains, TILE *tile, int64_t k, const E *f, const E *w,
                    int64_t w_pitch, int64_t nw) {
     enum { MOST_AHEAD = 2 };
     const int groups = gf * gw, ahead = whole ? 2 : 1, unroll = whole ? 6 : 4; /* a multiple of ahead + 1 and of chains */
     const int64_t f_step = RANK * FILTERS, w_step = RANK * w_pitch, steps = k / RANK;
     int64_t rounds = steps > ahead ? (steps - ahead) / unroll : 0;
+    const int64_t s = rounds ? rounds * unroll + ahead : 0;
     STEP x[MOST_AHEAD + 1];
-    E last_f[RANK * FILTERS], last_w[RANK * WINDOWS]; /* the last k-iteration, of fewer rows and zeros */
-    if (k % RANK) copy_rows(k % RANK, f + steps * f_step, w + steps * w_step, w_pitch, nw, last_f, last_w);
     clear(tile, 0, groups);
-#pragma GCC unroll 1
-    for (int64_t s = rounds ? rounds * unroll + ahead : 0; s * RANK < k; s++) {
-        const int last = s == steps;
-        load_step(gf, gw, whole, &x[0], last ? last_f : f + s * f_step, last ? last_w : w + s * w_step, last ? WINDOWS : w_pitch, nw);
-        multiply_step(gf, gw, whole, tile, 0, &x[0]);
-    }
+    if (chains > 1) rest(gf, gw, whole, tile, s, k, f + s * f_step, w + s * w_step, w_pitch, nw);
     clear(tile, groups, chains * groups);
-    if (rounds == 0) return;
+    if (rounds) {
 #pragma GCC unroll 2
-    for (int u = 0; u < ahead; u++, f += f_step, w += w_step) load_step(gf, gw, whole, &x[u], f, w, w_pitch, nw);
-    do {
+        for (int u = 0; u < ahead; u++, f += f_step, w += w_step) load_step(gf, gw, whole, &x[u], f, w, w_pitch, nw);
+        do {
 #pragma GCC unroll 6
-        for (int u = 0; u < unroll; u++, f += f_step, w += w_step) {
-            load_step(gf, gw, whole, &x[(u + ahead) % (ahead + 1)], f, w, w_pitch, nw);
-            multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u % (ahead + 1)]);
-        }
-        __asm__("" : "+b"(f), "+b"(w)); /* or Clang keeps copies of both */
-    } while (--rounds > 0);
+            for (int u = 0; u < unroll; u++, f += f_step, w += w_step) {
+                load_step(gf, gw, whole, &x[(u + ahead) % (ahead + 1)], f, w, w_pitch, nw);
+                multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u % (ahead + 1)]);
+            }
+            __asm__("" : "+b"(f), "+b"(w)); /* or Clang keeps copies of both */
+        } while (--rounds > 0);
 #pragma GCC unroll 2
-    for (int u = 0; u < ahead; u++) multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u]);
+        for (int u = 0; u < ahead; u++) multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u]);
+    }
+    if (chains == 1) rest(gf, gw, whole, tile, s, k, f, w, w_pitch, nw);
 }
 
-INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E *f, const E *w, int64_t w_pitch, T *out, int64_t out_pitch,
-                 int64_t nw, int64_t nf, const pysim_store *store) {
-    const int groups = gf * gw, chains = groups == 1 ? 4 : ACCUMULATORS / groups; /* 4, 2 or 1 */
+INLINE void body(const int gf, const int gw, const int whole, const int most, int64_t k, const E *f, const E *w, int64_t w_pitch, T *out,
+                 int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
+    const int groups = gf * gw, chains = groups == 1 || ACCUMULATORS / groups > most ? most : ACCUMULATORS / groups; /* 4, 2 or 1 */
     TILE tile;
     tile.sums[0] = tile.sums[1] = vec_splats(0u);
     k_loop(gf, gw, whole, chains, &tile, k, f, w, w_pitch, nw);
@@ -168,15 +179,19 @@ INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E
 /* One switch case per shape, so that all loops have constant bounds: gw groups of windows, the last one partial; WHOLE rows of windows
  * in place; or PACKED, with constant offsets. */
 enum { WHOLE = GROUPS_W + 1, PACKED };
-#define MMA(gf, gw, whole, pitch, shape) \
-    case (gf) * 8 + (shape): body(gf, gw, whole, k, filters, windows, pitch, out, out_pitch, nw, nf, store); break;
-#define MMA_EACH(gf)                          \
-    MMA(gf, GROUPS_W, 1, WINDOWS, PACKED)     \
-    MMA(gf, GROUPS_W, 1, window_pitch, WHOLE) \
-    MMA(gf, 1, 0, window_pitch, 1) MMA(gf, 2, 0, window_pitch, 2) MMA(gf, 3, 0, window_pitch, 3) MMA(gf, 4, 0, window_pitch, 4)
-#define DEFINE_MMA(name)                                                                                                           \
+#define MMA(gf, gw, whole, pitch, shape, most) \
+    case (gf) * 8 + (shape): body(gf, gw, whole, most, k, filters, windows, pitch, out, out_pitch, nw, nf, store); break;
+#define MMA_EACH(gf, most)                          \
+    MMA(gf, GROUPS_W, 1, WINDOWS, PACKED, most)     \
+    MMA(gf, GROUPS_W, 1, window_pitch, WHOLE, most) \
+    MMA(gf, 1, 0, window_pitch, 1, most)            \
+    MMA(gf, 2, 0, window_pitch, 2, most)            \
+    MMA(gf, 3, 0, window_pitch, 3, most)            \
+    MMA(gf, 4, 0, window_pitch, 4, most)
+/* `most` chains: 4, or 1 where every sum is one chain along k. */
+#define DEFINE_MMA(name, most)                                                                                                     \
     void name(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, \
               int64_t nf, const pysim_store *store) {                                                                              \
         const int64_t shape = nw < WINDOWS ? (nw + LANES - 1) / LANES : window_pitch == WINDOWS ? PACKED : WHOLE;                  \
-        switch ((nf + 3) / 4 * 8 + shape) { MMA_EACH(1) MMA_EACH(2) }                                                              \
+        switch ((nf + 3) / 4 * 8 + shape) { MMA_EACH(1, most) MMA_EACH(2, most) }                                                  \
     }

@@ -14,10 +14,6 @@ enum { MAX_ROWS = 8, SEVERAL_ROWS = 4, MAX_FILTERS = 4, MAX_KR = 7 }; /* SEVERAL
  * multiply-adds. */
 enum { MIN_ROWS = 4, MIN_SEVERAL_ROWS = 3 };
 
-#define PYSIM_DIRECT_EDGE_BYTES(bytes) enum { EDGE_BYTES = bytes };
-#include "depthwise.inc"
-#undef PYSIM_DIRECT_EDGE_BYTES
-
 /* How neighbouring output columns map to the input: contiguous; every second column; `stride` apart. */
 enum { UNIT, PAIRS, STRIDED };
 
@@ -316,7 +312,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
     const int mode = column_mode(c), shared = most > 1 && c->kernel_h > 3 ? 1 : shared_rows(c);
     const tile_functions *const single = single_filter[shared / 2][mode], *const several = several_filters[most > 1 ? shared / 2 : 0][mode];
     const int64_t group_bytes = (of->channels * c->height * c->width + of->filters * of->p * of->q) * (int64_t)sizeof(T);
-    const int64_t together = pysim_max(1, EDGE_BYTES / group_bytes);
+    const int64_t together = pysim_max(1, PYSIM_EDGE_BYTES / group_bytes);
     const int64_t phases = shared > 1 ? c->dilation_h : 1, size = of->channels * c->kernel_h * c->kernel_w;
     const int64_t reach = (c->kernel_h - 1) * c->dilation_h + 1;
     /* columns whose tiles read whole vectors */

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way to compute a convolution or a matrix product: one module each under `cpu/` and `gpu/`, which answers the questions of
-`contract.Algorithm`, by itself or by its `ALGORITHM`. The table of algorithms is what those folders hold; nothing else names one."""
+`interface.Algorithm`, by itself or by its `ALGORITHM`. The table of algorithms is what those folders hold; nothing else names one."""
 
 import pkgutil
 from functools import cache
 from importlib import import_module
 from typing import cast
 
-from pysim.algorithms.contract import Algorithm
+from pysim.algorithms.interface import Algorithm
 from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu

@@ -41,7 +41,7 @@ Worked number: 802,816 results of 576 products in f32 (conv:mb4ic64ih56oc64kh3ph
 import math
 from typing import NamedTuple
 
-from pysim.algorithms.contract import Bound
+from pysim.algorithms.interface import Bound
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Axis

@@ -15,7 +15,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import DIRECT_SUM, Bound, Prepared
+from pysim.algorithms.interface import DIRECT_SUM, Bound, Prepared
 from pysim.cachemodel.gpu import launch_text, launches, product_columns
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
@@ -162,7 +162,7 @@ class ByRow:
 
 @dataclass(frozen=True)
 class Rows:
-    """The contract's answers for an algorithm whose rows are one kernel each, from `by`, its class for one row."""
+    """The interface's answers for an algorithm whose rows are one kernel each, from `by`, its class for one row."""
 
     NAME: str
     by: type[ByRow]

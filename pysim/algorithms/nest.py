@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract's answers of algorithms that are the loop nest `pysim.cachemodel.cpu.nest`; they differ in the operands that they pack.
+"""The interface's answers of algorithms that are the loop nest `pysim.cachemodel.cpu.nest`; they differ in the operands that they pack.
 
 Worked number: gemm:512x512x512 is a nest of 512 windows, 512 filters and 512 channels, whether A is packed or read in place.
 """
@@ -7,11 +7,11 @@ Worked number: gemm:512x512x512 is a nest of 512 windows, 512 filters and 512 ch
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pysim.algorithms.contract import Nests, Prepared
+from pysim.algorithms.interface import Nests, Prepared
 from pysim.algorithms.reproducible import set_of
 from pysim.cachemodel.cpu import nest_schedules, nest_text
-from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import Nest, nest_of, packed_filter_bytes, room_bytes, workspace_bytes
+from pysim.cachemodel.cpu.reuse.loops import Array
 from pysim.cachemodel.cpu.tilings import Forms
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv

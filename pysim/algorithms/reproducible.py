@@ -11,7 +11,7 @@ schedule's results are, or None if they depend on tiles, vectors or blocks (lane
 Worked number: gemm:MxNx4096 is a chain in 4 sets of 1024, whatever M and N.
 """
 
-from pysim.algorithms.contract import Algorithm
+from pysim.algorithms.interface import Algorithm
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.contract import Contract

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.algorithms import algorithm_named
-from pysim.algorithms.contract import Bound
+from pysim.algorithms.interface import Bound
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SUM_UNITS
 from pysim.problem.text import Workload

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pysim.algorithms.contract import DIRECT_SUM
+from pysim.algorithms.interface import DIRECT_SUM
 from pysim.check.bounds import Sums, allowed, exact_growth, sums_of
 from pysim.check.fills import Array, exact_fill, held, numbers, random_fill
 from pysim.errors import OperandError, PysimError

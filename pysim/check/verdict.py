@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pysim.algorithms.contract import Bound
+from pysim.algorithms.interface import Bound
 from pysim.check.bounds import allowed, of_rms
 from pysim.check.fills import UNWRITTEN, Array
 from pysim.check.reference import Pair, Trial, shapes

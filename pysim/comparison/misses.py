@@ -12,7 +12,7 @@ from pysim.errors import PlanError
 from pysim.record.cost import Cost
 
 if TYPE_CHECKING:
-    from pysim.algorithms.contract import Nests
+    from pysim.algorithms.interface import Nests
     from pysim.cachemodel.simulator.hierarchy import Result
     from pysim.machine.cpu import Machine
     from pysim.problem.text import Layer, Workload

@@ -3,7 +3,7 @@
 
     MatMul(q, k'), an Add of a mask, Softmax over the last axis, MatMul with v      -> Attention (q, k, v[, mask])
 
-attributes: `alpha`, the factor of the scores; `orders` and `result`, the transpositions of the products (`pysim.network.arrays`);
+attributes: `alpha`, the factor of the scores; `orders` and `result`, the transpositions of the products (`native_ops.arrays`);
 `zero_rows`: Where(IsNaN(shares), 0, shares) stood behind the Softmax. Nothing else may read the values between.
 
 Worked number: 12 heads of 128 queries and keys have 196,608 scores, 768 KiB; in blocks of 64 keys and 6 rows, 1.5 KiB.

@@ -21,24 +21,24 @@ from pysim.arguments import whole
 from pysim.errors import OperandError, choose, printable
 from pysim.machine.cpu import Machine
 from pysim.network import operators, reproducible, saved
-from pysim.network.along import SEVERAL
 from pysim.network.arena import Buffers, plan_buffers, view_offset
-from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.attention import fuse_attention
 from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fingerprint import entry
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Array, Graph, Node, Tensor
-from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
-from pysim.network.integers import with_integers
+from pysim.network.integers.fusion import with_integers
+from pysim.network.integers.layers import INTEGER_LAYERS, IntegerLayer
+from pysim.network.native_ops.along import SEVERAL
+from pysim.network.native_ops.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.operator_seconds import reordering_seconds
-from pysim.network.plan import Layer, NetworkPlan, integer_rows, layers_of, seconds_of, with_layouts
+from pysim.network.plan import OF_TWO, Layer, NetworkPlan, integer_rows, layers_of, seconds_of, with_layouts
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu import library
-from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.cpu_launch import Launch, Prepared
 from pysim.runtime.emulated import executor_for
 from pysim.runtime.integer_steps import quantize_range_step
 from pysim.runtime.operators import copy_step
@@ -70,11 +70,13 @@ class Network:
 
     prepared_type: Any = Prepared  # computes convolutions and products with constant weights
     blocks = True  # values may be in NCHWc
+    about: Mapping[str, Any] = {}  # what a front end has saved with it
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
         integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
         graph = fuse_attention(fuse_transpositions(fuse(integers, _supports)))
         if accuracy == "reproducible":
+            graph = as_images(graph, ())  # volumes in one order of sums, whichever is fastest here
             reproducible.refuse_others(graph)
         if self.blocks:
             copying = partial(reordering_seconds, on=on)
@@ -84,10 +86,10 @@ class Network:
             graph = as_images(graph)
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
-        self.threads, self._idle, self._calling = threads, list[_Run](), _calling(accuracy)
+        self.threads, self.accuracy, self._idle, self._calling = threads, accuracy, list[_Run](), _calling(accuracy)
         buffers = _buffers_of(graph)
         self.plan = NetworkPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
-        packs = [layer.plan is not None and layer.node.op != "MatMul" for layer in self.plan.layers]
+        packs = [layer.plan is not None and layer.node.op not in OF_TWO for layer in self.plan.layers]
         last_use = {name: at for at, layer in enumerate(self.plan.layers) if packs[at] for name in layer.node.inputs[1:RESIDUAL_INPUT]}
         read_unpacked = {
             name for layer, packed in zip(self.plan.layers, packs, strict=True) for name in layer.node.inputs[RESIDUAL_INPUT * packed :]
@@ -102,15 +104,17 @@ class Network:
     @classmethod
     def of_file(cls, path: Path, on: Machine, threads: int) -> "Network":
         """The network that `save` wrote."""
-        made, (graph, layers, natives) = cls.__new__(cls), saved.load(path, on, threads)
+        made, (graph, layers, natives, accuracy, about) = cls.__new__(cls), saved.load(path, on, threads)
+        made.about = about
         made._graph, made._natives, made.threads, made._idle = graph, natives, threads, []
-        made._calling = _calling(next((layer.plan.accuracy for layer in layers if layer.plan), "standard"))
+        made.accuracy, made._calling = accuracy, _calling(accuracy)
         made.plan = NetworkPlan(layers, _buffers_of(graph), on.name)
         return made
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
         """Writes the network with its plans and prepared weights, for `pysim.load(path)` of another process (`pysim.network.saved`)."""
-        saved.save(Path(path), saved.Parts(self._graph, self.plan.layers, self._natives), self.plan.machine, self.threads)
+        parts = saved.Parts(self._graph, self.plan.layers, self._natives, self.accuracy, about or self.about)
+        saved.save(Path(path), parts, self.plan.machine, self.threads)
 
     def _repr_html_(self) -> str:
         """What notebooks show: its plan."""
@@ -125,7 +129,7 @@ class Network:
         return {name: self._graph.tensors[name] for name in self._graph.outputs}
 
     def _prepared(self, layer: Layer) -> Prepared | IntegerLayer | None:
-        if layer.plan is None or layer.node.op == "MatMul":  # which has no constant weights
+        if layer.plan is None or layer.node.op in OF_TWO:  # which have no constant weights
             return None
         if layer.node.op in INTEGER_LAYERS:
             return IntegerLayer(layer.node, self._graph.tensors[layer.node.inputs[0]], layer.plan, self.threads)
@@ -327,8 +331,8 @@ class _Run:
             return self._quantize_range(node)
         if node.op == "Concat":
             return self._concat(node, graph, buffers)
-        if node.op == "MatMul" and layer.plan is not None:
-            return self._products(layer, layer.plan)
+        if node.op in OF_TWO and layer.plan is not None:
+            return self._products(layer, layer.plan) if node.op == "MatMul" else self._conv_of_two(node, layer.plan)
         operator, attributes = operators.OPERATORS[node.op], node.attributes
         if node.op in operators.NATIVE and self._fixed.issuperset(names):
             step = operators.NATIVE[node.op](values[node.output], [values[name] for name in names], attributes)
@@ -358,6 +362,12 @@ class _Run:
             return products.step(schedule, self._threads, self._workspace, node.attributes.get("alpha", 1.0))
 
         return bound() if self._fixed.issuperset(node.inputs) else _ByName(lambda: bound()())
+
+    def _conv_of_two(self, node: Node, plan: Plan) -> Call:
+        """A convolution by computed filters, which each call prepares."""
+        launch, (x, w, *bias) = Launch.of(plan, self._threads), node.inputs
+        added, values = (bias or [""])[0], self.values
+        return _ByName(lambda: launch.run(values[x], values[w], values[node.output], values[added] if added else None))
 
     def _quantize_range(self, node: Node) -> Call:
         """DynamicQuantizeLinear; results that nothing reads get memory of their own."""

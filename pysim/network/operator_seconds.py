@@ -84,7 +84,7 @@ def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
 
 def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
     """Seconds of a node's data movement and loops that its plan does not include."""
-    if node.op in ("Conv", "Linear", "MatMul") and "reference" not in node.attributes:
+    if node.op in ("Conv", "ConvOfTwo", "Linear", "MatMul") and "reference" not in node.attributes:
         return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[RESIDUAL_INPUT:]), 0)
     if node.op == "Reorder":
         return reordering_seconds(graph.tensors[node.output], on)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
-from pysim.network import along, arrays, byte_operators
-from pysim.network.arrays import Attributes, Bind
 from pysim.network.attention import attention
 from pysim.network.graph import Array, Node
+from pysim.network.native_ops import along, arrays, byte_operators
+from pysim.network.native_ops.arrays import Attributes, Bind
 from pysim.network.numpy_ops import convolutions
 from pysim.network.numpy_ops.convolutions import taps
 from pysim.network.numpy_ops.operators import DEFINED

@@ -17,11 +17,11 @@ from pysim.errors import PlanError, printable
 from pysim.explain.advice import advice, verdict, would_help
 from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
-from pysim.network.arrays import shapes_of_products
 from pysim.network.graph import Graph, Node, Tensor
-from pysim.network.integer_forms import integer_problem
-from pysim.network.integer_layers import INTEGER_LAYERS
+from pysim.network.integers.forms import integer_problem
+from pysim.network.integers.layers import INTEGER_LAYERS
 from pysim.network.layouts import LayoutChoice, choose_layouts
+from pysim.network.native_ops.arrays import shapes_of_products
 from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
 from pysim.network.reproducible import MEANS
 from pysim.planner import planned
@@ -34,6 +34,8 @@ from pysim.record.html import table
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.state import State
 from pysim.registry.cpu import nchwc_kernels
+
+OF_TWO = ("ConvOfTwo", "MatMul")  # planned operators both of whose operands are computed
 
 
 class Layer(NamedTuple):
@@ -124,7 +126,7 @@ def _conversion_text(node: Node) -> str:
 
 def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     """The convolution or product that a node runs, or None, and how many times."""
-    if node.op == "Conv":
+    if node.op in ("Conv", "ConvOfTwo"):
         return node.attributes["problem"], 1
     if node.op in INTEGER_LAYERS:
         about = node.attributes
@@ -213,7 +215,7 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
                 terms: Any = {
                     "accuracy": "ieee" if node.op in INTEGER_LAYERS else accuracy,
                     "threads": threads,
-                    "prepared": node.op != "MatMul",
+                    "prepared": node.op not in OF_TWO,
                     "quantised": node.op in INTEGER_LAYERS and problem.dtype == "s8",
                 }
                 plan = planned(Request(problem, on, layout, _state(node, graph), **terms))

@@ -53,8 +53,7 @@ def _reason(node: Node, graph: Graph) -> str | None:
         return f"its exponentials, {printable(str(name or node.op))}, are the C library's but for float32"
     if node.op in EXACT:
         return None
-    problem = node.attributes.get("problem")
-    if "reference" in node.attributes or (node.op == "Conv" and (problem is None or problem.is_volume)):
+    if "reference" in node.attributes:
         return "no contract covers how it is computed"
     if not all(graph.tensors[name].native for name in node.inputs if name):
         return "only float32 and float64 have a contract"

@@ -29,12 +29,13 @@ from pysim.errors import ProblemError, printable
 from pysim.file_io import written
 from pysim.machine.cpu import Machine
 from pysim.network.graph import Array, Graph, Node, Tensor
-from pysim.network.integer_layers import INTEGER_LAYERS, IntegerLayer
+from pysim.network.integers.layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.plan import Layer
 from pysim.planner import planned
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
+from pysim.record.accuracy import Accuracy
 from pysim.record.contract import Contract
 from pysim.record.cost import Cost
 from pysim.record.later import Later
@@ -45,7 +46,7 @@ from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.integer_steps import Quantity, Sums
 
 MAGIC = b"PK\x03\x04"  # with which archives begin, and no model of ONNX's does
-_FORMAT = 2
+_FORMAT = 3
 _LOCAL_HEADER, _MOST_HEADER = 30, 1 << 16  # bytes of an archive's header of a member before its names, and of an array's
 _OF_PLAN = (
     "state",
@@ -105,11 +106,13 @@ class _Arrays(Mapping[str, Array]):
 
 
 class Parts(NamedTuple):
-    """What a network is made of: its graph, and of each node the layer and what runs it."""
+    """What a network is made of: its graph, and of each node the layer and what runs it. `about`: what a front end keeps with it."""
 
     graph: Graph
     layers: tuple[Layer, ...]
     natives: list[Prepared | IntegerLayer | None]
+    accuracy: Accuracy
+    about: Mapping[str, Any] = {}
 
 
 def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
@@ -126,11 +129,13 @@ def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
         "library": _library_digest(),
         "machine": machine,
         "threads": threads,
+        "accuracy": parts.accuracy,
         "inputs": graph.inputs,
         "outputs": graph.outputs,
         "tensors": {name: [tensor.shape, tensor.dtype.str] for name, tensor in graph.tensors.items()},
         "constants": {name: kept(array) for name, array in graph.constants.items()},
         "layers": [_layer_of(layer, native, kept) for layer, native in zip(parts.layers, parts.natives, strict=True)],
+        "about": parts.about,
     }
     arrays["network"] = np.frombuffer(msgspec.json.encode(document), np.uint8)
     with written(path) as place, place.open("wb") as file:
@@ -144,7 +149,7 @@ def load(path: Path, on: Machine, threads: int) -> Parts:
             arrays = _Arrays(archive, mmap(file.fileno(), 0, access=ACCESS_READ))
             document = msgspec.json.decode(arrays["network"].tobytes())
             _check(path, document, on, threads)
-            value = partial(_value, arrays=arrays)
+            value, accuracy = partial(_value, arrays=arrays), msgspec.convert(document["accuracy"], Accuracy)
             constants = {name: value(array) for name, array in document["constants"].items()}
             layers = tuple(_layer(one, on, value) for one in document["layers"])
             tensors = {name: Tensor(tuple(shape), np.dtype(kind)) for name, (shape, kind) in document["tensors"].items()}
@@ -153,7 +158,7 @@ def load(path: Path, on: Machine, threads: int) -> Parts:
         raise ProblemError(f"{_name(path)} is no whole network of pysim's: {error}; save it again from the model's file") from None
     nodes = tuple(layer.node for layer in layers)
     graph = Graph(nodes, tuple(document["inputs"]), tuple(document["outputs"]), tensors, constants)
-    return Parts(graph, layers, natives)
+    return Parts(graph, layers, natives, accuracy, document["about"])
 
 
 def _check(path: Path, document: Mapping[str, Any], on: Machine, threads: int) -> None:

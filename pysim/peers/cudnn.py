@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from pysim.algorithms.contract import DIRECT_SUM
+from pysim.algorithms.interface import DIRECT_SUM
 from pysim.check.bounds import transformed
 from pysim.errors import MissingError, choose
 from pysim.peers.peer import Operands, Ready, Scratch, cuda_files, forced

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pysim.algorithms.contract import DIRECT_SUM, Bound
+from pysim.algorithms.interface import DIRECT_SUM, Bound
 from pysim.check.fills import Array, held
 from pysim.check.reference import shapes
 from pysim.errors import MissingError, NativeError, OperandError, PysimError

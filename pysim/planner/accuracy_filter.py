@@ -5,7 +5,7 @@ import numpy as np
 
 from pysim.algorithms import reproducible
 from pysim.algorithms.accuracy import refuses, stated_error
-from pysim.algorithms.contract import Algorithm
+from pysim.algorithms.interface import Algorithm
 from pysim.cachemodel.costs import Costs
 from pysim.record.plan import Request
 

@@ -3,7 +3,7 @@
 
     request -> refusals (with reasons) -> candidates -> costs, as arrays -> order -> plans
 
-`table` lists, costs and ranks the candidates. Algorithms are known only through `pysim.algorithms.contract`.
+`table` lists, costs and ranks the candidates. Algorithms are known only through `pysim.algorithms.interface`.
 """
 
 import logging

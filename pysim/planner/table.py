@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithms_for, reproducible
-from pysim.algorithms.contract import Algorithm, Array, Candidates, least_cycles
+from pysim.algorithms.interface import Algorithm, Array, Candidates, least_cycles
 from pysim.cachemodel.costs import Costs
 from pysim.errors import choose
 from pysim.planner.accuracy_filter import accurate

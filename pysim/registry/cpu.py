@@ -24,6 +24,7 @@ _TABLES = {
         "groups": "vector lanes hold windows, each a group of neighbouring k of 4 bytes; each filter's group is broadcast",
         "tiles": "tiles of 16x16 results on a matrix unit; of f32 six products of operands split in three bf16",
         "fused": "win in plain C, multiply-adds round once; for accuracy reproducible alone",
+        "chain": "outer on a matrix unit, each result one chain along k; for accuracy reproducible alone",
         "outer": "one register holds a 4x4 outer product (SConv)",
     },
     "depthwise.inc": {
@@ -49,7 +50,7 @@ _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
 _OPERATIONS = re.compile(r"^PYSIM_EPILOGUE\(\d+,\s*(\w+),\s*(\d+),", re.MULTILINE)
 _ROWS = re.compile(r"^PYSIM_ROWS_OF\((\d+), (\w+), (\d+), (\d+)\)", re.MULTILINE)
 _LOOPS = re.compile(r"^PYSIM_LOOPS\((\w+),\s*(\w+)\)", re.MULTILINE)
-_EDGE_BYTES = re.compile(r"^PYSIM_DIRECT_EDGE_BYTES\((\d+)\)", re.MULTILINE)
+_DIRECT_BYTES = re.compile(r"^PYSIM_DIRECT_BYTES\((\d+), (\d+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 
 
@@ -88,13 +89,14 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @property
     def fused(self) -> bool:
-        """Whether its multiply-adds round once, on any CPU. Plain C leaves that to the compiler, unless the form asks for it."""
-        return (self.target != "portable" or self.slow) and not self.split
+        """Whether its multiply-adds round once, one after another, on any CPU. Plain C leaves that to the compiler, and POWER10's edges
+        have several sums, unless the form says otherwise."""
+        return (self.target not in ("portable", "mma") or self.slow) and not self.split
 
     @property
     def slow(self) -> bool:
-        """Whether it is for CPUs without fused multiply-adds, under accuracy reproducible alone."""
-        return self.form == "fused"
+        """Whether another row is faster, so that it is for accuracy reproducible alone."""
+        return self.form in ("fused", "chain")
 
     @property
     def along_filters(self) -> bool:
@@ -135,10 +137,10 @@ def direct_kernels() -> tuple[Kernel, ...]:
 
 
 @cache
-def direct_edge_bytes() -> int:
-    """Bytes of the groups that form `rows` computes in one call at the top and bottom of images."""
-    (bytes_,) = _EDGE_BYTES.findall(native_file("depthwise.inc").read_text())
-    return int(bytes_)
+def direct_bytes() -> tuple[int, int]:
+    """Bytes of the groups that form `rows` computes in one call at the top and bottom of images; bytes behind the rows of form `taps`."""
+    ((edge, behind),) = _DIRECT_BYTES.findall(native_file("depthwise.inc").read_text())
+    return int(edge), int(behind)
 
 
 def skinny_kernels() -> tuple[Kernel, ...]:
@@ -226,6 +228,13 @@ def winograd_forms() -> tuple[tuple[int, int], ...]:
 def cpu_epilogues() -> dict[str, int]:
     """The activations of the CPU, name -> the ABI's number (`native/epilogues.inc`)."""
     return epilogue_numbers("epilogues.inc")
+
+
+def tables(declarations: int) -> list[str]:
+    """What this package names by number in the native library, as the lines of `pysim_tables`; `declarations`: the header's number."""
+    rows = [row.name for row in cpu_kernels()] + [f"{one.name} {one.problem}" for one in algorithms()]
+    numbers = [*cpu_epilogues().items(), *((name, kind[0]) for name, kind in rows_kinds().items())]
+    return [f"declarations {declarations:#010x}", *rows, *(f"{name} {number}" for name, number in numbers)]
 
 
 @cache

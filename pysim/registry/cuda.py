@@ -391,6 +391,12 @@ def epilogues() -> dict[str, int]:
     return epilogue_numbers("cuda/epilogues.inc")
 
 
+def tables(*numbers: int) -> list[str]:
+    """What this package names by number in the CUDA library: the lines of `pysim_cuda_tables`, then its rows. `numbers`: of the headers."""
+    lines = [f"declarations {' '.join(f'{number:#010x}' for number in numbers)}", *(f"{name} {at}" for name, at in epilogues().items())]
+    return [*lines, *(row.name for row in gemm_kernels()), *(row.name for row in conv_kernels())]
+
+
 @cache
 def cuda_limits() -> dict[str, int]:
     """The largest sizes that the CUDA library accepts, by the names of `native/cuda/limits.inc`."""

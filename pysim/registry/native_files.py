@@ -2,7 +2,11 @@
 """The files of `native/` that Python reads."""
 
 import re
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
+
+from pysim.errors import MissingError
 
 _HERE = Path(__file__).parent
 _EPILOGUE = re.compile(r"^PYSIM_EPILOGUE\((\d+),\s*(\w+),", re.MULTILINE)
@@ -24,3 +28,12 @@ def declarations(*headers: str) -> str:
 def epilogue_numbers(name: str) -> dict[str, int]:
     """The activations in a table of `native/`, name -> the ABI's number."""
     return {epilogue: int(number) for number, epilogue in _EPILOGUE.findall(native_file(name).read_text())}
+
+
+def refuse_other_build(library: Path, its: Sequence[str], ours: Sequence[str], right: str) -> None:
+    """MissingError unless the lines of a library's tables are those that this package has read: it names rows by their numbers."""
+    if its == ours:
+        return
+    row, (its_row, our_row) = next((at, rows) for at, rows in enumerate(zip_longest(its, ours)) if rows[0] != rows[1])
+    said = f"row {row} of its tables is {its_row or 'missing'}, of this package's {our_row or 'missing'}"
+    raise MissingError(f"{library} is of another build than this package: {said}; {right}")

@@ -30,8 +30,8 @@ from pysim.problem.text import Workload
 from pysim.record.integers import Integers
 from pysim.record.plan import Layout, blocks_of
 from pysim.record.schedule import PACK, STATIONARY, Schedule
-from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernel, cpu_kernels, kind_of
-from pysim.registry.native_files import declarations
+from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernel, cpu_kernels, kind_of, tables
+from pysim.registry.native_files import declarations, refuse_other_build
 
 Array = NDArray[Any]
 # NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
@@ -73,9 +73,11 @@ def library() -> tuple[Any, Any]:
         version = lib.pysim_abi_version()
     except AttributeError:
         raise MissingError(f"{library_path()} is another library, not pysim's; unset PYSIM_LIBRARY or reinstall the package") from None
+    right = "unset PYSIM_LIBRARY or reinstall the package"
     if version != lib.PYSIM_ABI_VERSION:
-        right = "unset PYSIM_LIBRARY or reinstall the package"
         raise MissingError(f"{library_path()} speaks ABI {version}, this package {lib.PYSIM_ABI_VERSION}; {right}")
+    its = ffi.string(lib.pysim_tables()).decode().splitlines() if hasattr(lib, "pysim_tables") else []
+    refuse_other_build(library_path(), its, tables(lib.PYSIM_DECLARATIONS), right)
     LOG.info("opened %s", library_path())
     return ffi, lib
 

@@ -87,7 +87,8 @@ class Launch:
     """A problem under a schedule: structs, shapes of the operands, sizes of workspace and prepared weights.
 
     y = act(conv(x, w) + bias + residual), or C = act(alpha op(A) op(B) + beta C + bias) of dense row-major operands, one bias per column.
-    `prepared_bytes`: size of the weights that every run prepares; 0 if it reads the weights themselves.
+    `prepared_bytes`: size of the weights that every run prepares; 0 if it reads the weights themselves. `reproducible`: as a plan of that
+    accuracy promises.
     """
 
     def __init__(
@@ -98,8 +99,9 @@ class Launch:
         executor: Executor = LOCAL,
         layout: Layout = "nchw",
         integers: Integers | None = None,
+        reproducible: bool = False,
     ) -> None:
-        self.workload, self.threads, self.executor, self._reproducible = workload, threads, executor, False
+        self.workload, self.threads, self.executor, self._reproducible = workload, threads, executor, reproducible
         w, self._product = workload, not isinstance(workload, Conv)
         if isinstance(w, Conv):
             blocks = blocks_of(layout)
@@ -119,7 +121,9 @@ class Launch:
         self.schedule = schedule
         self._ffi, self._lib = executor.library()
         self._problem, self._schedule = problem_struct(workload, layout), schedule_struct(schedule, workload)
-        self._native, self._native_prepare = executor.runner(self._problem, self._schedule), self._lib.pysim_prepare
+        native = executor.runner(self._problem, self._schedule)
+        self._native = _rounding(native) if reproducible and executor is LOCAL else native
+        self._native_prepare = self._lib.pysim_prepare
         self._pointer, self._null = self._ffi.from_buffer, self._ffi.NULL
         self.workspace_bytes = self._size(self._lib.pysim_workspace_bytes, threads)
         self.prepared_bytes = self._size(self._lib.pysim_prepared_bytes)
@@ -128,21 +132,7 @@ class Launch:
     def of(cls, plan: Plan, threads: int = 1, integers: Integers | None = None) -> "Launch":
         """The launch of a CPU's plan, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
-        made = cls(plan.workload, schedule, threads, executor_for(on), plan.layout, integers)
-        made._promise(plan)
-        return made
-
-    def _promise(self, plan: Plan) -> None:
-        """Where the plan is reproducible, calls whose multiply-adds round once, by the epilogue too."""
-        self._reproducible = plan.accuracy == "reproducible"
-        if self._reproducible and self.executor is LOCAL:
-            native = self._native
-
-            def run(*arguments: Any) -> int:
-                with rounding_once():
-                    return native(*arguments)
-
-            self._native = run
+        return cls(plan.workload, schedule, threads, executor_for(on), plan.layout, integers, plan.accuracy == "reproducible")
 
     def _quantised(self, integers: Integers, schedule: Schedule) -> Schedule:
         """Takes over quantised operands. Scaled sums need one set of channels."""
@@ -345,9 +335,10 @@ class Prepared:
         layout: Layout = "nchw",
         integers: Integers | None = None,
         prepared: Array | None = None,
+        reproducible: bool = False,
     ) -> None:
         """`prepared`: the `bytes` of another launch of this kind, in place of weights."""
-        launch = self._launch = Launch(workload, schedule, threads, executor, layout, integers)
+        launch = self._launch = Launch(workload, schedule, threads, executor, layout, integers, reproducible)
         self.workload, self.schedule, self.threads, self.executor = workload, launch.schedule, threads, executor
         self.workspace_bytes, self.shapes = launch.workspace_bytes, launch.shapes  # of the input and of the result
         self._bias, self._activation = None if bias is None else np.array(as_numpy(bias, "bias")), activation
@@ -367,11 +358,8 @@ class Prepared:
     ) -> "Prepared":
         """A CPU's plan with these weights, in this process or an emulator of its machine."""
         schedule, on = on_cpu(plan)
-        if plan.accuracy == "reproducible":
-            refuse_inexact(activation, plan.workload.dtype)
-        made = cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout, integers, prepared)
-        made._launch._promise(plan)
-        return made
+        how = threads, executor_for(on), plan.layout, integers, prepared, plan.accuracy == "reproducible"
+        return cls(plan.workload, weights, schedule, bias, activation, *how)
 
     @property
     def bytes(self) -> Array:
@@ -408,6 +396,16 @@ class Prepared:
     def profile(self, x: Any, out: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
         return _profiled(partial(self._launch.run_prepared, x, self._prepared, self._epilogue, out))
+
+
+def _rounding(native: Callable[..., int]) -> Callable[..., int]:
+    """A call whose multiply-adds round once, those of the epilogue too."""
+
+    def run(*arguments: Any) -> int:
+        with rounding_once():
+            return native(*arguments)
+
+    return run
 
 
 def _profiled(run: Callable[..., Any]) -> dict[str, float]:

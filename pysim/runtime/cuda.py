@@ -26,8 +26,8 @@ from pysim.logs import LOG
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
-from pysim.registry.cuda import CONV_LAYOUTS, Attributes, ConvKernel, GemmKernel, conv_kernel, epilogues, gemm_kernel, gemm_kernels
-from pysim.registry.native_files import declarations
+from pysim.registry.cuda import CONV_LAYOUTS, Attributes, ConvKernel, GemmKernel, conv_kernel, epilogues, gemm_kernel, tables
+from pysim.registry.native_files import declarations, refuse_other_build
 
 Array = NDArray[Any]
 
@@ -85,13 +85,24 @@ def library() -> tuple[Any, Any]:
     ffi.cdef(declarations("pysim.h", "pysim_cuda.h"))
     try:
         lib = ffi.dlopen(str(path))
-        count, _ = lib.pysim_cuda_gemm_count(), lib.pysim_cuda_run
+        its = _tables(ffi, lib)
     except (OSError, AttributeError) as error:
         raise MissingError(f"the CUDA library cannot be opened: {error}; reinstall the package with `pip install .`") from None
-    if count != len(gemm_kernels()):
-        raise MissingError(f"{path} has {count} kernels, this package {len(gemm_kernels())}: reinstall it")
+    right = "unset PYSIM_CUDA_LIBRARY or reinstall the package"
+    refuse_other_build(path, its, tables(lib.PYSIM_DECLARATIONS, lib.PYSIM_CUDA_DECLARATIONS), right)
     LOG.info("opened %s", path)
     return ffi, lib
+
+
+def _tables(ffi: Any, lib: Any) -> list[str]:
+    """Of the library: `pysim_cuda_tables` and the names of its rows."""
+    names, lines = [], ffi.string(lib.pysim_cuda_tables()).decode().splitlines()
+    for kind in ("gemm", "conv"):
+        info, describe = ffi.new(f"pysim_cuda_{kind}_info *"), getattr(lib, f"pysim_cuda_{kind}_at")
+        for index in range(getattr(lib, f"pysim_cuda_{kind}_count")()):
+            describe(index, info)
+            names.append(ffi.string(info.name).decode())
+    return [*lines, *names]
 
 
 def check(status: int) -> None:

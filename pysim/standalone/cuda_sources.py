@@ -58,7 +58,7 @@ class _Family(NamedTuple):
 def cuda_sources_of(plan: Plan, code: Code | None) -> CudaSources:
     """The sources of a GPU's plan; `code`: of its epilogue."""
     launch, wanted = plan.launch, list[tuple[_Family, int, Row]]()
-    for kind, row in (("conv", conv_kernel(launch.kernel)), ("gemm", gemm_kernel(launch.gemm or launch.kernel))):
+    for kind, row in (("conv", conv_kernel(launch.kernel)), ("gemm", gemm_kernel(launch.kernel)), ("gemm", gemm_kernel(launch.gemm or ""))):
         if row:
             wanted.append((*_place(kind, row.index), row))
     if not wanted:

@@ -82,7 +82,7 @@ def header_of_cuda(plan: Plan, epilogue: tuple[str, Code, int] | None) -> str:
         plain = _fields(w) | types
         fields = plain | {"c_dtype": f"PYSIM_{result.upper()}"}
     schedule: dict[str, object] = {
-        "kernel": 0,
+        "kernel": int(not isinstance(w, Conv) and bool(launch.gemm)),  # the other row of gemm/ comes first
         "decomposition": DECOMPOSITIONS.index(launch.decomposition),
         "splits": launch.splits,
         "along_n": launch.along_n,

@@ -14,9 +14,8 @@ call.
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from itertools import count
-from operator import itemgetter
+from operator import attrgetter, itemgetter
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakSet, getweakrefcount
@@ -30,13 +29,13 @@ try:
 except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
-from torch._dynamo.exc import TorchDynamoException
 from torch.nn.modules import module as torch_module
 
 from pysim.caches import LruCache, once
 from pysim.logs import LOG, is_disabled
 from pysim.torch.capture.compiled import Compiled, compiled, missing_compiler
 from pysim.torch.capture.effects import effects_of
+from pysim.torch.capture.frames import NotCapturedError, captured_calls
 from pysim.torch.capture.on_cpu import rewrite_on_cpu
 from pysim.torch.capture.rewriting import Rewritten, count_trainings, rewrite
 from pysim.torch.cuda_graph import GraphedCalls
@@ -45,10 +44,16 @@ from pysim.torch.fingerprints import WatchedTensors
 from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
 from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy, is_plain_float32
+from pysim.torch.saved_calls import SavedCall, save_call
 
-__all__ = ["Decision", "Report", "backend", "optimize", "refresh", "report"]
+__all__ = ["Decision", "Report", "backend", "load", "optimize", "refresh", "report", "save"]
 
 CudaGraph = bool | Literal["caller"]
+_IRREPRODUCIBLE = (
+    'accuracy "reproducible" is a promise about whole networks, and of a PyTorch model what lies between the networks, is called with '
+    "gradients or breaks a graph runs by PyTorch, whose bits depend on the batch, the threads and the CPU; export the model to ONNX "
+    '(torch.onnx.export) and load it by pysim.load(path, accuracy="reproducible")'
+)
 
 
 class Options(NamedTuple):
@@ -65,6 +70,8 @@ class Options(NamedTuple):
             raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has {', '.join(cls._fields)}")
         if not isinstance(cuda_graph, bool | str) or cuda_graph not in (True, False, "caller"):
             raise OperandError(f'cuda_graph is {quoted(cuda_graph)}; expected True, False or "caller", where the caller captures calls')
+        if accuracy == "reproducible":
+            raise OperandError(_IRREPRODUCIBLE)
         chosen = cast("ModelAccuracy", word(accuracy, "accuracy", MODEL_ACCURACIES))
         return cls(chosen, cast("CudaGraph", cuda_graph), flag(compiler, "compiler"))
 
@@ -124,7 +131,7 @@ def report(model: Any) -> Report:
     if isinstance(model, _Optimized):
         calls: _Calls = model._pysim
         refused = Decision(type(calls.model).__name__, "", "torch", calls.refusal) if calls.refusal else None
-        return Report(calls.graphs, refused)
+        return Report([*([calls.saved] if calls.saved else []), *calls.graphs], refused)
     compiled = getattr(model, "_orig_mod", None)
     disabled = Decision(type(compiled or model).__name__, "", "torch", _DISABLED) if is_disabled() else None
     if disabled and compiled is None and isinstance(model, torch.nn.Module):
@@ -136,6 +143,41 @@ def report(model: Any) -> Report:
     own = {id(one) for one in (*compiled.parameters(), *compiled.buffers())}
     graphs = [graph for graph in _GRAPHS if not own.isdisjoint(graph.parameter_ids)]
     return Report(graphs, None if graphs else disabled)
+
+
+def save(model: torch.nn.Module, path: str | Path, /, *args: Any, **kwargs: Any) -> None:
+    """Writes what calls with arguments of this kind need, so that another process neither captures nor plans: `pysim.torch.load`. For
+    models on a CPU whose call is one network; OperandError says why another cannot be kept. It calls the model.
+
+    The file tells the model's classes, attributes and code, and digests of its weights, beside the network with its prepared weights. It is
+    for the machine, the number of threads, the versions and the build of the native library that wrote it; nothing in it is executed."""
+    chosen = model._pysim.options if isinstance(model, _Optimized) else Options()
+    own = optimize(model._pysim.model if isinstance(model, _Optimized) else model, *chosen)  # captured for these sizes alone
+    if not isinstance(own, _Optimized):
+        raise OperandError(f"a call of the model cannot be kept in a file: {_DISABLED}")
+    with torch.no_grad():
+        own(*args, **kwargs)
+    calls: _Calls = own._pysim
+    if calls.refusal or model.training:
+        raise OperandError(f"this call of the model cannot be kept in a file: {calls.refusal or 'the model is training'}")
+    save_call(calls.model, own, calls.graphs, Path(path), (args, kwargs))
+
+
+def load(path: str | Path, model: torch.nn.Module) -> torch.nn.Module:
+    """`optimize(model)` whose calls of the kind that `save` wrote need neither capture nor plans. OperandError if the model is not the one
+    that was saved, by its classes, their code, its attributes or its weights; ProblemError for a file that is damaged, or of another
+    machine, version or number of threads.
+
+    A change of the model afterwards is seen as by `optimize`: then calls are captured as ever. Global variables of other modules than those
+    of the model's classes are taken to be as they were when it was saved."""
+    if isinstance(model, _Optimized):
+        model = model._pysim.model
+    if is_disabled():
+        return optimize(model)
+    saved = SavedCall(Path(path))
+    optimized = optimize(model, saved.accuracy)
+    cast("Any", optimized)._pysim.saved = saved.of(model)
+    return optimized
 
 
 def refresh() -> None:
@@ -277,9 +319,6 @@ def _free_references(tensors: Sequence[torch.Tensor]) -> None:
 # Optimized models
 
 
-_NAMES = count()
-
-
 class _Calls:
     """The calls of a model through torch.compile."""
 
@@ -287,23 +326,18 @@ class _Calls:
         self.model, self.options = model, options
         self.graphs: list[Graph] = []
         self.refusal = ""  # why all calls run by PyTorch
+        self.saved: SavedCall | None = None  # what calls of one kind need no capture for
         self._hooks: list[dict[int, Any]] = []
+        self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
         self._modules: list[torch.nn.Module] = []
         self._kinds: list[type] = []
-        self._compiled = self._compile()
+        self._functions: list[tuple[type, Callable[[type], Any], Any]] = []
+        self._compiled: Callable[..., Any] | None = None  # made by the first call that needs it: PyTorch's compiler takes seconds to import
 
     def _compile(self) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
-
-        model = self.model
-        self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
-        # torch.compile keeps graphs for each code object, and for each name which sizes and numbers differed between calls
-        code = call.__code__.replace(co_name=f"call_{next(_NAMES)}")
-        own = FunctionType(code, call.__globals__, closure=call.__closure__)
-        # and those of functions that it calls after a graph break for each backend with its options, so an earlier one's are not found
-        options = {"capture": lambda module, inputs: self._capture(module, inputs)}
-        return cast("Callable[..., Any]", torch.compile(own, backend=_of_optimized, options=options))
+        self._with_hooks = []
+        self._failed: list[str] = []  # why frames of a call that has begun went on by PyTorch
+        return captured_calls(self.model, self._capture, self, self._failed.append)
 
     def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
         graph = _compiled(module, inputs, self.options)
@@ -316,23 +350,45 @@ class _Calls:
         self._with_hooks = [(one, [*one]) for one in hooks if one]
         self._hooks = [one for one in hooks if not one]
         self._modules, self._kinds = modules, [*map(type, modules)]
+        self._functions = [(kind, pick := _functions_of(kind), pick(kind)) for kind in {*self._kinds}]
         return graph
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _has_other_code(self) -> bool:
+        """Whether there are other hooks, modules or functions of their classes: torch.compile has few guards for these or none."""
         hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
-        if hooked or [*map(type, self._modules)] != self._kinds:  # torch.compile has no guards for hooks, few for modules' classes
-            self._compiled, self._hooks, self._modules, self._kinds, self.graphs = self._compile(), [], [], [], []
+        return hooked or [*map(type, self._modules)] != self._kinds or any(pick(kind) != before for kind, pick, before in self._functions)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.saved is not None and (found := self.saved(args, kwargs)) is not None:
+            return found[0]
+        if self._compiled is None or self._has_other_code():
+            self._compiled, self._hooks, self._modules, self._kinds, self._functions, self.graphs = self._compile(), [], [], [], [], []
         try:
-            return self._compiled(*args, **kwargs)
-        except TorchDynamoException as error:
-            reason = _reason(error)  # and nothing else of it is kept: its frames hold weak references to the model's tensors
-        except Exception:  # of the model's own, perhaps after captures that failed
+            y = self._compiled(*args, **kwargs)
+        except NotCapturedError as error:
+            if error.by is not self:
+                raise
+            self._failed.append(str(error))
+        except BaseException:  # of the model's own, perhaps after captures that failed
+            self._failed.clear()
             _free_references((*self.model.parameters(), *self.model.buffers()))
             raise
+        else:
+            return self._refused(y) if self._failed else y
         gc.collect()
-        y = self.model(*args, **kwargs)  # raises what PyTorch raises, if the call is wrong
-        self.refusal = reason
-        LOG.info("%s runs by PyTorch: %s", type(self.model).__name__, reason)
+        try:
+            y = self.model(*args, **kwargs)
+        except BaseException:  # what PyTorch raises: the call is wrong, and others need not be
+            self._failed.clear()
+            raise
+        return self._refused(y)
+
+    def _refused(self, y: Any) -> Any:
+        """`y`, after which calls run by PyTorch."""
+        for reason in self._failed[:1]:
+            LOG.info("%s runs by PyTorch: %s", type(self.model).__name__, reason)
+            self.refusal = reason
+        _free_references((*self.model.parameters(), *self.model.buffers()))
         return y
 
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -347,10 +403,11 @@ class _Calls:
         return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
 
 
-def _reason(error: TorchDynamoException) -> str:
-    """Why a capture failed, in one line."""
-    cause = getattr(error, "inner_exception", error.__cause__)
-    return str(cause if isinstance(cause, OperandError) else error).strip().partition("\n")[0]
+def _functions_of(kind: type) -> Callable[[type], Any]:
+    """What reads a module's class for its functions: all but those that PyTorch's own classes have beside `forward`."""
+    bodies = [vars(base) for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+    of = {name for body in bodies for name, one in body.items() if isinstance(one, FunctionType | property | classmethod | staticmethod)}
+    return attrgetter("forward", *sorted(of))
 
 
 def _has_global_hooks() -> bool:
@@ -368,15 +425,6 @@ def _leaves(values: Sequence[Any]) -> list[Any]:
         else:
             found.append(one)
     return found
-
-
-def _of_optimized(module: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Callable[..., Graph]]) -> Graph:
-    return options["capture"](module, inputs)
-
-
-# PyTorch frees the weak references that captures leave, also those that fail, only for backends that are registered
-with suppress(AssertionError):  # it is, where this module is imported again
-    torch._dynamo.register_backend(_of_optimized, name="pysim.torch.optimize", tags=("experimental",))
 
 
 class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here

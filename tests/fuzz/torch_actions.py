@@ -18,6 +18,8 @@ import torch_modules
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
+import pysim.torch
+
 
 @dataclass
 class Side:
@@ -214,6 +216,8 @@ def _numpy(tensor, rng):
 
 def _numpy_number(tensor, rng):
     tensor.detach().numpy().reshape(-1)[rng.randrange(tensor.numel())] += 2
+    if tensor.nbytes > 1024:  # of larger tensors a fingerprint samples words
+        pysim.torch.refresh()
 
 
 def _numpy_order(tensor, rng):
@@ -322,8 +326,7 @@ def _of_flagged(one, rng):
 
 
 def _of_held(one, rng):
-    pick = rng.randrange(3)
-    if pick == 0:
+    if (pick := rng.randrange(3)) == 0:
         one.shift = numbers(rng, one.shift)
     elif pick == 1:
         one.shift.mul_(2)
@@ -331,11 +334,8 @@ def _of_held(one, rng):
         one.several[0] = torch.tensor([2.5])
 
 
-def _of_frozen(one, rng):
-    one.eps = rng.choice((0.1, 0.5))
-
-
-_ATTRIBUTES = {torch_modules.Flagged: _of_flagged, torch_modules.Held: _of_held, torch_modules.FrozenNorm: _of_frozen}
+_ATTRIBUTES = {torch_modules.Flagged: _of_flagged, torch_modules.Held: _of_held}
+_ATTRIBUTES[torch_modules.FrozenNorm] = lambda one, rng: setattr(one, "eps", rng.choice((0.1, 0.5)))
 
 
 def options_of_layer(side, rng):

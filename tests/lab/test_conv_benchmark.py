@@ -20,7 +20,7 @@ from conv_data import Header, Line
 from problems import conv
 
 from pysim import planner
-from pysim.algorithms.contract import DIRECT_SUM
+from pysim.algorithms.interface import DIRECT_SUM
 from pysim.calibration import host
 from pysim.check.bounds import transformed
 from pysim.check.fills import held, random_fill
@@ -257,7 +257,7 @@ def test_no_problem_is_begun_when_the_time_is_over(device, tmp_path, capsys):
     assert "--resume goes on" in capsys.readouterr().err
 
 
-# pysim's own side, by its contract
+# pysim's own side, by its interface
 
 
 class Launch:

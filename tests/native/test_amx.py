@@ -122,7 +122,7 @@ def test_neither_a_prepared_b_nor_threads_that_share_panels_change_a_bit(row_run
     b = np.ascontiguousarray(b.T) if layout else b
     found = planner.plan(w, "emerald-rapids", accuracy="strict", algorithm="gemm", micro_kernel=ROW).schedule
     whole = msgspec.structs.replace(found, channels=128, k2=2, k3=2, stationary="input_stationary")
-    prepared = msgspec.structs.replace(whole, algorithm="split_panels", pack="none")
+    prepared = msgspec.structs.replace(whole, algorithm="split_panels")
     want = cpu_launch.Prepared(w, b, whole)(a)
     np.testing.assert_allclose(want, a @ (b.T if layout else b), atol=1e-4)
     for schedule, threads in ((whole, 3), (prepared, 1), (prepared, 3)):

@@ -34,7 +34,7 @@ import numpy as np
 from conv_data import CUDNN, OURS, TORCH, Candidate, Header, Line
 
 from pysim import planner
-from pysim.algorithms.contract import DIRECT_SUM
+from pysim.algorithms.interface import DIRECT_SUM
 from pysim.calibration import host
 from pysim.check.bounds import bound_of
 from pysim.check.fills import held

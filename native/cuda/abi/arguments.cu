@@ -102,3 +102,13 @@ pysim_status check_workspace(int64_t needed, const void *workspace, int64_t byte
                 (long long)needed);
 }
 }
+
+#define TEXT2(x) #x
+#define TEXT(x) TEXT2(x)
+const char *pysim_cuda_tables(void) {
+#define PYSIM_EPILOGUE(number, name, ...) #name " " #number "\n"
+    return "declarations " TEXT(PYSIM_DECLARATIONS) " " TEXT(PYSIM_CUDA_DECLARATIONS) "\n"
+#include "epilogues.inc"
+        ;
+#undef PYSIM_EPILOGUE
+}

@@ -93,6 +93,18 @@ struct Computed {
     }
 };
 
+/* What computes, in the schedule's decomposition, in place of a row of residues where operands are outside its bound: row `gemm`, or if there is none the first
+ * that can. Only the f64 rows that reduce in clusters look at Problem::only_if. */
+pysim_status outside_of(const pysim_cuda_schedule *s, const GemmRow **row) {
+    for (int32_t index = s->gemm < 0 ? 0 : s->gemm;; index++) {
+        const pysim_status status = registry.find(index, row);
+        if (status != PYSIM_OK || ((*row)->info.dtype == PYSIM_F64 && (*row)->reduces_in_cluster)) return status;
+        if (s->gemm >= 0)
+            return fail(PYSIM_UNSUPPORTED, "gemm is row %s; products of residues need an f64 row on mma.sync beside them",
+                        (*row)->info.name);
+    }
+}
+
 pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, const GemmRow &row, Workspace *w) {
     const pysim_cuda_gemm *const g = &of.g;
     const void *const a = of.a, *const b = of.b;
@@ -102,6 +114,21 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
     const int high = row.info.block_m * row.info.cluster_m, wide = row.info.block_n * row.info.cluster_n; /* tile of a cluster */
     const Grid grid(p, high, wide, row.info.block_k);
     const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n, blocks = row.info.cluster_m * row.info.cluster_n;
+    if (row.residues) {
+        if (row.residues * tiles > limit::TILES)
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name,
+                        (long long)(row.residues * tiles), (long long)limit::TILES);
+        if (g->k > limit::RESIDUES_K)
+            return fail(PYSIM_UNSUPPORTED, "k is %lld; kernel %s takes up to %lld", (long long)g->k, row.info.name,
+                        (long long)limit::RESIDUES_K);
+        const GemmRow *outside = nullptr;
+        pysim_status status = outside_of(s, &outside);
+        if (status == PYSIM_OK) status = workspace_of(of, s, *outside, w);
+        if (status != PYSIM_OK) return status;
+        w->flags += ALIGN, w->partials += row.scratch(p.m, p.n, p.k);
+        w->total = w->flags + w->partials + ALIGN;
+        return PYSIM_OK;
+    }
     if (tiles > limit::TILES || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > limit::TILES))
         return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name, (long long)tiles,
                     (long long)limit::TILES);
@@ -110,19 +137,6 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
     if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits,
                     (long long)(tiles * grid.steps));
-    if (row.residues) {
-        if (row.residues * tiles > limit::TILES)
-            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name,
-                        (long long)(row.residues * tiles), (long long)limit::TILES);
-        if (s->decomposition != PYSIM_DATA_PARALLEL) return fail(PYSIM_UNSUPPORTED, "kernel %s does not split k", row.info.name);
-        if (g->k > limit::RESIDUES_K)
-            return fail(PYSIM_UNSUPPORTED, "k is %lld; kernel %s takes up to %lld", (long long)g->k, row.info.name,
-                        (long long)limit::RESIDUES_K);
-        *w = {};
-        w->a.pitch = g->lda, w->b.pitch = g->ldb, w->flags = ALIGN, w->partials = row.scratch(p.m, p.n, p.k);
-        w->total = w->flags + w->partials + ALIGN;
-        return PYSIM_OK;
-    }
     w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major == 1, g->m, g->k, element, row.needs);
     w->b = row.needs.thirds ? thirds_of(g->trans_b, g->n, g->k)
                             : operand_of(b, g->ldb, g->trans_b, row.needs.k_major != 0, g->n, g->k, element, row.needs);
@@ -222,6 +236,23 @@ pysim_status workspace_bytes(const Call &call, int64_t *bytes) {
     return status;
 }
 
+/* After a row of residues: the f64 product, which does nothing unless flag 2 says that operands were outside the bound. */
+pysim_status run_outside(Problem p, const GemmRow &residues, const pysim_cuda_schedule *s, int sms, cudaStream_t stream) {
+    const GemmRow *row = nullptr;
+    const pysim_status status = outside_of(s, &row);
+    if (status != PYSIM_OK) return status;
+    p.only_if = p.flags + 2, p.follows = 0;
+    const bool in_cluster = p.kind == PYSIM_SPLIT_K && p.splits <= row->reduces_in_cluster;
+    p.flags += ALIGN / sizeof(unsigned);
+    p.partials = in_cluster ? nullptr : (char *)p.partials + residues.scratch(p.m, p.n, p.k);
+#ifdef PYSIM_EMULATED
+    (void)sms;
+    return check(reference(p, PYSIM_F64, stream), row->info.name);
+#else
+    return check(row->launch(p, sms, stream), row->info.name);
+#endif
+}
+
 pysim_status run(const Call &call) {
     const GemmRow *row = nullptr;
     const pysim_cuda_gemm *g = &call.problem->gemm;
@@ -256,7 +287,8 @@ pysim_status run(const Call &call) {
                        "layout conversion of operands, flags of partial sums");
         p.follows = has_dependent_launch();
     }
-    return status == PYSIM_OK ? check(row->launch(p, sms, call.stream), row->info.name) : status;
+    if (status == PYSIM_OK) status = check(row->launch(p, sms, call.stream), row->info.name);
+    return status == PYSIM_OK && row->residues ? run_outside(p, *row, s, sms, call.stream) : status;
 }
 
 pysim_status plain_loops(const Call &call) {

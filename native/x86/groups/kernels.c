@@ -39,47 +39,37 @@ INLINE void k_loop(const int nv, const int nf, const int swapped, int64_t groups
 }
 
 #ifndef HALVES
+/* The scales of row j's vectors. */
+INLINE void scales_of(const pysim_rescale *r, const int nv, int j, MASK tail, FLOATS by[MAX_VECTORS]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < nv; v++)
+        if (!r->window_step) by[v] = v ? by[0] : I(set1_ps)(r->scales[j * r->filter_step]);
+        else if (j == 0) by[v] = v < nv - 1 ? I(loadu_ps)(r->scales + v * LANES) : f_load_mask(r->scales + v * LANES, tail);
+}
+
 INLINE void store_scaled(const int nv, const int nf, SUMS acc[MAX_FILTERS][MAX_VECTORS], void *out, int64_t out_pitch, int64_t nw,
                          MASK tail, const pysim_rescale *r) {
-    const FLOATS low = I(set1_ps)(r->low), high = I(set1_ps)(r->high);
-    const SUMS zero = s_set1(r->zero);
-    const float *scales = r->scales;
-    FLOATS scale[MAX_VECTORS], scaled[MAX_FILTERS][MAX_VECTORS];
-    if (r->window_step) {
-#pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) scale[v] = v < nv - 1 ? I(loadu_ps)(scales + v * LANES) : f_load_mask(scales + v * LANES, tail);
-#pragma GCC unroll 16
-        for (int j = 0; j < nf; j++)
-#pragma GCC unroll 4
-            for (int v = 0; v < nv; v++) scaled[j][v] = f_scaled(acc[j][v], scale[v], low, high);
-    } else {
-#pragma GCC unroll 16
-        for (int j = 0; j < nf; j++) {
-            scale[0] = I(set1_ps)(scales[j * r->filter_step]);
-#pragma GCC unroll 4
-            for (int v = 0; v < nv; v++) scaled[j][v] = f_scaled(acc[j][v], scale[0], low, high);
-        }
-    }
+    FLOATS by[MAX_VECTORS];
+    char *to = out;
+    __asm__("" : "+r"(to));
     if (r->result == PYSIM_F32) {
-        float *to = out;
-        __asm__("" : "+r"(to));
+        const FLOATS low = I(set1_ps)(r->low), high = I(set1_ps)(r->high);
 #pragma GCC unroll 16
-        for (int j = 0; j < nf; j++, to += out_pitch) {
+        for (int j = 0; j < nf; j++, to += out_pitch * (int64_t)sizeof(float)) {
+            float *row = (float *)(void *)to;
+            scales_of(r, nv, j, tail, by);
 #pragma GCC unroll 4
-            for (int v = 0; v < nv - 1; v++) I(storeu_ps)(to + v * LANES, scaled[j][v]);
-            f_store_mask(to + (nv - 1) * LANES, scaled[j][nv - 1], tail);
+            for (int v = 0; v < nv - 1; v++) I(storeu_ps)(row + v * LANES, f_scaled(acc[j][v], by[v], low, high));
+            f_store_mask(row + (nv - 1) * LANES, f_scaled(acc[j][nv - 1], by[nv - 1], low, high), tail);
         }
         return;
     }
-    uint8_t *to = out;
-    const int64_t rest = nw - (nv - 1) * LANES;
-    const int whole = rest == LANES;
-    __asm__("" : "+r"(to));
+    const BYTE_ROW row = byte_row(r);
+    const pysim_rescale own = *r; /* stores of bytes may change what pointers point to */
 #pragma GCC unroll 16
     for (int j = 0; j < nf; j++, to += out_pitch) {
-#pragma GCC unroll 4
-        for (int v = 0; v < nv - 1; v++) b_store(to + v * LANES, scaled[j][v], zero, tail, 1, LANES);
-        b_store(to + (nv - 1) * LANES, scaled[j][nv - 1], zero, tail, WIDTH == 256 && whole, rest);
+        scales_of(&own, nv, j, tail, by);
+        b_store_row(&row, nv, acc[j], by, (uint8_t *)to, nw);
     }
 }
 #endif

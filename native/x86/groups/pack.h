@@ -115,6 +115,18 @@ typedef struct {
     uint32_t mask;
 } known_place;
 
+/* Where all taps of 16 windows are inside, no tap needs a look. */
+INLINE void know_places(const int stride, const pysim_segment *s, int64_t j, int64_t taps, known_place *at) {
+    const int64_t count = pysim_min(STEP, s->count - j), first = s->first + j * stride, span = (count - 1) * stride + 1;
+    const int inside = first >= 0 && first + (taps - 1) * s->dilation + span <= s->width;
+    const uint32_t every = columns_mask(0, span, span);
+#pragma GCC unroll 3
+    for (int64_t tap = 0; tap < taps; tap++) {
+        const int64_t column = first + tap * s->dilation;
+        at[tap] = (known_place){column, inside ? every : columns_mask(column, s->width, span)};
+    }
+}
+
 INLINE ROW16 known_row(const int stride, const E *row, known_place at, ROW16 fill) {
 #ifdef HALVES
     if (stride == 1) return _mm256_mask_loadu_epi16(fill, (__mmask16)at.mask, row + at.column);
@@ -130,11 +142,7 @@ INLINE void pack_channels(const int taps, const int stride, const pysim_segment 
     const int64_t count = pysim_min(STEP, s->count - j), step = s->row_channel, pitch = s->pitch;
     const ROW16 fill = r_set1(s->fill), flip = r_set1(s->flip);
     known_place at[MASKED_TAPS];
-#pragma GCC unroll 3
-    for (int tap = 0; tap < taps; tap++) {
-        const place one = place_of(s, j, tap);
-        at[tap] = (known_place){one.column, one.mask};
-    }
+    know_places(stride, s, j, taps, at);
     const E *row = s->row;
     for (int64_t c = 0; c < channels; c += GROUP, row += GROUP * step)
 #pragma GCC unroll 3
@@ -148,22 +156,48 @@ INLINE void pack_channels(const int taps, const int stride, const pysim_segment 
             store_groups(rows, flip, dst, count);
         }
 }
+
+/* Packs `channels` channels at `row` of any number of taps for at most 16 windows, the last group filled up by zeros. */
+INLINE void pack_taps(const int stride, const pysim_segment *s, int64_t j, const E *row, int64_t channels, uint32_t *dst) {
+    const int64_t count = pysim_min(STEP, s->count - j), k = channels * s->taps;
+    const ROW16 fill = r_set1(s->fill), flip = r_set1(s->flip);
+    known_place at[MASKED_TAPS];
+    know_places(stride, s, j, s->taps, at);
+    const known_place *next = at, *end = at + s->taps;
+    for (int64_t p = 0; p < k; p += GROUP, dst += s->pitch) {
+        ROW16 rows[GROUP];
+#pragma GCC unroll 4
+        for (int g = 0; g < GROUP; g++) {
+            if (p + g >= k) {
+                rows[g] = r_set1(0);
+                continue;
+            }
+            rows[g] = known_row(stride, row, *next++, fill);
+            if (next == end) next = at, row += s->row_channel;
+        }
+        store_groups(rows, flip, dst, count);
+    }
+}
 #endif
 
-/* The channels that pack_channels has packed for the 16 windows behind j: whole groups of them, or none. */
-INLINE int64_t packed_channels(const pysim_segment *s, int64_t j, uint32_t *dst) {
+/* Whether the 16 windows behind j were packed with masks known for all channels. */
+INLINE int is_packed(const pysim_segment *s, int64_t j, uint32_t *dst) {
 #if WIDTH == 512
-    const int64_t channels = s->channels / GROUP * GROUP;
-    if (s->row && channels && s->stride <= 2 && (s->taps == 1 || s->taps == 3)) {
-        if (s->taps == 1 && s->stride == 1) pack_channels(1, 1, s, j, channels, dst);
-        else if (s->taps == 1) pack_channels(1, 2, s, j, channels, dst);
-        else if (s->stride == 1) pack_channels(3, 1, s, j, channels, dst);
-        else pack_channels(3, 2, s, j, channels, dst);
-        return channels;
-    }
-#endif
+    if (!s->row || s->stride > 2 || s->taps > MASKED_TAPS) return 0;
+    const int64_t channels = s->taps == 1 || s->taps == 3 ? s->channels / GROUP * GROUP : 0;
+    const E *rest = (const E *)s->row + channels * s->row_channel;
+    uint32_t *behind = dst + channels * s->taps / GROUP * s->pitch;
+    if (s->taps == 1 && s->stride == 1) pack_channels(1, 1, s, j, channels, dst);
+    else if (s->taps == 1) pack_channels(1, 2, s, j, channels, dst);
+    else if (s->taps == 3 && s->stride == 1) pack_channels(3, 1, s, j, channels, dst);
+    else if (s->taps == 3) pack_channels(3, 2, s, j, channels, dst);
+    if (channels < s->channels && s->stride == 1) pack_taps(1, s, j, rest, s->channels - channels, behind);
+    else if (channels < s->channels) pack_taps(2, s, j, rest, s->channels - channels, behind);
+    return 1;
+#else
     (void)s, (void)j, (void)dst;
     return 0;
+#endif
 }
 
 void PACK(segment)(const pysim_segment *s, void *to);
@@ -172,15 +206,13 @@ void PACK(segment)(const pysim_segment *s, void *to) {
     const ROW16 flip = r_set1(s->flip);
     for (int64_t j = 0; j < s->count; j += STEP) {
         uint32_t *dst = (uint32_t *)to + j;
-        const int64_t begin = packed_channels(s, j, dst);
-        if (begin == s->channels) continue;
+        if (is_packed(s, j, dst)) continue;
         place known[MASKED_TAPS];
         for (int64_t tap = 0; tap < pysim_min(s->taps, MASKED_TAPS); tap++) known[tap] = place_of(s, j, tap);
         const E *row = s->row ? s->row : (const E *)(const void *)s; /* of padding no element is read */
         const int64_t step = s->row ? s->row_channel : 0, count = pysim_min(STEP, s->count - j);
         int64_t tap = 0;
-        row += begin * step, dst += begin * s->taps / GROUP * s->pitch;
-        for (int64_t p = begin * s->taps; p < k; p += GROUP, dst += s->pitch) {
+        for (int64_t p = 0; p < k; p += GROUP, dst += s->pitch) {
             ROW16 rows[GROUP];
 #pragma GCC unroll 4
             for (int g = 0; g < GROUP; g++) {

@@ -117,6 +117,34 @@ INLINE void b_store(uint8_t *p, FLOATS v, SUMS zero, MASK m, const int whole, in
     if (whole) _mm_storeu_si128((__m128i *)(void *)p, bytes);
     else _mm_mask_storeu_epi8(p, m, bytes);
 }
+/* A row of up to 4 vectors of sums as bytes. Saturating to 16 and 8 bits bounds them below; `high` bounds floats, which conversion would wrap. */
+typedef struct {
+    FLOATS high;
+    __m512i zero, least, flip, order; /* zero: of the unsigned byte, 16 bits; least: of that byte; flip: 0x80 for signed results */
+} BYTE_ROW;
+INLINE BYTE_ROW byte_row(const pysim_rescale *r) {
+    const int32_t flip = r->result == PYSIM_S8 ? 0x80 : 0, zero = r->zero + flip;
+    return (BYTE_ROW){_mm512_set1_ps(r->high), _mm512_set1_epi16((int16_t)zero), _mm512_set1_epi8((char)((int32_t)r->low + zero)),
+                      _mm512_set1_epi8((char)flip), _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)};
+}
+INLINE __m512i b_halves(const BYTE_ROW *of, SUMS a, FLOATS by_a, SUMS b, FLOATS by_b) {
+    const __m512i first = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(a), by_a), of->high));
+    const __m512i second = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(b), by_b), of->high));
+    return _mm512_adds_epi16(_mm512_packs_epi32(first, second), of->zero);
+}
+INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by, uint8_t *p, int64_t count) {
+    const __m512i low = b_halves(of, sums[0], by[0], sums[nv > 1], by[nv > 1]);
+    const __m512i high = nv > 2 ? b_halves(of, sums[nv > 2 ? 2 : 0], by[nv > 2 ? 2 : 0], sums[nv - 1], by[nv - 1]) : low;
+    __m512i bytes = _mm512_max_epu8(_mm512_packus_epi16(low, high), of->least);
+    bytes = _mm512_permutexvar_epi32(of->order, _mm512_xor_si512(bytes, of->flip));
+    if (count < nv * LANES) _mm512_mask_storeu_epi8(p, ~0ull >> (64 - count), bytes);
+    else if (nv == 4) _mm512_storeu_si512(p, bytes);
+    else {
+        if (nv > 1) _mm256_storeu_si256((__m256i *)(void *)p, _mm512_castsi512_si256(bytes));
+        if (nv == 1) _mm_storeu_si128((__m128i *)(void *)p, _mm512_castsi512_si128(bytes));
+        if (nv == 3) _mm_storeu_si128((__m128i *)(void *)(p + 32), _mm512_extracti32x4_epi32(bytes, 2));
+    }
+}
 #else
 typedef __m256 FLOATS;
 INLINE FLOATS f_load_mask(const float *p, MASK m) { return _mm256_maskload_ps(p, m); }
@@ -134,6 +162,20 @@ INLINE void b_store(uint8_t *p, FLOATS v, SUMS zero, MASK m, const int whole, in
 INLINE FLOATS f_scaled(SUMS x, FLOATS scale, FLOATS low, FLOATS high) {
     return I(min_ps)(high, I(max_ps)(low, I(mul_ps)(I(cvtepi32_ps)(x), scale)));
 }
+#if WIDTH == 256
+typedef struct {
+    FLOATS low, high;
+    SUMS zero;
+} BYTE_ROW;
+INLINE BYTE_ROW byte_row(const pysim_rescale *r) { return (BYTE_ROW){_mm256_set1_ps(r->low), _mm256_set1_ps(r->high), s_set1(r->zero)}; }
+INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by, uint8_t *p, int64_t count) {
+#pragma GCC unroll 2
+    for (int v = 0; v < nv; v++, p += LANES, count -= LANES) {
+        const FLOATS scaled = f_scaled(sums[v], by[v], of->low, of->high);
+        b_store(p, scaled, of->zero, m_first(count), v < nv - 1 || count == LANES, count);
+    }
+}
+#endif
 /* x is unsigned, y signed. */
 #if defined PRODUCTS && WIDTH == 512
 INLINE SUMS s_dot(SUMS sum, OPERAND x, OPERAND y) { return _mm512_dpbusd_epi32(sum, x, y); }

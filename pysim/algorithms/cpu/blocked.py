@@ -22,14 +22,14 @@ from math import log2, prod
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import Nests, direct_sum, requires_nchw
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.algorithms.cpu.direct_nchwc import described, least_cycles_of, passed, terms
+from pysim.algorithms.interface import Nests, direct_sum, requires_nchw
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, type_refusal, unpacked_plan
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
+from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -97,7 +97,7 @@ def conversions(w: Conv) -> tuple[LoopNest, LoopNest]:
     return moving(("input", "blocks"), read, filters + 2.0 * written), moving(("sums", "output"), written, filters + 2.0 * read)
 
 
-# The answers of the contract
+# The interface of an algorithm
 
 
 def _layout(kernel: Kernel) -> Layout:

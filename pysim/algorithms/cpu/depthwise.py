@@ -8,7 +8,7 @@ rows    Lanes hold columns of a row of outputs. A tile is some rows of outputs x
         kernel row is a loop of its own, with its own masks. Stride 2 loads two vectors for two taps and deinterleaves them by a shuffle
         each (AVX2: DEINTERLEAVE operations), larger strides gather lane by lane. AVX-512 makes the taps of 3x3 by shifting lanes.
         Kernel rows in the padding are left out. One call computes a row of tiles; at the top and bottom of images it computes a row of
-        each of as many groups as fit `direct_edge_bytes`. AVX-512's kernel of half vectors wastes fewer lanes on short rows. Plain C goes
+        each of as many groups as fit `direct_bytes`. AVX-512's kernel of half vectors wastes fewer lanes on short rows. Plain C goes
         over a row of outputs once per tap.
 planes  Lanes hold groups. Input, weights and outputs of L groups are transposed before and after, P columns (16 bytes) at a time: L loads
         of P elements, L - P merges into vectors, P log2(P) shuffles. The transposed planes are stored aligned, outputs in vectors of L
@@ -48,12 +48,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.algorithms.contract import Nests, Prepared, direct_sum
+from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, row_of, type_refusal, unpacked_plan
-from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
+from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -63,7 +63,7 @@ from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request, blocks_of, on_cpu
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel, direct_edge_bytes, direct_kernels
+from pysim.registry.cpu import Kernel, direct_bytes, direct_kernels
 
 NAME = "depthwise"
 QUANTISED = True
@@ -89,7 +89,6 @@ TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 DEINTERLEAVE = 3  # operations per vector in AVX2: a shuffle within halves, a permute across them (Agner Fog's tables, Zen 2 to 5)
 PART_BYTES = 16  # loaded at once for transposition
-BEHIND = 256  # bytes behind a group's padded rows (form taps)
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
 # padding a line and starting a group are worth
 GATHERS, RESCALES, PADDED, STARTED = 2.0, 3.0, 9.0, 190.0
@@ -158,7 +157,7 @@ def _calls(w: Conv, high: int) -> float:
     group = (w.group_channels * w.height * w.width + w.group_filters * w.windows) * w.element_bytes
     below = (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1 > w.pad_top + w.height
     edges = min(blocks, (w.pad_top > 0) + below)
-    return blocks - edges + edges / max(1, direct_edge_bytes() // group)
+    return blocks - edges + edges / max(1, direct_bytes()[0] // group)
 
 
 def _stores_of_row(w: Conv, kernel: Kernel) -> int:
@@ -383,7 +382,7 @@ def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float,
     return calls * busy, calls * work.calls * each, calls * store - hidden
 
 
-# The answers of the contract
+# The interface of an algorithm
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
@@ -444,7 +443,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     """The transposed operands of one block of groups (form planes) or the padded rows of two (taps), in whole lines."""
     kernel = row_of(schedule)
     size = planes_elements(problem, kernel.lane_filters) * problem.element_bytes if kernel.form == PLANES else 0
-    size = 2 * (kept_rows(problem) * kept_columns(problem) + BEHIND) if kernel.form == TAPS else size
+    size = 2 * (kept_rows(problem) * kept_columns(problem) + direct_bytes()[1]) if kernel.form == TAPS else size
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
 
 

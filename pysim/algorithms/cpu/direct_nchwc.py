@@ -39,12 +39,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import Nests, Prepared, direct_sum
+from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, round_up, row_of, type_refusal, unpacked_plan
-from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps, nest_of, panel_bytes, used_taps
+from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -233,7 +233,7 @@ def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
     return pass_of(described(w, rows, request.layout), machine, of, request.state, covers)
 
 
-# The answers of the contract
+# The interface of an algorithm
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:

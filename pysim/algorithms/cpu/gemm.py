@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products on SConv's loop nest: columns of C are its windows, rows its filters, k its channels."""
 
-from pysim.algorithms.contract import direct_sum, nothing_prepared
+from pysim.algorithms.interface import direct_sum, nothing_prepared
 from pysim.algorithms.nest import OnNest
 from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu.nest import nest_of

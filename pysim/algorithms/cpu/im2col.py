@@ -28,16 +28,16 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import DIRECT_SUM, Array, Bound, Nests, Prepared, requires_nchw
+from pysim.algorithms.interface import DIRECT_SUM, Array, Bound, Nests, Prepared, requires_nchw
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import nest_schedules, nest_text, tilings
 from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
 from pysim.cachemodel.cpu.incore import MASK_CYCLES, PHASES, stride_cycles
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, nest_of, packed_filter_bytes
 from pysim.cachemodel.cpu.nest import workspace_bytes as panel_bytes
 from pysim.cachemodel.cpu.nest_loops import OPERANDS
 from pysim.cachemodel.cpu.nest_schedules import NestCandidates
+from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -101,7 +101,7 @@ def columns_nest(w: Conv, machine: Machine) -> LoopNest:
     return LoopNest([Loop(name, name, 1, count) for name, count in trips.items()], operands, total, 1)
 
 
-# The answers of the contract
+# The interface of an algorithm
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:

@@ -29,14 +29,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import Nests, direct_sum, requires_nchw
+from pysim.algorithms.interface import Nests, direct_sum, requires_nchw
 from pysim.algorithms.nest import contract as contract
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, traffic_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, type_refusal, unpacked_plan
-from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -146,7 +146,7 @@ def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -
     return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)))
 
 
-# The answers of the contract
+# The interface of an algorithm
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:

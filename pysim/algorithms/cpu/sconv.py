@@ -4,7 +4,7 @@
 The nest is `pysim.cachemodel.cpu.nest`; its micro-kernels are the rows of `native/kernels.inc`.
 """
 
-from pysim.algorithms.contract import direct_sum, requires_nchw
+from pysim.algorithms.interface import direct_sum, requires_nchw
 from pysim.algorithms.nest import OnNest, packed_filters
 from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu.nest import nest_of

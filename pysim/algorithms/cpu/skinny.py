@@ -42,13 +42,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import Nests, direct_sum, nothing_prepared
+from pysim.algorithms.interface import Nests, direct_sum, nothing_prepared
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, latencies, traffic_of, transfer_cycles, write_allocate_cycles
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, round_up, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.incore import line_accesses
-from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, miss_share
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand, miss_share
 from pysim.cachemodel.cpu.threads import Part
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.dtypes import SIZES
@@ -288,7 +288,7 @@ def terms(g: Gemm, rows: Rows, machine: Machine, layout: Layout) -> tuple[Array 
     return compute, call, _store_cycles(shape, kernel, unit, number), pack
 
 
-# The answers of the contract
+# The interface of an algorithm
 
 
 def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:

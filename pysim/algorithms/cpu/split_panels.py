@@ -10,13 +10,13 @@ Worked number: gemm:197x768x768 in tiles of 32 columns has 24 panels of 24 block
 
 import msgspec
 
-from pysim.algorithms.contract import Prepared, direct_sum
+from pysim.algorithms.interface import Prepared, direct_sum
 from pysim.algorithms.nest import OnNest
 from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu import nest as loops
 from pysim.cachemodel.cpu import nest_schedules
-from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest_schedules import cost as cost
+from pysim.cachemodel.cpu.reuse.loops import Array
 from pysim.cachemodel.cpu.threads import nest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm

@@ -9,7 +9,7 @@ Worked number: gemm:730x64x33:nt would pack 24,090 elements of A for 1.5 million
 
 import msgspec
 
-from pysim.algorithms.contract import direct_sum, nothing_prepared
+from pysim.algorithms.interface import direct_sum, nothing_prepared
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.algorithms.nest import contract as contract
 from pysim.cachemodel.cpu import nest as loops

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import Array, Bound, Nests, Prepared
+from pysim.algorithms.interface import Array, Bound, Nests, Prepared
 from pysim.cachemodel.costs import Costs, numbered
 from pysim.cachemodel.cpu import nest_text, tilings
 from pysim.cachemodel.cpu import winograd as model

@@ -2,19 +2,20 @@
 """Products of f64 by s8 products of residues (native/cuda/gemm/f64i8/scheme.h; the bound: docs/accuracy.md).
 
 Five launches: residues of A, residues of B, the s8 products of all residues as one persistent kernel, the results from their residues, and
-the f64 kernel, which does nothing unless operands are outside the bound. The products are those of a matrix as high as all residues of A,
-one below the other; they store a byte an element.
+the f64 product as the planner has it, which does nothing unless operands are outside the bound. The products are those of a matrix as
+high as all residues of A, one below the other; they store a byte an element.
 
 Worked number: gemm:8192x8192x8192:f64 takes 15 s8 products of 1.1e12 operations: 10.8 ms at the 1,533 TOP/s that an H200 sustains, which is
 102 TFLOP/s. The passes move 6.8 GB.
 """
 
 import math
-from functools import partial
+
+import msgspec
 
 from pysim.algorithms.accuracy import size_of
-from pysim.algorithms.contract import Bound, nothing_prepared
 from pysim.algorithms.gpu import gemm
+from pysim.algorithms.interface import Bound, nothing_prepared
 from pysim.cachemodel.gpu import launch_text, product_columns
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, prunes, round_up
@@ -25,7 +26,7 @@ from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
-from pysim.record.schedule import GpuSchedule
+from pysim.record.schedule import Decomposition, GpuSchedule
 from pysim.registry.cuda import GemmKernel, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
 NAME = "f64i8"
@@ -53,12 +54,12 @@ def stacked(problem: Gemm, kernel: GemmKernel) -> Gemm:
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
-    problem, gpu = request.problem, request.gpu
+    problem = request.problem
     assert isinstance(problem, Gemm)
     kernels, rejected = gemm.usable(request, problem, NAME, [row for row in gemm_kernels() if row.residues])
     refused = [(kernel, kernel_refuses(problem, kernel)) for kernel in kernels]
     rejected += [Rejected(kernel.name, reason.sentence, reason.code) for kernel, reason in refused if reason]
-    able = tuple(variant(gpu, problem, kernel) for kernel, reason in refused if not reason)
+    able = tuple(variant(request, kernel, outside(request, limit)) for kernel, reason in refused if not reason)
     return Candidates(request, able, (NAME,), tuple(rejected), prunes(request, limit))
 
 
@@ -69,8 +70,27 @@ def kernel_refuses(problem: Gemm, kernel: GemmKernel) -> Reason | None:
     return gemm.too_large(stacked(problem, kernel), kernel, gemm.DENSE)
 
 
-def variant(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> Variant:
-    """A kernel as the model sees it."""
+def outside(request: Request, limit: float | None) -> GpuSchedule:
+    """The launch that computes operands outside the bound: the f64 kernels' best, or as a schedule names it."""
+    if isinstance(request.schedule, GpuSchedule):
+        return request.schedule
+    found = gemm.candidates(request._replace(micro_kernel=None, most=None), limit)
+    able = tuple(one for one in found.variants if runs_on_condition(gemm_kernel(one.kernel)))
+    (costs,) = cost(request.gpu, [found._replace(variants=able)])
+    best = costs.schedule(int(costs.cycles.argmin()))
+    assert isinstance(best, GpuSchedule)
+    return msgspec.structs.replace(best, gemm=best.kernel)
+
+
+def runs_on_condition(kernel: GemmKernel | None) -> bool:
+    """Whether a kernel looks at the verdict on the operands (native/cuda/abi/gemm.cu)."""
+    return kernel is not None and kernel.dtype == "f64" and kernel.reduces_in_cluster > 0
+
+
+def variant(request: Request, kernel: GemmKernel, other: GpuSchedule) -> Variant:
+    """A kernel as the model sees it; `other`: for operands outside the bound."""
+    gpu, problem = request.gpu, request.problem
+    assert isinstance(problem, Gemm)
     known = gemm_attributes(gpu.capability_number)
     attributes, own = gemm.attributes_of(kernel, known), stacked(problem, kernel)
     columns, work, family = gemm.product(gpu, own, kernel.tiles, kernel.families, attributes, attributes.efficiency)
@@ -78,7 +98,11 @@ def variant(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> Variant:
     columns = columns._replace(can_split_k=False, bytes_b=of_b, bytes_c=own.m * own.n, result_bytes=1, unaligned_c=False, sectors=1.0)
     numbers = product_columns.numbers_of(gpu, kernel.pipe, family, "model.residues.")
     assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
-    schedule, passes = partial(GpuSchedule, kernel.name), passes_of(gpu, problem, kernel)
+    passes = passes_of(gpu, problem, kernel)
+
+    def schedule(decomposition: Decomposition, splits: int, along_n: bool, group: int) -> GpuSchedule:
+        return GpuSchedule(kernel.name, other.decomposition, other.splits, along_n, group, other.gemm)
+
     return Variant(
         kernel.name, schedule, attributes, kernel.name in known, numbers, columns, work, passes=passes, assumed=assumed
     )  # fmt: skip
@@ -100,15 +124,16 @@ def passes_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> tuple[Pass, ...]:
 
 
 def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> int:
-    """As native/cuda/gemm/f64i8/f64i8.cu counts it: residues of A, B and C, exponents, the verdict on the operands."""
-    kernel = gemm_kernel(schedule.kernel)
+    """As native/cuda counts it: residues of A, B and C, exponents, the verdict on the operands, and what the f64 kernel needs."""
+    kernel, first = gemm_kernel(schedule.kernel), next(row for row in gemm_kernels() if runs_on_condition(row))
     assert kernel is not None
+    other = gemm.launch_bytes(problem, gemm_kernel(schedule.gemm or "") or first, schedule)
     rows, pitch = stacked(problem, kernel).m, round_up(problem.k, LINE_BYTES)
     parts = [rows * pitch, kernel.residues * problem.n * pitch, rows * round_up(problem.n, PERMUTED)]
     parts += [problem.m * EXPONENT_BYTES, problem.n * EXPONENT_BYTES, ALIGN]
     sums = (-(-problem.k // CHUNK) + 1) * problem.element_bytes
     parts += [problem.m * sums, problem.n * sums]
-    return sum(round_up(part, ALIGN) for part in parts) + ALIGN
+    return sum(round_up(part, ALIGN) for part in parts) + max(ALIGN, other)
 
 
 def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from pysim.algorithms.accuracy import Size, random_walk, size_of
-from pysim.algorithms.contract import DIRECT_SUM, Bound, nothing_prepared
+from pysim.algorithms.interface import DIRECT_SUM, Bound, nothing_prepared
 from pysim.cachemodel.gpu import launch_text, mainloop, product_columns
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
@@ -311,7 +311,7 @@ def sizes_of(problem: Gemm, parts: float) -> dict[str, Number]:
     }  # fmt: skip
 
 
-# The rest of the contract
+# The rest of the interface
 
 
 def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> int:

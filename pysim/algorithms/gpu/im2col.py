@@ -67,7 +67,7 @@ def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
 
 
 class ByProducts(Rows):
-    """The contract's answers for schedules that also name a row of gemm/."""
+    """The interface's answers for schedules that also name a row of gemm/."""
 
     def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
         return super().refuses(problem, machine, layout) or gemm.refuses(products_of(problem, layout).problem, machine)

@@ -16,9 +16,9 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import NamedTuple
 
-from pysim.algorithms.contract import Bound
 from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows
 from pysim.algorithms.gpu import gemm
+from pysim.algorithms.interface import Bound
 from pysim.cachemodel.gpu import mainloop
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up

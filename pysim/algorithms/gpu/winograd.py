@@ -15,9 +15,9 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from pysim.algorithms.accuracy import Size, random_walk, size_of
-from pysim.algorithms.contract import Bound
 from pysim.algorithms.convolution import ByRow, Rows
 from pysim.algorithms.gpu import gemm
+from pysim.algorithms.interface import Bound
 from pysim.cachemodel.gpu import product_columns
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up

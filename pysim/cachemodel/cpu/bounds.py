@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lower bound on the traffic of SConv's nest (`sliced`), from the sizes of its tiles alone: for thousands of schedules, of which `cost`
-predicts only those that it cannot exclude.
+"""A lower bound on the traffic of SConv's nest (`nest_loops`), from the sizes of its tiles alone: for thousands of schedules, of which
+`cost` predicts only those that it cannot exclude.
 
 The micro-kernel reads a kept tile k and a streamed tile s for a tile o of outputs. With sets of K3 kept and K2 streamed tiles, K and S
 tiles in all, the equations of `distances` have at least these bytes between two uses:
@@ -28,7 +28,7 @@ import numpy as np
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN
 from pysim.cachemodel.cpu.nest_loops import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED, raw_input
-from pysim.cachemodel.cpu.occupancy import CERTAIN_LINES
+from pysim.cachemodel.cpu.reuse.occupancy import CERTAIN_LINES
 from pysim.machine.cpu import Level
 
 _NORMAL = ((-1.0, 0.158), (0.0, 0.341), (1.0, 0.341), (2.0, 0.136))  # z, and what Phi(z) is more than at the z before, rounded down

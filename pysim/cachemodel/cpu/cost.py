@@ -60,10 +60,10 @@ import numpy as np
 
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles
 from pysim.cachemodel.cpu.incore import rates as rates_of
-from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.nest_loops import OPERANDS, nests_of, streams_of
-from pysim.cachemodel.cpu.occupancy import traffic
+from pysim.cachemodel.cpu.reuse.loops import LoopNest
+from pysim.cachemodel.cpu.reuse.occupancy import traffic
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost
@@ -162,7 +162,8 @@ def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | 
         raise PlanError(f"{kernel.name} has tiles of {right}, not {schedule.windows} x {schedule.filters} and {schedule.channels}")
     if schedule.outputs is not None:
         raise PlanError(f"{kernel.name} transforms no tiles, so its schedules have no outputs; the named one has {schedule.outputs}")
-    if min(schedule.k2, schedule.k3) < 1 or (schedule.pack == "none" and not nest.in_place):
+    packs = not nest.in_place or (nest.windows_packed and not nest.filters_packed)
+    if min(schedule.k2, schedule.k3) < 1 or (schedule.pack == "none" and packs):
         raise PlanError("k2 and k3 are at least 1, and pack none is for windows that lie in place: an unpadded 1x1 convolution of stride 1")
     return table_of(nest, machine, schedule, kernel)
 
@@ -175,7 +176,8 @@ def table_of(nest: Nest, machine: Machine, schedule: Schedule, kernel: Kernel) -
 
     sizes = (column(schedule.channels), column(schedule.k2), column(schedule.k3))
     keeps_windows = np.array([schedule.stationary == STATIONARY[0]])
-    return Table(rates_of(nest, machine, [kernel]), keeps_windows, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
+    packed = column(schedule.pack == "tiles" and not nest.windows_packed)
+    return Table(rates_of(nest, machine, [kernel]), keeps_windows, np.zeros(1, dtype=np.int64), packed, *sizes)
 
 
 def _unfollowed(table: Table) -> Array:
@@ -389,11 +391,11 @@ def _add(to: dict[str, float], more: Mapping[str, float]) -> None:
 def schedule_of(prediction: Prediction, row: int) -> Schedule:
     """One row of a prediction's table as the schedule that the macro-kernel obeys."""
     table = prediction.table
-    kernel = table.rates.kernels[table.kernel[row]]
+    nest, kernel = table.rates.nest, table.rates.kernels[table.kernel[row]]
     return Schedule(
         kernel=kernel.name,
         stationary=STATIONARY[0 if table.keeps_windows[row] else 1],
-        pack="tiles" if table.packed[row] else "none",
+        pack="tiles" if table.packed[row] or (nest.windows_packed and not nest.filters_packed) else "none",
         windows=kernel.windows,
         filters=kernel.filters,
         channels=int(table.channels[row]),

@@ -14,8 +14,8 @@ import numpy as np
 
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
-from pysim.cachemodel.cpu.loops import Array, as_rows
 from pysim.cachemodel.cpu.nest import ceil_div
+from pysim.cachemodel.cpu.reuse.loops import Array, as_rows
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
@@ -93,7 +93,7 @@ TERMS = "kernel", "call", "store", "pack"  # compute cycles; an algorithm that d
 
 
 class Listed(NamedTuple):
-    """Schedules with their TERMS (`pysim.algorithms.contract.Candidates`)."""
+    """Schedules with their TERMS (`pysim.algorithms.interface.Candidates`)."""
 
     request: Request
     rows: Rows

@@ -33,7 +33,8 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
 
     `in_place`: consecutive windows are consecutive elements of a plane, so a micro-kernel can read them without packing.
     `filters_packed`: filters are in tiles before the run (a convolution's weights), or are read in place (`filters_in_place`, of a
-    product); otherwise the run packs them. `windows_packed`: windows are in panels before the run, and count as in place.
+    product); otherwise the run packs them. `windows_packed`: windows are in panels before the run, and count as in place;
+    then pack of a schedule says whether the run packs filters.
     `windows_transposed`, `filters_transposed`: packing that operand transposes it. `fresh_input`: the input was written just before the
     run.
     """
@@ -264,7 +265,7 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
             window_panels = 1  # all filters pass by one tile before the next is packed
     else:
         filter_panels, window_panels = min(schedule.k3, filter_tiles), min(schedule.k2, window_tiles)
-    windows = window_panels * _aligned(depth * schedule.windows) if schedule.pack == "tiles" else 0
+    windows = window_panels * _aligned(depth * schedule.windows) if schedule.pack == "tiles" and not nest.windows_packed else 0
     filters = 0 if nest.filters_packed else filter_panels * _aligned(depth * schedule.filters)
     return windows + filters + PANEL_ALIGN
 

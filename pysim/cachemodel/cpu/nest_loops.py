@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, select
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_taps
-from pysim.cachemodel.cpu.reuse import Structure
+from pysim.cachemodel.cpu.reuse.counts import Structure
+from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
 from pysim.record.state import State

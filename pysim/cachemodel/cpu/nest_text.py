@@ -13,10 +13,10 @@ import numpy as np
 from pysim.cachemodel.cpu.cost import table_of
 from pysim.cachemodel.cpu.direct_schedules import row_of
 from pysim.cachemodel.cpu.incore import products_per_cycle
-from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number, Operand, Reuse
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.nest_loops import FILTER_TILES, WINDOWS, described
-from pysim.cachemodel.cpu.reuse import ACROSS, AFTER_FILL, BUFFER, WITHIN
+from pysim.cachemodel.cpu.reuse.counts import ACROSS, AFTER_FILL, BUFFER, WITHIN
+from pysim.cachemodel.cpu.reuse.loops import Loop, LoopNest, Number, Operand, Reuse
 from pysim.cachemodel.cpu.threads import grid, parts_of_each, shares_panels
 from pysim.cachemodel.cpu.traffic_edges import edges
 from pysim.machine.cpu import Level, Machine, Unit

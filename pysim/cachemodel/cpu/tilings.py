@@ -61,9 +61,12 @@ def _accuracy_refuses(kernel: Kernel, accuracy: Accuracy) -> Reason | None:
     if kernel.split and accuracy in ("ieee", "reproducible"):
         return Reason("accuracy", f"its operands are split; accuracy {accuracy} takes multiply-adds in {kernel.dtype} only")
     if reproducible and not kernel.fused and kernel.dtype != "s8":
-        return Reason("accuracy", "its compiler decides how multiply-adds round; accuracy reproducible takes those that round once")
+        return Reason(
+            "accuracy",
+            "its compiler or tiles decide how sums round; accuracy reproducible takes multiply-adds that round once, in one order",
+        )
     if not reproducible and kernel.slow:
-        return Reason("accuracy", "it computes slowly what accuracy reproducible promises on any CPU; win is as accurate")
+        return Reason("accuracy", "it computes slowly what accuracy reproducible promises on any CPU; other rows are as accurate")
     return None
 
 

@@ -11,7 +11,7 @@ Worked number: a 32 x 14 micro-kernel loads (32 + 14) x 4 = 184 bytes a k-iterat
 
 from collections.abc import Iterator
 
-from pysim.cachemodel.cpu.loops import LoopNest
+from pysim.cachemodel.cpu.reuse.loops import LoopNest
 from pysim.record.cost import CsaCost
 from pysim.record.plan import Plan, on_cpu
 

@@ -46,8 +46,8 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of, transfer_cycles
 from pysim.cachemodel.cpu.incore import step_cycles
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import ceil_div
+from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES

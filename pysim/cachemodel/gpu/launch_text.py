@@ -39,7 +39,7 @@ def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: s
 
 def _tiles_of(plan: Plan) -> Tiles | None:
     """The tiles of the kernel that multiplies, if it has tiles."""
-    product = gemm_kernel(plan.launch.gemm or plan.kernel)
+    product = gemm_kernel(plan.kernel) or gemm_kernel(plan.launch.gemm or "")
     row = product or conv_kernel(plan.kernel)
     return row.tiles if row and row.tiles.rows else None
 

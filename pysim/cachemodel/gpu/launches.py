@@ -162,11 +162,14 @@ def one_each(count: int, kind: int = DATA_PARALLEL, splits: int = 1, along_n: bo
     return Table(np.arange(count), *(np.full(count, value) for value in (kind, splits, along_n, group)))
 
 
-def named_table(count: int, schedule: AnySchedule, chunks: int) -> Table:
-    """The launch that a request names, of each of `count` variants."""
+def named_table(c: Columns, schedule: AnySchedule, chunks: int) -> Table:
+    """The launch that a request names, of each variant. Where a variant cannot split k, the decomposition is that of another kernel that
+    the schedule names."""
     assert isinstance(schedule, GpuSchedule)
-    splits = 1 if chunks else schedule.splits
-    return one_each(count, DECOMPOSITIONS.index(schedule.decomposition), splits, schedule.along_n, schedule.group)
+    can_split = np.array(c.can_split_k, bool)
+    kind = np.where(can_split, DECOMPOSITIONS.index(schedule.decomposition), DATA_PARALLEL)
+    splits = np.where(can_split, 1 if chunks else schedule.splits, 1)
+    return one_each(len(can_split), along_n=schedule.along_n, group=schedule.group)._replace(kind=kind, splits=splits)
 
 
 def table_of(gpu: Gpu, c: Columns) -> Table:
@@ -221,7 +224,7 @@ def launched(gpu: Gpu, candidates: Sequence[Candidates]) -> list["Launches"]:
     count = int(edges[-1])
     if request.schedule is not None:
         chunks = max((variant.chunks for one in candidates for variant in one.variants), default=0)
-        table, others = named_table(count, request.schedule, chunks), np.full(count, np.inf)
+        table, others = named_table(columns, request.schedule, chunks), np.full(count, np.inf)
         prediction = waves.predict(gpu, columns, table, request.state == "hot")
     else:
         outside = np.concatenate([of for algorithm, of in zip(candidates, of_each, strict=True) if algorithm.tiled] or [np.empty((0, 2))])

@@ -4,7 +4,7 @@
     compute    as in `cost`: in-core cycles from the machine's rates
     transfer   misses and write-backs of the plan's own trace (`trace`) in the machine's caches (`hierarchy`), at the machine's rates
 
-So it differs from a prediction only by the errors of the closed forms (`sliced`, `occupancy`). On a machine whose in-core rates are of
+So it differs from a prediction only by the errors of the closed forms (`nest_loops`, `occupancy`). On a machine whose in-core rates are of
 kind `static` it is a second opinion where nothing can be measured; it is not a measurement.
 
 A written line is transferred twice, once each way, and is charged once, as in `cost`: the lines of an operand that are only read are its

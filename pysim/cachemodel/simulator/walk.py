@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan's trace from the description of its loops (`pysim.cachemodel.cpu.loops`): every touch in the order of the loops, as addresses.
+"""A plan's trace from the description of its loops (`cachemodel.cpu.reuse.loops`): every touch in the order of the loops, as addresses.
 
 A description says how many bytes of each operand a tile has, not where they lie. Here the data of one touch of the innermost kind is a
 *cell* of consecutive bytes, cells follow one another in the order of the operand's dimensions, and buffers follow one another, each from a
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.loops import Extent, LoopNest, Number, Operand
+from pysim.cachemodel.cpu.reuse.loops import Extent, LoopNest, Number, Operand
 from pysim.cachemodel.simulator.hierarchy import OPERANDS, Chunk, Hierarchy, Result
 from pysim.errors import PlanError
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers ONNX operators along axes, GridSample, TopK and recurrent layers to native operators (`pysim.network.along`).
+"""Lowers ONNX operators along axes, GridSample, TopK and recurrent layers to native operators (`pysim.network.native_ops.along`).
 
 A recurrent layer is a Linear of all steps at once, for all gates and both directions, and a Recurrent of its sums. What is not usual (other
 activations, clip, peepholes, input_forget, sequences of several lengths, computed weights) runs by its definition.
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pysim.network.along import split_at
 from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.lowering.array_operators import Constants, Parts, constant_of, is_native
+from pysim.network.native_ops.along import split_at
 from pysim.network.numpy_ops.recurrent import INPUTS, directions_of
 from pysim.runtime.along_steps import PADDINGS, packed_panels
 

@@ -114,23 +114,38 @@ def with_places(
 ) -> tuple[Array, Array]:
     """The largest element of each window of a pool, and its place among all of x, whose images lie row by row or column by column; the
     package's places are right for some windows alone. The first of equal ones is taken, and a NaN before all numbers."""
-    least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    found, tap = np.full((*x.shape[:2], *outputs), least, x.dtype), np.full((*x.shape[:2], *outputs), -1, np.int64)
-    simple = not ((x == least) | (x != x)).any()  # every element of a window is above `least`, and none a NaN
     sizes = x.shape[2:]
     apart = [int(np.prod(sizes[:axis] if by_columns else sizes[axis + 1 :])) for axis in range(len(sizes))]
     about = {"strides": strides, "dilations": dilations, "pads": pads}
-    for lies in product(*reaching(sizes, outputs, kernel, about)):
-        at, to, of = ((..., *numbers) for numbers in zip(*lies, strict=True))
-        value, most, first = x[of], found[to], tap[to]
-        better = value > most
-        if not simple:
-            better |= (first < 0) | ((value != value) & (most == most))
-        np.copyto(
-            first, sum(number * dilation * step for number, dilation, step in zip(at[1:], dilations, apart, strict=True)), where=better
-        )
-        np.copyto(most, value, where=better)
-    places = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(sizes)) * int(np.prod(sizes)) + tap
+    lies = [[*zip(*one, strict=True)] for one in product(*reaching(sizes, outputs, kernel, about))]
+    far = [sum(number * dilation * step for number, dilation, step in zip(at, dilations, apart, strict=True)) for at, _, _ in lies]
+    found, tap = _first_largest(x, [(of, to, by) for (_, to, of), by in zip(lies, far, strict=True)], (*x.shape[:2], *outputs))
+    first = np.zeros((1,) * len(sizes), np.int64)  # the place in an image at which each window begins
     for axis, (out, stride, pad, step) in enumerate(zip(outputs, strides, pads, apart, strict=False)):
-        places += ((np.arange(out) * stride - pad) * step).reshape(-1, *[1] * (len(sizes) - 1 - axis))
-    return found, np.where(tap < 0, -1, places)
+        first = first + ((np.arange(out) * stride - pad) * step).reshape(-1, *[1] * (len(sizes) - 1 - axis))
+    images = np.arange(0, x.shape[0] * x.shape[1] * int(np.prod(sizes)), int(np.prod(sizes))).reshape(*x.shape[:2], *[1] * len(sizes))
+    places = tap + first
+    places += images
+    if (tap < 0).any():
+        places[tap < 0] = -1
+    return found, places
+
+
+def _first_largest(x: Array, lies: Sequence[tuple[Any, Any, int]], shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Of each window the largest element, and how far it lies behind the window's beginning; -1 if the window is empty. `lies`: for each
+    tap the elements, the windows that they belong to, and how far they lie."""
+    least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    found, tap = np.full(shape, least, x.dtype), np.full(shape, -1, np.int32)
+    for of, to, far in lies:
+        value, most = x[(..., *of)], found[(..., *to)]
+        np.copyto(tap[(..., *to)], far, where=value > most)
+        np.maximum(most, value, out=most)
+    if (found > least).all():  # no window has a NaN, which is above no number, or nothing above `least`
+        return found, tap
+    found[...], tap[...] = least, -1
+    for of, to, far in lies:
+        value, most, first = x[(..., *of)], found[(..., *to)], tap[(..., *to)]
+        better = (value > most) | (first < 0) | ((value != value) & (most == most))
+        np.copyto(first, far, where=better)
+        np.copyto(most, value, where=better)
+    return found, tap

@@ -71,12 +71,12 @@ def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     if problem is None and x.native and len(x.shape) > 2:
         _check_window(node, graph)
     constant = all(name in constants for name in node.inputs[1:] if name)
-    if problem is None or not constant or not is_image(node.inputs[0], graph):
+    if problem is None or not is_image(node.inputs[0], graph):
         return _conv_by_taps(node, graph, constant)
     told, made = graph.tensors[node.output].shape, problem.output_shape
     if told != made:
         raise ProblemError(f'{node.op} "{printable(node.name)}" makes the shape {list(made)}, where the model says {list(told)}')
-    return Node("Conv", node.name, node.inputs, node.outputs, {"problem": problem})
+    return Node("Conv" if constant else "ConvOfTwo", node.name, node.inputs, node.outputs, {"problem": problem})
 
 
 def _conv_by_taps(node: Node, graph: Graph, constant: bool) -> Node | None:

@@ -4,7 +4,7 @@
     y = act(scale conv(x, w) + shift + residual)
     scale = s / (1 + mean_error),  shift = (bias - mean) s + beta,  s = gamma / sqrt(var + eps)    in float64, rounded once
 
-`mean_error` is the systematic relative error of a plan's results (`pysim.algorithms.contract.Bound`). Tensor cores truncate, so their
+`mean_error` is the systematic relative error of a plan's results (`pysim.algorithms.interface.Bound`). Tensor cores truncate, so their
 results are too small on average; over the layers of a network these errors add up, while errors of random sign average out.
 
 Weights may change. On a CPU they are multiplied by the scale and packed. On a GPU the kernel reads the model's own weights and multiplies

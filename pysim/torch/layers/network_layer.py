@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torch import fx
 
 from pysim.calibration import host
-from pysim.errors import PysimError
+from pysim.errors import OperandError, PysimError
 from pysim.network.execution import Network
 from pysim.problem.text import Workload
 from pysim.torch.capture.aten import lowered
@@ -63,6 +63,9 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         return results[0] if len(results) == 1 else results
 
     def _network(self, parameters: Sequence[Any], threads: int) -> Network:
+        # PyTorch 2.11 has no guard for these
+        if any(one.stride() != node.meta["form"].stride for one, node in zip(parameters, self._places, strict=False)):
+            raise OperandError("a parameter has other strides, from which PyTorch makes those of results")
         on, made = host.runnable("host"), lowered(self.__dict__["_graph"].graph, dict(zip(self._places, parameters, strict=False)))
         graph = made.graph(self._places[self.parameter_count :], self._outputs)
         return Network(graph, on, threads, plan_accuracy(self.accuracy))

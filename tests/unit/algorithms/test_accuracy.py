@@ -14,7 +14,7 @@ from command_line import document, ok
 import pysim
 from pysim import planner
 from pysim.algorithms import accuracy, algorithm_named
-from pysim.algorithms.contract import DIRECT_SUM, Bound
+from pysim.algorithms.interface import DIRECT_SUM, Bound
 from pysim.cachemodel.cpu import nest_schedules
 from pysim.check.reference import reference, shapes
 from pysim.errors import MissingError, OperandError, PlanError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pysim.algorithms.contract import DIRECT_SUM, Bound
+from pysim.algorithms.interface import DIRECT_SUM, Bound
 from pysim.check import reference
 from pysim.check.bounds import Sums, allowed, gamma, sums_of, transformed
 from pysim.check.fills import HELD, LARGEST, exact_fill, numbers, random_fill, unwritten

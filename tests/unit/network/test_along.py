@@ -8,7 +8,7 @@ from graphs import helper
 from guarded import guarded
 from native_library import native
 
-from pysim.network.along import SEVERAL
+from pysim.network.native_ops.along import SEVERAL
 from pysim.network.numpy_ops.grid_sample import grid_sample
 from pysim.network.numpy_ops.recurrent import recurrent
 from pysim.network.numpy_ops.selecting import cum_sum, top_k

@@ -9,9 +9,10 @@ from graphs import Builder, numpy_helper, random_model
 from onnx_models import assert_close, by_onnxruntime, given, model_of
 
 from pysim.errors import NativeError
-from pysim.network import arrays, plan
+from pysim.network import plan
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.layouts import choose_layouts
+from pysim.network.native_ops import arrays
 from pysim.runtime.operators import Window, pool_step, reorder_step
 
 FLOAT = np.dtype(np.float32)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from problems import conv
 
-from pysim.algorithms.contract import DIRECT_SUM
+from pysim.algorithms.interface import DIRECT_SUM
 from pysim.check.bounds import transformed
 from pysim.check.fills import HELD, random_fill
 from pysim.errors import MissingError, NativeError

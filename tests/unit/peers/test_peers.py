@@ -13,7 +13,7 @@ from checkout import ROOT
 from native_library import native_is_missing
 from numpy.typing import NDArray
 
-from pysim.algorithms.contract import DIRECT_SUM
+from pysim.algorithms.interface import DIRECT_SUM
 from pysim.check.fills import HELD, Array, exact_fill, numbers, unwritten
 from pysim.check.reference import Picked, Trial, as_result, reference, shapes, trial
 from pysim.check.verdict import Verdict, judge

@@ -9,6 +9,8 @@ import os
 import msgspec
 import numpy as np
 import pytest
+from command_line import cache, own_files  # noqa: F401
+from emulation import NAME, built_worker, emulation  # noqa: F401
 from native_library import native, native_is_missing
 
 import pysim
@@ -20,6 +22,7 @@ from pysim.machine.load import load_any
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload, parse
 from pysim.runtime import emulated
+from pysim.runtime.cpu_launch import Prepared
 
 LAYERS = int(os.environ.get("PYSIM_LAYERS", "20"))
 HALVES = "gemm,kernel=f32_win_16x6__avx2,stationary=input_stationary,pack=tiles,windows=16,filters=6,channels=350,k2=1,k3=1"
@@ -45,6 +48,11 @@ def random_layer(seed: int) -> Workload:
     if one(0, 1, 1) == 0:
         m, n, k = one(1, 2, 5, 17, 64), one(1, 7, 16, 40, 130), one(1, 3, 64, 100, 1100, 2500)
         return parse(f"gemm:{m}x{n}x{k}{':nt' * one(0, 1)}{dtype}")
+    if one(0, 0, 0, 0, 0, 1):  # of volumes
+        kernel, sizes = one(1, 2, 3), f"ih{one(5, 8)}iw{one(6, 17)}id{one(4, 7)}kd{one(1, 3)}sd{one(1, 2)}pd{one(0, 1)}"
+        return parse(
+            f"conv:mb{one(1, 2)}ic{one(3, 16, 40)}oc{one(5, 16, 33)}{sizes}kh{kernel}kw{kernel}sh{one(1, 2)}ph{kernel // 2}{dtype}"
+        )
     kernel, groups = one(1, 1, 3, 3, 3, 5, 7), one(1, 1, 1, 4, 16, 33)
     channels, filters = (groups, groups * one(1, 2)) if groups > 1 else (one(3, 8, 16, 17, 32, 64, 130), one(5, 16, 32, 33, 64))
     sizes = f"ih{one(7, 9, 14, 23)}iw{one(7, 12, 28)}kh{kernel}kw{kernel}sh{one(1, 1, 2)}ph{one(0, kernel // 2)}"
@@ -68,6 +76,8 @@ def activation_of(problem: Workload):
 
 def result(problem: Workload, plan, x, w, bias):
     threads = plan.threads
+    if isinstance(problem, Conv) and problem.is_volume:
+        return Prepared.of(plan, w, bias, activation_of(problem), threads)(x)
     if isinstance(problem, Conv):
         windows = {"padding": (problem.pad_top, problem.pad_left), "stride": (problem.stride_h, problem.stride_w), "groups": problem.groups}
         return pysim.conv2d(x, w, bias, activation=activation_of(problem), plan=plan, threads=threads, **windows)
@@ -104,6 +114,22 @@ def test_all_plans_that_keep_a_contract_give_the_same_bits(first):
         x, w, bias = operands(problem)
         alone = planner.plan(first_image(problem), MACHINES[-1], accuracy="reproducible")
         assert result(alone.workload, alone, x[:1], w, bias).tobytes() == result(problem, plans[0], x, w, bias)[:1].tobytes()
+
+
+EDGES = ["conv:ic20ih9oc12kh3sh2ph1", "conv:ic17ih6oc19kh3ph1", "gemm:37x20x75", "gemm:5x3x1100", "gemm:9x7x61:f64"]
+
+
+@native
+@emulation
+@pytest.mark.usefixtures("own_files", "built_worker")
+@pytest.mark.parametrize("text", EDGES)
+def test_power10_has_the_bits_of_this_cpu_at_edges_too(text):
+    problem = parse(text)
+    mine, theirs = planner.plan(text, MACHINES[-1], accuracy="reproducible"), planner.plan(text, NAME, accuracy="reproducible")
+    assert mine.contract == theirs.contract
+    assert not differing(problem, [mine, theirs])
+    outer = planner.plan(text, NAME, micro_kernel=f"{problem.dtype}_outer_{8 if problem.dtype == 'f64' else 16}x8__mma")
+    assert outer.contract is None and differing(problem, [mine, outer]) == [outer.name]
 
 
 @native

@@ -71,7 +71,7 @@ def random_schedule(random: Any, row: Kernel, product: bool, channels: int) -> S
     prepared = product and bool(random.integers(2)) and row.form in ("win", "groups")
     stationary = ("input_stationary", "weight_stationary")[random.integers(2)]
     sizes = (int(random.integers(1, most)) for most in (channels + 1, 5, 5))
-    return Schedule(row.name, stationary, "none" if prepared else "tiles", row.windows, row.filters, *sizes, "panels" if prepared else None)
+    return Schedule(row.name, stationary, "tiles", row.windows, row.filters, *sizes, "panels" if prepared else None)
 
 
 def elements(random: Any, shape: tuple[int, ...], kind: str) -> Any:

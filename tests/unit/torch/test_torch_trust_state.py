@@ -13,6 +13,8 @@ from torch.nn import functional  # noqa: E402
 from torch_models import FrozenNorm, block, settled  # noqa: E402
 from torch_twins import WAYS, Twins, difference  # noqa: E402
 
+import pysim.torch  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours", "fresh_compiler")
 
 
@@ -473,3 +475,20 @@ def test_a_model_with_its_own_generator_draws_from_it_in_each_call(way):
     with torch.no_grad():
         for _ in range(3):
             assert not (fault := difference(ours(x), right(x))), fault
+
+
+@pytest.mark.parametrize("name", ["forward", "helped"])
+def test_a_function_of_a_module_s_class_that_is_replaced_takes_effect(name):
+    class Helped(nn.Linear):
+        def helped(self, y):
+            return y * 2
+
+        def forward(self, x):
+            return self.helped(super().forward(x))
+
+    model, x = nn.Sequential(Helped(8, 8)).eval(), torch.ones(2, 8)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        for other in (getattr(Helped, name), lambda self, y: y - 1, lambda self, y: y + 1):
+            setattr(Helped, name, other)
+            torch.testing.assert_close(optimized(x), model(x))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The rows of gemm/f64i8/rows.inc. A launch has five kernels: residues of A, of B, their products, C; and the f64 product, which does nothing unless the
- * operands are outside the bound. The kernels between also end at once then. So no result is off by more than f64's own bound, and the host does not
- * wait to know. */
+ * The rows of gemm/f64i8/rows.inc. A launch has four kernels: residues of A, of B, their products, C. The last sets flag 2 if the operands are outside
+ * the bound, and then it and the one before end at once: abi/gemm.cu runs an f64 product behind them, which does nothing otherwise. So no result
+ * is off by more than f64's own bound, and the host does not wait to know. */
 #include "abi/arguments.h"
 #include "gemm/f64i8/passes.cuh"
 #include "gemm/rows.h"
@@ -48,19 +48,9 @@ struct Parts {
  * and a column: the error is at most 2^-53 k |A||B|, the bound of f64's own sums, if k - deficits is at least this (docs/accuracy.md). */
 double least_large(int k) { return std::ceil(2.001 * SMALL * std::sqrt((double)k) * 0x1p53 / CONSTANTS.largest); }
 
-[[maybe_unused]] cudaError_t in_f64(Problem p, const unsigned *only_if, int sms, cudaStream_t stream) {
-    p.only_if = only_if, p.flags = nullptr, p.partials = nullptr, p.follows = 0;
-#ifdef PYSIM_EMULATED
-    (void)sms;
-    return reference(p, PYSIM_F64, stream);
-#else
-    return gemm_mma_f64::all().rows[0].launch(p, sms, stream);
-#endif
-}
-
 [[maybe_unused]] cudaError_t launch_product(const Problem &p, int sms, cudaStream_t stream) {
     const double least = least_large(p.k);
-    if (least > p.k) return in_f64(p, nullptr, sms, stream);
+    if (least > p.k) return cudaMemsetAsync(p.flags + 2, 1, 1, stream);
     const Parts parts(p.m, p.n, p.k);
     char *const work = (char *)p.partials;
     int8_t *const a = (int8_t *)(work + parts.a), *const b = (int8_t *)(work + parts.b);
@@ -88,8 +78,7 @@ double least_large(int k) { return std::ceil(2.001 * SMALL * std::sqrt((double)k
 #if defined(PYSIM_HOPPER) || defined(PYSIM_EMULATED)
     if (error == cudaSuccess) error = multiply(p, a, b, parts.pitch, (int)parts.rows, c, verdict, sms, stream);
 #endif
-    if (error == cudaSuccess) error = reconstruct(p, c, exponents_a, exponents_b, verdict, stream);
-    return error == cudaSuccess ? in_f64(p, verdict.deficits + 2, sms, stream) : error;
+    return error == cudaSuccess ? reconstruct(p, c, exponents_a, exponents_b, verdict, stream) : error;
 }
 
 #ifdef PYSIM_HOPPER

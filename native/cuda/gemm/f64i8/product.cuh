@@ -67,7 +67,7 @@ inline cudaError_t multiply(const Problem &p, const int8_t *a, const int8_t *b, 
     Moduli of = {};
     of.product.m = MODULI * rows, of.product.n = n, of.product.k = k;
     of.product.a = a, of.product.b = b, of.product.lda = of.product.ldb = pitch, of.product.trans_b = 1, of.product.c_dtype = PYSIM_S32;
-    of.product.kind = p.kind, of.product.splits = 1, of.product.along_n = p.along_n, of.product.group = p.group;
+    of.product.kind = PYSIM_DATA_PARALLEL, of.product.splits = 1, of.product.along_n = p.along_n, of.product.group = p.group;
     of.rows = rows, of.to = to, of.verdict = verdict;
     for (int i = 0; i < MODULI; i++) of.modulus[i] = modulus_of(i);
     CUtensorMap map_a, map_b;

@@ -96,10 +96,21 @@ def test_the_bytes_are_what_the_library_asks_for() -> None:
             assert (launch.workspace_bytes, launch.prepared_bytes) == (plan.workspace_bytes, prepared)
 
 
-def test_rows_that_share_sets_of_l1_are_packed_beside_panels() -> None:
-    assert panels.nest_of(problem_of("128x768x768:nt")).filters_in_place
-    assert not panels.nest_of(problem_of("128x768x3072:nt")).filters_in_place
-    assert planner.plan("gemm:128x768x3072:nt", load_any("zen4"), prepared=True).algorithm == panels.NAME
+def test_rows_that_share_sets_of_the_machines_l1_are_packed_beside_panels() -> None:
+    """16 KiB apart in the 128 KiB of an M1, 4 KiB apart in a Zen 4: more rows than L1 has ways, which are 8 and on a Zen 5 12."""
+
+    def pack(text: str, machine: str) -> str:
+        plan = planner.plan(f"gemm:{text}", load_any(machine), prepared=True, algorithm=panels.NAME)
+        assert isinstance(plan.schedule, Schedule)
+        return plan.schedule.pack
+
+    zen4, zen5 = load_any("zen4"), load_any("zen5")
+    assert isinstance(zen4, Machine) and isinstance(zen5, Machine) and (zen4.levels[0].ways, zen5.levels[0].ways) == (8, 12)
+    assert [pack("128x768x768:nt", name) for name in ("zen4", "zen5")] == ["none", "none"]
+    assert [pack("128x768x3072:nt", name) for name in ("zen4", "zen5")] == ["tiles", "tiles"]
+    assert [pack("10x768x3072:nt", name) for name in ("zen4", "zen5")] == ["tiles", "none"]
+    assert pack("10x768x3072:nt:s8", "zen5") == "tiles"  # elements of one byte always
+    assert planner.plan("gemm:128x768x3072:nt", zen4, prepared=True).algorithm == panels.NAME
 
 
 def test_only_who_prepares_b_is_given_its_panels() -> None:
@@ -161,12 +172,18 @@ def test_kernels_that_read_panels_of_a_are_refused() -> None:
         planner.plan(problem, bare, algorithm=unpacked.NAME)
 
 
-def test_a_prepared_schedule_that_packs_is_refused() -> None:
+def test_a_schedule_tells_whether_a_is_packed_beside_panels() -> None:
     problem = problem_of("40x50x60")
-    schedule = plans_of(problem)[1].schedule
-    assert isinstance(schedule, Schedule) and schedule.algorithm == panels.NAME
-    with pytest.raises(NativeError, match="packed already"):
-        Launch(problem, msgspec.structs.replace(schedule, pack="tiles"))
+    plan = plans_of(problem)[1]
+    schedule = plan.schedule
+    assert isinstance(schedule, Schedule) and (schedule.algorithm, schedule.pack) == (panels.NAME, "none")
+    packs = planner.plan(
+        problem, host.machine("host"), schedule=msgspec.structs.replace(schedule, pack="tiles"), algorithm=panels.NAME, prepared=True
+    )
+    a, b = operands(problem)
+    assert packs.workspace_bytes > plan.workspace_bytes and packs.cost.cycles > plan.cost.cycles
+    assert Launch(problem, packs.schedule).workspace_bytes == packs.workspace_bytes
+    assert np.array_equal(product(problem, a, b, packs), product(problem, a, b, plan))
 
 
 def test_a_product_bound_to_its_arrays_is_the_product() -> None:

@@ -9,6 +9,7 @@ import emulated_cuda
 import numpy as np
 import pytest
 
+from pysim import planner
 from pysim.algorithms.gpu import f64i8
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
@@ -26,7 +27,7 @@ def native() -> Iterator[None]:
         yield
 
 
-def products(a: Array, b: Array, layout: int = 0, group: int = 1) -> tuple[Array, Array]:
+def products(a: Array, b: Array, layout: int = 0, group: int = 1, schedule: GpuSchedule | None = None) -> tuple[Array, Array]:
     """A B by residues, and as the f64 reference has it."""
     (m, k), n, trans = a.shape, b.shape[1], (bool(layout & 1), bool(layout & 2))
     w = Gemm(m=m, n=n, k=k, trans_a=trans[0], trans_b=trans[1], dtype="f64")
@@ -35,7 +36,7 @@ def products(a: Array, b: Array, layout: int = 0, group: int = 1) -> tuple[Array
     results = []
     for one in (True, False):
         out = cuda.DeviceArray((m, n), "f64").fill(np.full((m, n), np.nan))
-        launch = cuda.Launch(w, GpuSchedule(ROW.name, "data_parallel", 1, group > 1, group))
+        launch = cuda.Launch(w, schedule or GpuSchedule(ROW.name, "data_parallel", 1, group > 1, group))
         bound = launch.on((left.pointer, right.pointer, out.pointer))
         bound.run() if one else bound.reference()
         results.append(out.read(np.empty((m, n))))
@@ -104,6 +105,36 @@ def test_numbers_that_are_not_finite_or_vanish_give_the_f64_kernels_results(numb
     a[3, 7] = number
     found, reference = products(a, b)
     np.testing.assert_array_equal(found, reference)
+
+
+@pytest.mark.parametrize("row", [row.name for row in gemm_kernels() if f64i8.runs_on_condition(row)])
+def test_any_f64_row_and_decomposition_may_compute_what_is_outside_the_bound(row: str) -> None:
+    a, b = operands("log uniform")
+    for decomposition, splits in (("split_k", 3), ("split_k", 20), ("stream_k", 2)):
+        found, reference = products(a, b, schedule=GpuSchedule(ROW.name, decomposition, splits, False, 1, row))
+        np.testing.assert_array_equal(found, reference)
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "accuracy", "algorithm"),
+    [
+        ("gemm:8192x8192x8192:f64", "h200", "standard", "f64i8"),
+        ("gemm:4096x4096x4096:tt:f64", "h200", "strict", "f64i8"),
+        ("gemm:8192x8192x8192:f64", "h200", "ieee", "gemm"),
+        ("gemm:8192x8192x8192:f64", "a100", "standard", "gemm"),
+        ("gemm:8192x8192x65537:f64", "h200", "standard", "gemm"),  # sums of residues might overflow
+        ("gemm:16384x512x4096:f64", "h200", "standard", "gemm"),  # conversions would take as long as the product
+        ("gemm:512x512x512:f64", "h200", "standard", "gemm"),
+    ],
+)
+def test_residues_are_planned_where_they_are_allowed_and_faster(text: str, machine: str, accuracy: str, algorithm: str) -> None:
+    assert planner.plan(text, machine, accuracy=accuracy).algorithm == algorithm
+
+
+@pytest.mark.parametrize("text", ["gemm:4096x4096x4096:f64", "gemm:1024x1024x65536:f64", "gemm:300x300x3000:tn:f64"])
+def test_operands_outside_the_bound_are_computed_as_the_f64_kernels_are_planned(text: str) -> None:
+    residues, other = (planner.plan(text, "h200", algorithm=name).launch for name in ("f64i8", "gemm"))
+    assert (residues.gemm, residues.decomposition, residues.splits) == (other.kernel, other.decomposition, other.splits)
 
 
 def test_rows_of_zeros_give_zeros_and_do_not_refuse_the_others() -> None:

@@ -20,7 +20,7 @@ from pysim.cachemodel.cpu.cost import Prediction, cost_of, predict, predict_sche
 from pysim.cachemodel.cpu.incore import Table, compute_cycles, fetch_cycles, rates, select
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, live_taps, nest_of, segments
 from pysim.cachemodel.cpu.nest_loops import nests_of, streams_of
-from pysim.cachemodel.cpu.occupancy import overflow_probability, variance
+from pysim.cachemodel.cpu.reuse.occupancy import overflow_probability, variance
 from pysim.errors import PlanError
 from pysim.machine import load as machine
 from pysim.machine.cpu import Machine

@@ -17,8 +17,8 @@ from plan_trace import recorded as recorded_runs
 
 from pysim.algorithms.cpu import panels, unpacked
 from pysim.algorithms.cpu.im2col import columns_nest
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use, miss_share, normal_distribution
 from pysim.cachemodel.cpu.nest import nest_of
+from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Operand, Use, miss_share, normal_distribution
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES, Cache, Hierarchy
 from pysim.machine.load import load

@@ -8,8 +8,8 @@ import pytest
 from nest_trace import walk
 
 from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.cpu.nest_text import printed, reused
+from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.errors import MissingError
 from pysim.machine.load import load

@@ -14,7 +14,7 @@ from pysim import planner
 from pysim.algorithms.cpu import depthwise
 from pysim.cachemodel.cpu import winograd
 from pysim.cachemodel.cpu.direct_schedules import Rows
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
+from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import touched_bytes
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.errors import MissingError

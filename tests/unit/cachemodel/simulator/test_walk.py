@@ -11,7 +11,7 @@ from nest_trace import walk as touches
 
 from pysim import planner
 from pysim.algorithms import algorithm_named
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
+from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.simulator import walk
 from pysim.cachemodel.simulator.hierarchy import Cache, Hierarchy
 from pysim.errors import PlanError

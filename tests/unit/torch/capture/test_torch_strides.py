@@ -64,3 +64,19 @@ def test_results_have_pytorchs_strides_for_all_sizes_of_a_batch(form, on_gpu):
                 found, right = optimized(x), model(x)
                 assert_close(found, right)
                 assert [one.stride() for one in found] == [one.stride() for one in right]
+
+
+def test_results_follow_the_strides_that_parameters_have_now():
+    """PyTorch 2.11 calls a graph again whose parameters got other strides by `.data`, without a guard."""
+    graphs, conv, x = [], nn.Conv2d(8, 8, 3, padding=1).to(memory_format=torch.channels_last), torch.randn(2, 8, 6, 6)
+
+    def kept(module, inputs):
+        graphs.append((pysim.torch.backend(module, inputs), inputs))
+        return graphs[-1][0]
+
+    with torch.no_grad():
+        assert torch.compile(conv, backend=kept)(x).is_contiguous(memory_format=torch.channels_last)
+        conv.weight.data = conv.weight.data.contiguous()
+        (y,), right = graphs[0][0](*graphs[0][1]), conv(x)
+    assert y.stride() == right.stride()
+    torch.testing.assert_close(y, right)

@@ -20,8 +20,8 @@ from pysim.commands.common import (
     size,
     wrapped,
 )  # fmt: skip
-from pysim.commands.machines_calibrate import calibrate
-from pysim.commands.machines_diff import diff
+from pysim.commands.machines.calibrate import calibrate
+from pysim.commands.machines.diff import diff
 
 if TYPE_CHECKING:
     from pysim.machine.cpu import Machine

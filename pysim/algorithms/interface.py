@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of an algorithm: one way to compute a convolution or a matrix product on one kind of machine.
+"""The interface of an algorithm: one way to compute a convolution or a matrix product on one kind of machine.
 
 An algorithm is a module with the names of `Algorithm` below, or the value ALGORITHM of a module.
 
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.costs import Costs
-from pysim.cachemodel.cpu.loops import LoopNest
+from pysim.cachemodel.cpu.reuse.loops import LoopNest
 from pysim.cachemodel.cpu.threads import Part
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.distances import (
+from pysim.cachemodel.cpu.reuse.distances import (
     NO_LOOP,
     Access,
     Array,

@@ -10,7 +10,7 @@ The numbers are those of the single operators: the INT32 sum of (x - zero) w is 
 import numpy as np
 
 from pysim.network.graph import Array, Graph, Node, Quantized, live
-from pysim.network.integer_forms import Rows, centred, form_of, wrapped
+from pysim.network.integers.forms import Rows, centred, form_of, wrapped
 from pysim.runtime.integer_steps import Sums
 
 

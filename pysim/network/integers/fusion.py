@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pysim.network.dynamic_integers import with_dynamic
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
-from pysim.network.integer_forms import Rows, form_of, wrapped
+from pysim.network.integers.dynamic import with_dynamic
+from pysim.network.integers.forms import Rows, form_of, wrapped
 from pysim.network.operators import OPERATORS
 from pysim.runtime.integer_steps import BYTES, Quantity, Sums
 

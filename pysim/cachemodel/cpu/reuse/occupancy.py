@@ -2,7 +2,7 @@
 """Conflict and capacity misses of a set-associative LRU cache: how many lines of a reuse distance fall on one cache set.
 
 A reuse hits unless more lines than the cache has ways, its own among them, were touched in its set since the last use. The bytes in
-between are known for each operand (`sliced`). Here they are measured in ways of the cache (line size x sets). Two layouts differ:
+between are known for each operand (`nest_loops`). Here they are measured in ways of the cache (line size x sets). Two layouts differ:
 
 - Contiguous data (panels, filters) of x ways puts floor(x) lines on every set, and one more on a share f = x - floor(x) of the sets. Where
   such data starts is taken as independent of the rest. A line of it is more likely in a set with the extra line: probability
@@ -39,8 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Table
-from pysim.cachemodel.cpu.loops import scattered_miss_share
 from pysim.cachemodel.cpu.nest_loops import OPERANDS, TableStreams
+from pysim.cachemodel.cpu.reuse.loops import scattered_miss_share
 from pysim.machine.cpu import Level
 from pysim.record.state import NEVER
 

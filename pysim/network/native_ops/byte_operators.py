@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pysim.network.arrays import Attributes, Bind
 from pysim.network.graph import Array
+from pysim.network.native_ops.arrays import Attributes, Bind
 from pysim.runtime.integer_steps import byte_pair_step, byte_pool_step, dequantize_step, quantize_step, table_step
 from pysim.runtime.operators import Window
 from pysim.runtime.steps import Step

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands.cache_sweep import SWEPT, check_picture, simulated
-from pysim.commands.cache_sweep import sweep as sweep_of
+from pysim.commands.cache.sweep import SWEPT, check_picture, simulated
+from pysim.commands.cache.sweep import sweep as sweep_of
 from pysim.commands.common import (
     Choice,
     Column,

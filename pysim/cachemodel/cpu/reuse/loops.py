@@ -14,7 +14,7 @@ bytes. `overlap` is what two neighbours share: halos, or the rest of a line. `li
 again (a packed panel) it is the size of that memory. Extents along several dimensions multiply. These are boxes of the footprints of
 Verdoolaege et al., Algorithmica 48(1), 2007.
 
-The reuses (`reuse`) and their distances (`distances`) are derived from this description, once for each structure of a nest.
+The reuses (`counts`) and their distances (`distances`) are derived from this description, once for each structure of a nest.
 
 Misses. A cache of A ways holds data that is reused after less than A - 1 ways, and none after A + 1: sets differ by a line from the mean.
 With x the reuse distance in ways,
@@ -38,10 +38,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.distances import Array as Array
-from pysim.cachemodel.cpu.distances import Distances, Factors, Fixed, distances_of, evaluate_products
-from pysim.cachemodel.cpu.distances import Use as Use
-from pysim.cachemodel.cpu.reuse import AGAIN, Factored, OperandStructure, structure
+from pysim.cachemodel.cpu.reuse.counts import AGAIN, Factored, OperandStructure, structure
+from pysim.cachemodel.cpu.reuse.distances import Array as Array
+from pysim.cachemodel.cpu.reuse.distances import Distances, Factors, Fixed, distances_of, evaluate_products
+from pysim.cachemodel.cpu.reuse.distances import Use as Use
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
@@ -121,7 +121,7 @@ class Reuse(NamedTuple):
     """`size` bytes of operand `row` are reused `times` times, in the next iteration of `loop` or in another phase of it (-1: in the
     next run).
 
-    Each of the `distances` holds for a share of these bytes. `kind` is one of those of `reuse`. `first`: the use overwrites older data.
+    Each of the `distances` holds for a share of these bytes. `kind` is one of those of `counts`. `first`: the use overwrites older data.
     """
 
     row: int

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's call through torch.compile, in which no part of the model's code runs twice.
+
+Dynamo captures code frame by frame, each when it is about to run, and what follows a break of the graph is a frame of its own. Where a
+capture fails, the frames before it have run: they have drawn random numbers, counted, printed. If it is the first frame's, nothing has run,
+and the caller may call the model itself (NotCapturedError). A later frame goes on where it stands, by PyTorch, and raises there what
+PyTorch raises. Dynamo's own means, suppress_errors, is a setting for all threads, skips code for good, and leaves out some failures.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._dynamo.types import ConvertFrameReturn
+
+from pysim.errors import OperandError
+
+_NAMES = count()
+Capture = Callable[[fx.GraphModule, Any], Any]
+
+
+class NotCapturedError(Exception):
+    """Nothing of the model's code has run. `by`: whose call it was."""
+
+    def __init__(self, by: object, reason: str) -> None:
+        super().__init__(reason)
+        self.by = by
+
+
+def captured_calls(model: Callable[..., Any], capture: Capture, by: object, failed: Callable[[str], None]) -> Callable[..., Any]:
+    """`model`, each of whose graphs becomes `capture(graph, inputs)`; `failed` gets the reason why a later frame than the first goes on by
+    PyTorch."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    # torch.compile keeps graphs for each code object, and for each name which sizes and numbers differed between calls
+    code = call.__code__.replace(co_name=f"call_{next(_NAMES)}")
+    own = FunctionType(code, call.__globals__, closure=call.__closure__)
+    # and those of functions that it calls after a graph break for each backend with its options, so an earlier one's are not found
+    backend = torch._TorchCompileWrapper(_of_optimized, None, {"capture": lambda module, inputs: capture(module, inputs)}, None)
+    context = torch._dynamo.optimize(backend)
+    if convert := getattr(context, "callback", None):  # TORCHDYNAMO_DISABLE leaves none
+
+        def converted(frame: Any, *rest: Any) -> Any:
+            try:
+                return convert(frame, *rest)
+            except Exception as error:
+                reason = _reason(error)  # and nothing else of it is kept: its frames hold weak references to the model's tensors
+            if frame.f_code is code:
+                raise NotCapturedError(by, reason)
+            failed(reason)
+            return ConvertFrameReturn(apply_to_code=False)
+
+        converted._torchdynamo_orig_backend = convert  # type: ignore[attr-defined]  # by which Dynamo tells backends apart
+        context.callback = converted
+    return cast("Callable[..., Any]", context(own))
+
+
+def _reason(error: Exception) -> str:
+    """Why a capture failed, in one line."""
+    cause = getattr(error, "inner_exception", error.__cause__)
+    return str(cause if isinstance(cause, OperandError) else error).strip().partition("\n")[0]
+
+
+def _of_optimized(module: fx.GraphModule, inputs: Any, options: dict[str, Capture]) -> Any:
+    return options["capture"](module, inputs)
+
+
+# PyTorch frees the weak references that captures leave, also those that fail, only for backends that are registered
+with suppress(AssertionError):  # it is, where this module is imported again
+    torch._dynamo.register_backend(_of_optimized, name="pysim.torch.optimize", tags=("experimental",))
