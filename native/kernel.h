@@ -31,7 +31,22 @@ typedef struct {
     pysim_bounds bounds;
     int swapped;           /* form groups, s8: filters are the unsigned operand, not windows */
     pysim_rescale rescale; /* form groups, s8: of the results; scales are those of this tile */
+    /* Form tiles, whose unit leaves the core's other units idle: */
+    struct pysim_waiting *waiting; /* the tile before, which is stored beside the products of this one, which waits then; or NULL. A call
+                                    * with no filters stores it. Results are complete only then. */
+    const char *ahead;             /* lines of a later call's panel, which are fetched into L2 meanwhile */
+    int64_t ahead_lines;
 } pysim_store;
+
+/* Form tiles: a tile whose sums are complete, and whose results are not stored yet. */
+enum { PYSIM_WAITING_BYTES = 4096 };
+typedef struct pysim_waiting {
+    pysim_store store;
+    char *out;
+    int64_t out_pitch, nw, nf; /* nf 0: none waits */
+    int64_t turn;              /* sums[turn] are free for the next tile */
+    char sums[2][PYSIM_WAITING_BYTES] __attribute__((aligned(64)));
+} pysim_waiting;
 
 /* Micro-kernel: O[f][w] for f < nf, w < nw, from two panels.
  *

@@ -30,6 +30,7 @@ Floats = NDArray[np.float32]
 SIZES = [f"{n}x{n}x{n}" for n in (512, 1024, 2048, 4096)]
 LEVELS: tuple[Accuracy, ...] = ("strict", "ieee")
 CHECKED_ROWS, LEAST_ROUNDS, QUARTILE, OCTAVES = 64, 5, 0.25, 40
+CALLS, SPIN_SECONDS = 5, 0.22  # on several threads: threads of OpenMP spin for 0.2 seconds after a call, on the CPUs of the next
 
 
 def operands(w: Gemm, kind: str) -> Iterator[Floats]:
@@ -58,16 +59,21 @@ def peers(a: Floats, b: Floats) -> dict[str, Callable[[], Any]]:
     return found | {"onednn": partial(torch.ops.aten.mkldnn_linear, *packed, None)}
 
 
-def lower_quartiles(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+def lower_quartiles(calls: dict[str, Callable[[], Any]], seconds: float, threads: int) -> dict[str, float]:
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    end = time.perf_counter() + seconds
-    while len(next(iter(samples.values()))) < LEAST_ROUNDS or time.perf_counter() < end:
+    at_once = 1 if threads == 1 else CALLS
+    end, rounds = time.perf_counter() + seconds, 0
+    while rounds < LEAST_ROUNDS or time.perf_counter() < end:
+        rounds += 1
         for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            samples[name].append(time.perf_counter() - start)
+            if threads > 1:
+                time.sleep(SPIN_SECONDS)
+            if threads > 1 or rounds == 1:
+                call()
+            for _ in range(at_once):
+                start = time.perf_counter()
+                call()
+                samples[name].append(time.perf_counter() - start)
     return {name: float(np.quantile(of, QUARTILE)) for name, of in samples.items()}
 
 
@@ -93,7 +99,7 @@ def measure(w: Gemm, machine: str, threads: int, seconds: float) -> dict[str, An
             errors.setdefault(name, {})[kind] = error(own[name][1], a, b)
         for name, call in others.items():
             errors.setdefault(name, {})[kind] = error(dense(call()), a, b)
-    found = lower_quartiles({level: of[0] for level, of in own.items()} | others, seconds)
+    found = lower_quartiles({level: of[0] for level, of in own.items()} | others, seconds, threads)
     profile = own["strict"][2].profile(a, b, own["strict"][1])
     return {
         "problem": f"{w.m}x{w.n}x{w.k}",

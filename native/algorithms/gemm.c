@@ -3,7 +3,8 @@
  *
  *   gemm      packs A in the run; packs B in the run or reads it in place
  *   unpacked  reads A in place; B as in gemm
- *   panels    reads A in place, or packs it (`packs_rows`); B was packed beforehand */
+ *   panels    reads A in place, or packs it (`packs_rows`); B was packed beforehand
+ *   split_panels   packs A; B was packed beforehand; of rows that split operands, form tiles in FP32 */
 #include <string.h>
 
 #include "algorithm.h"
@@ -118,18 +119,18 @@ static pysim_status open_unpacked(const pysim_problem *p, const pysim_schedule *
     return open_in_place(p, s, row, !p->gemm.trans_b, job);
 }
 
-static pysim_status open_panels(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
-    const int narrow = pysim_dtype_bytes(p->gemm.dtype) < (int64_t)sizeof(float); /* A is packed: groups of it are no elements */
+/* `grouped`: of A the run reads panels of groups or blocks of k, which are no elements. */
+static pysim_status open_prepared(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int grouped, pysim_job *job) {
     pysim_schedule tiles = *s;
     tiles.pack = PYSIM_PACK_TILES; /* the layout of the prepared panels; of A the schedule tells whether it is packed */
-    if (s->pack != PYSIM_PACK_TILES && (narrow || s->pack != PYSIM_PACK_NONE))
+    if (s->pack != PYSIM_PACK_TILES && (grouped || s->pack != PYSIM_PACK_NONE))
         return pysim_fail(PYSIM_BAD_ARGUMENT,
                           "schedule.pack is %d; beside panels it is 1 (tiles), or 0 (none) where A has elements of 4 bytes or more",
                           (int)s->pack);
-    pysim_status status = narrow ? open_product(p, &tiles, row, 1, job) : open_in_place(p, &tiles, row, 1, job);
+    pysim_status status = grouped ? open_product(p, &tiles, row, 1, job) : open_in_place(p, &tiles, row, 1, job);
     pysim_nest *n = &job->nest;
     if (status != PYSIM_OK) return status;
-    if (s->pack == PYSIM_PACK_TILES && !narrow) n->pack_filters = gemm_pack_filters, n->filter_pitch = n->filter_step = 0;
+    if (s->pack == PYSIM_PACK_TILES && !grouped) n->pack_filters = gemm_pack_filters, n->filter_pitch = n->filter_step = 0;
     const int64_t size[] = {n->window_end, s->windows, pysim_nest_channels_depth(n, n->channels), pysim_panel_bytes(n)};
     status = pysim_product("the panels' bytes, tiles x windows x k x element", 4, size, &job->prepared_bytes);
     if (status == PYSIM_OK && p->gemm.dtype == PYSIM_S8) {
@@ -141,6 +142,19 @@ static pysim_status open_panels(const pysim_problem *p, const pysim_schedule *s,
     }
     job->operands.second = (pysim_operand){"panels of b", p->gemm.dtype, job->prepared_bytes};
     n->windows_packed = 1;
+    return status;
+}
+
+static pysim_status open_panels(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    const int narrow = pysim_dtype_bytes(p->gemm.dtype) < (int64_t)sizeof(float);
+    return open_prepared(p, s, row, narrow, job);
+}
+
+static pysim_status open_split_panels(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    const pysim_status status = open_prepared(p, s, row, 1, job);
+    if (status == PYSIM_OK && !job->nest.row.panel_bytes)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s multiplies operands as they are; this algorithm runs rows that split them",
+                          job->nest.row.info.name);
     return status;
 }
 
@@ -203,3 +217,4 @@ const pysim_algorithm pysim_algorithm_gemm = {.open = open_gemm, .run = run_gemm
 const pysim_algorithm pysim_algorithm_unpacked = {.open = open_unpacked, .run = run_gemm, .finishes = 1};
 const pysim_algorithm pysim_algorithm_panels = {
     .open = open_panels, .prepare = prepare_panels, .run = run_gemm, .finishes = 1, .quantised = 1};
+const pysim_algorithm pysim_algorithm_split_panels = {.open = open_split_panels, .prepare = prepare_panels, .run = run_gemm, .finishes = 1};

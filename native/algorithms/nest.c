@@ -21,6 +21,8 @@ enum { ALIGN = 64 };
 typedef struct {
     char *windows, *filters;            /* packed panels */
     int64_t window_panel, filter_panel; /* bytes of one */
+    int ready;                          /* the panels of the whole channel set are packed */
+    pysim_waiting *waiting;             /* form tiles: the tile that is not stored yet */
     pysim_profile *profile;
 } scratch;
 
@@ -53,21 +55,29 @@ static int64_t filter_panels(const pysim_nest *n) {
     return n->schedule.stationary == PYSIM_WEIGHT_STATIONARY ? n->schedule.k3 : n->schedule.k2;
 }
 
-/* Workspace bytes of one thread. */
-static pysim_status thread_workspace(const pysim_nest *n, int64_t *bytes) {
+/* Form tiles: threads pack the panels of a channel set together, each panel once, and multiply then. The unit is so fast that packing for
+ * each thread by itself would take as long. */
+static int shares_panels(const pysim_nest *n, int32_t threads) {
+    return threads > 1 && pysim_on_tiles(n) && n->pack_filters && n->schedule.pack == PYSIM_PACK_TILES;
+}
+
+/* Workspace bytes of one thread, or of all that share panels. */
+static pysim_status panels_workspace(const pysim_nest *n, int shared, int64_t *bytes) {
     const int64_t window = panel_bytes(n, n->schedule.windows), filter = panel_bytes(n, n->schedule.filters);
+    const int64_t window_count = shared && !n->windows_packed ? window_tiles(n) : window_panels(n);
     int64_t windows, filters, total;
-    if (window < 0 || filter < 0 || __builtin_mul_overflow(window, window_panels(n), &windows) ||
-        __builtin_mul_overflow(filter, filter_panels(n), &filters) || __builtin_add_overflow(windows, filters, &total) ||
-        __builtin_add_overflow(total, ALIGN, bytes))
+    if (window < 0 || filter < 0 || __builtin_mul_overflow(window, window_count, &windows) ||
+        __builtin_mul_overflow(filter, shared ? filter_tiles(n) : filter_panels(n), &filters) ||
+        __builtin_add_overflow(windows, filters, &total) || __builtin_add_overflow(total, ALIGN, bytes))
         return pysim_fail(PYSIM_OVERFLOW, "the workspace of this schedule exceeds int64: use fewer channels, k2 or k3");
     return PYSIM_OK;
 }
 
 pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes) {
     int64_t each = 0;
-    const pysim_status status = thread_workspace(n, &each);
-    return status == PYSIM_OK ? pysim_threads_workspace(each, threads, bytes) : status;
+    const int shared = shares_panels(n, threads);
+    const pysim_status status = panels_workspace(n, shared, &each);
+    return status == PYSIM_OK ? pysim_threads_workspace(each, shared ? 1 : threads, bytes) : status;
 }
 
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal) {
@@ -91,6 +101,7 @@ pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.k2 and k3 are %lld and %lld; expected at least 1 for both", (long long)s->k2,
                           (long long)s->k3);
     n->schedule = *s;
+    n->in_place_legal = in_place_legal;
     const int64_t streamed = s->stationary == PYSIM_INPUT_STATIONARY ? filter_tiles(n) : window_tiles(n);
     const int64_t stationary = s->stationary == PYSIM_INPUT_STATIONARY ? window_tiles(n) : filter_tiles(n);
     n->schedule.k2 = pysim_min(s->k2, streamed);
@@ -109,56 +120,6 @@ int64_t pysim_nest_filter_offset(const pysim_nest *n, int64_t c0, int64_t nc, in
 
 int64_t pysim_nest_window_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile) {
     return n->schedule.windows * (pysim_nest_channels_depth(n, c0) * window_tiles(n) + pysim_nest_depth(n, nc * n->taps) * tile);
-}
-
-void pysim_fill_segment(const pysim_segment *s, void *to) {
-    int8_t *dst = to;
-    for (int64_t c = 0; c < s->channels; c++, dst += s->dst_channel)
-        for (int64_t tap = 0; tap < s->taps; tap++) {
-            int8_t *at = dst + tap * s->pitch;
-            for (int64_t j = 0; s->fill && j < s->count; j++) {
-                const int64_t column = s->first + j * s->stride + tap * s->dilation;
-                if (!s->row || column < 0 || column >= s->width) at[j] = (int8_t)s->fill;
-            }
-            for (int64_t j = 0; s->flip && j < s->count; j++) at[j] = (int8_t)(at[j] ^ s->flip);
-        }
-}
-
-/* Form groups multiplies an unsigned first operand, other rows a signed one. */
-int32_t pysim_byte_flip(const pysim_nest *n, const pysim_epilogue *e, int32_t *zero) {
-    const int is_unsigned = n->row.group > 1;
-    *zero = e->first_zero;
-    if (e->first_unsigned == is_unsigned) return 0;
-    *zero += is_unsigned ? 128 : -128;
-    return 128;
-}
-
-void pysim_nest_rescale(pysim_nest *n, const pysim_epilogue *e, int along_windows) {
-    if (!e->scales) return;
-    const int clamps = e->activation == PYSIM_EPILOGUE_clamp, whole = e->result != PYSIM_F32;
-    const double least = e->result == PYSIM_S8 ? INT8_MIN : 0, most = e->result == PYSIM_S8 ? INT8_MAX : UINT8_MAX;
-    double low = clamps ? e->low : -__builtin_inf(), high = clamps ? e->high : __builtin_inf();
-    if (whole) {
-        low = low > least ? __builtin_ceil(low) : least;
-        high = high < most ? __builtin_floor(high) : most;
-    }
-    n->rescale = (pysim_rescale){.scales = e->scales,
-                                 .filter_step = !along_windows && e->scale_count > 1,
-                                 .window_step = along_windows && e->scale_count > 1,
-                                 .result = e->result,
-                                 .zero = e->result_zero,
-                                 .low = (float)(low - e->result_zero),
-                                 .high = (float)(high - e->result_zero)};
-    n->out_bytes = pysim_dtype_bytes(e->result);
-}
-
-pysim_epilogue pysim_without_zero(const pysim_epilogue *e, int32_t zero, const int32_t *sums, int64_t count, int32_t *room) {
-    const uint32_t factor = (uint32_t)zero * (uint32_t)(int32_t)e->alpha;
-    const int32_t *bias = e->bias;
-    pysim_epilogue without = *e;
-    for (int64_t i = 0; i < count; i++) room[i] = (int32_t)((bias ? (uint32_t)bias[i] : 0) - factor * (uint32_t)sums[i]);
-    without.bias = room;
-    return without;
 }
 
 static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t tile, char *panel) {
@@ -232,7 +193,8 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
     set.store = (pysim_store){.alpha = n->alpha,
                               .beta = c0 == 0 ? n->beta : 1.0,
                               .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
-                              .swapped = n->swapped};
+                              .swapped = n->swapped,
+                              .waiting = n->finish_rows.loops || (n->rescale.scales && !n->row.rescales) ? NULL : x->waiting};
     set.bare =
         !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;
     set.bare &= !n->rescale.scales;
@@ -250,7 +212,7 @@ static void begin_tile(channel_set *set, int64_t t0, int64_t f0, int64_t nw, int
     if (set->bias_filters) store->bias_filters = set->bias_filters + f0 * n->sum_bytes;
     if (set->bias_windows) store->bias_windows = set->bias_windows + t0 * n->sum_bytes;
     /* Do not prefetch output lines that are only written and lie in a near cache: that makes 1x1 layers up to 7 % slower (Zen 5). */
-    if (store->old || n->prefetch_output) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+    if ((store->old || n->prefetch_output) && !pysim_on_tiles(n)) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
     if (store->old && store->old != out) pysim_fetch_rows(store->old, pitch, nf, nw * n->out_bytes, 0);
     if (n->rescale.scales && n->row.rescales) {
         store->rescale = n->rescale;
@@ -284,7 +246,7 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
 }
 
-/* Prefetches range `part` of `parts` of the rows of a window tile that is read in place into L2, while the tile before is multiplied.
+/* Prefetches range `part` of `parts` of the rows of a window tile that lie in place into L2, while the tile before is multiplied.
  * Prefetches inside the micro-kernel's loop would start only a few k-iterations before the first use. */
 static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile, int64_t part, int64_t parts) {
     const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
@@ -296,16 +258,31 @@ static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t
     }
 }
 
+/* Form tiles: what the next tile fetches into L2 beside its products, range `part` of `parts` of the lines of a panel that comes from beyond. */
+static void fetch_panel(channel_set *set, const tiles *of, int64_t panel, int64_t width, int64_t part, int64_t parts) {
+    int64_t begin, end;
+    pysim_split_range(set->n->rows * set->row_k * width * pysim_panel_bytes(set->n) / ALIGN, part, parts, &begin, &end);
+    set->store.ahead = tile_of(of, panel) + begin * ALIGN;
+    set->store.ahead_lines = end - begin;
+}
+
+/* Whether that is worth it; form tiles packs such rows, and its unit would wait meanwhile. */
+static int fetches_windows(const pysim_nest *n, int packs) {
+    const int in_place = n->schedule.pack == PYSIM_PACK_NONE;
+    return n->prefetch_input && (in_place || (packs && pysim_on_tiles(n) && n->in_place_legal));
+}
+
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
-    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed, fetch = in_place && n->prefetch_input;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed && !x->ready;
+    const int fetch = fetches_windows(n, packs);
     const int keep = n->filter_end - n->filter_begin > s->k2;
     channel_set set = open_set(n, x, c0, nc);
     for (int64_t w3 = n->window_begin; w3 < n->window_end; w3 += s->k3) {
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
             const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end);
-            if (n->pack_filters) {
+            if (n->pack_filters && !x->ready) {
                 pack_filters(n, x, c0, nc, f2, f_end);
                 set.filters.first = f2;
             }
@@ -314,10 +291,13 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
                     set.windows.first = keep ? w3 : w;
                     if (f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, x->windows + (w - set.windows.first) * x->window_panel);
                 }
+                const int there = pysim_on_tiles(n) && (n->windows_packed || x->ready || f2 > n->filter_begin) && w + 1 < w_end;
                 for (int64_t f = f2; f < f_end; f++) {
-                    if (fetch && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
+                    if (fetch && w + 1 < w_end && (!packs || f2 == n->filter_begin)) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
+                    if (there) fetch_panel(&set, &set.windows, w + 1, s->windows, f - f2, f_end - f2);
                     tile(&set, w, f);
                 }
+                set.store.ahead_lines = 0;
             }
         }
     }
@@ -325,11 +305,12 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
 
 static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
-    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed, fetch = in_place && n->prefetch_input;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed && !x->ready;
+    const int fetch = fetches_windows(n, packs);
     channel_set set = open_set(n, x, c0, nc);
     for (int64_t f3 = n->filter_begin; f3 < n->filter_end; f3 += s->k3) {
         const int64_t f_end = pysim_min(f3 + s->k3, n->filter_end);
-        if (n->pack_filters) {
+        if (n->pack_filters && !x->ready) {
             pack_filters(n, x, c0, nc, f3, f_end);
             set.filters.first = f3;
         }
@@ -342,36 +323,55 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
             for (int64_t f = f3; f < f_end; f++)
                 for (int64_t w = w2; w < w_end; w++) {
                     if (fetch && w + s->k2 < n->window_end) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
+                    if (pysim_on_tiles(n) && f + 1 < f_end) fetch_panel(&set, &set.filters, f + 1, s->filters, w - w2, w_end - w2);
                     tile(&set, w, f);
+                    set.store.ahead_lines = 0;
                 }
         }
     }
 }
 
-static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profile) {
+static scratch scratch_of(const pysim_nest *n, char *workspace, int64_t windows, pysim_profile *profile) {
     scratch x = {
         .window_panel = panel_bytes(n, n->schedule.windows), .filter_panel = panel_bytes(n, n->schedule.filters), .profile = profile};
     x.windows = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
-    x.filters = x.windows + window_panels(n) * x.window_panel;
-    const double start = profile ? pysim_now() : 0, packed = profile ? profile->pack_seconds : 0;
+    x.filters = x.windows + windows * x.window_panel;
+    return x;
+}
+
+/* This thread's tiles of the channel sets from c0 up to `end`. */
+static void run_sets(const pysim_nest *n, const scratch *of, int64_t c0, int64_t end) {
+    scratch x = *of;
+    pysim_waiting waiting;
+    const double start = x.profile ? pysim_now() : 0, packed = x.profile ? x.profile->pack_seconds : 0;
+    waiting.nf = waiting.turn = 0;
+    if (pysim_on_tiles(n)) x.waiting = &waiting;
     if (n->row.enter) n->row.enter();
-    for (int64_t c0 = 0; c0 < n->channels; c0 += n->schedule.channels) {
+    for (; c0 < end; c0 += n->schedule.channels) {
         const int64_t nc = pysim_min(n->schedule.channels, n->channels - c0);
         if (n->schedule.stationary == PYSIM_INPUT_STATIONARY) input_stationary(n, &x, c0, nc);
         else weight_stationary(n, &x, c0, nc);
     }
+    if (x.waiting) n->row.run(0, NULL, NULL, 0, NULL, 0, 0, 0, &(pysim_store){.waiting = x.waiting});
     if (n->row.leave) n->row.leave();
+    if (x.profile) x.profile->kernel_seconds += pysim_now() - start - (x.profile->pack_seconds - packed);
+}
+
+static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profile) {
+    const scratch x = scratch_of(n, workspace, window_panels(n), profile);
+    run_sets(n, &x, 0, n->channels);
     if (n->finish) n->finish(n);
-    if (profile) profile->kernel_seconds += pysim_now() - start - (profile->pack_seconds - packed);
 }
 
 /* Divides window tiles x filter tiles among threads so that the largest part has the fewest tiles. Among equals it takes the fewest
- * parts of filters, because each of them packs the windows again (pysim/cachemodel/cpu/threads.py implements the same rule). */
-static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *window_parts, int64_t *filter_parts) {
-    int64_t least = INT64_MAX;
+ * parts of filters, because each of them packs the windows again; of shared panels the squarest part, which reads the fewest of them
+ * (pysim/cachemodel/cpu/threads.py implements the same rule). */
+static void divide(int64_t windows, int64_t filters, int64_t parts, int shared, int64_t *window_parts, int64_t *filter_parts) {
+    int64_t least = INT64_MAX, panels = INT64_MAX;
     for (int64_t f = 1; f <= pysim_min(parts, filters); f++) {
-        const int64_t w = pysim_min(parts / f, windows), largest = pysim_ceil_div(windows, w) * pysim_ceil_div(filters, f);
-        if (largest < least) least = largest, *window_parts = w, *filter_parts = f;
+        const int64_t w = pysim_min(parts / f, windows), across = pysim_ceil_div(windows, w), down = pysim_ceil_div(filters, f);
+        if (across * down < least || (shared && across * down == least && across + down < panels))
+            least = across * down, panels = across + down, *window_parts = w, *filter_parts = f;
     }
 }
 
@@ -381,11 +381,7 @@ static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *win
  * 56x56, 1x1, 1.04 and 1.04. */
 enum { FAR_OUTPUT_BYTES = 8 << 20, SHORT_K = 64 };
 
-/* A tile of a matrix unit has so many rows that lines of them evict each other from L1: each store would wait for its line. */
-enum { NEAR_OUTPUT_BYTES = 256 << 10 };
-
 static int wants_output_prefetch(const pysim_nest *n) {
-    if (n->row.enter) return n->windows * n->filters * n->out_bytes > NEAR_OUTPUT_BYTES;
     return n->windows * n->filters * n->out_bytes > FAR_OUTPUT_BYTES && n->channels * n->rows * n->taps <= SHORT_K;
 }
 
@@ -403,6 +399,7 @@ typedef struct {
     char *workspace;
     int64_t workspace_each;
     pysim_profile *profile;
+    int64_t c0, nc; /* the channel set, if threads share its panels */
 } nest_run;
 
 static void run_item(int64_t item, int64_t thread, const void *context) {
@@ -416,6 +413,45 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     pysim_add_profile(r->profile, &own);
 }
 
+/* Panels of all windows lie before those of all filters. */
+static scratch shared_scratch(const nest_run *r, pysim_profile *own) {
+    return scratch_of(r->shared, r->workspace, r->shared->windows_packed ? 0 : window_tiles(r->shared), r->profile ? own : NULL);
+}
+
+static void pack_shared(int64_t item, int64_t thread, const void *context) {
+    const nest_run *r = context;
+    const int64_t filters = filter_tiles(r->shared);
+    pysim_profile own = {0};
+    scratch x = shared_scratch(r, &own);
+    (void)thread;
+    x.filters += item * x.filter_panel;
+    if (item < filters) pack_filters(r->shared, &x, r->c0, r->nc, item, item + 1);
+    else pack_windows(r->shared, &x, r->c0, r->nc, item - filters, x.windows + (item - filters) * x.window_panel);
+    pysim_add_profile(r->profile, &own);
+}
+
+static void multiply_shared(int64_t item, int64_t thread, const void *context) {
+    const nest_run *r = context;
+    pysim_nest n = *r->shared;
+    pysim_profile own = {0};
+    scratch x = shared_scratch(r, &own);
+    (void)thread;
+    x.ready = 1;
+    pysim_split_range(n.filter_end, item / r->window_parts, r->filter_parts, &n.filter_begin, &n.filter_end);
+    pysim_split_range(n.window_end, item % r->window_parts, r->window_parts, &n.window_begin, &n.window_end);
+    run_sets(&n, &x, r->c0, r->c0 + r->nc);
+    pysim_add_profile(r->profile, &own);
+}
+
+static void run_shared(nest_run *r, int32_t threads) {
+    const pysim_nest *n = r->shared;
+    for (; r->c0 < n->channels; r->c0 += n->schedule.channels) {
+        r->nc = pysim_min(n->schedule.channels, n->channels - r->c0);
+        pysim_parallel_for(filter_tiles(n) + (n->windows_packed ? 0 : window_tiles(n)), threads, pack_shared, r);
+        pysim_parallel_for(r->window_parts * r->filter_parts, threads, multiply_shared, r);
+    }
+}
+
 void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads, char *workspace,
                     pysim_profile *profile) {
     int64_t each = 0;
@@ -426,8 +462,14 @@ void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, con
         run_tiles(n, workspace, profile);
         return;
     }
-    (void)thread_workspace(n, &each); /* The size was checked before. */
-    nest_run r = {n, prepare, context, 1, 1, workspace, each, profile};
-    divide(window_tiles(n), filter_tiles(n), pysim_split_count(images, threads), &r.window_parts, &r.filter_parts);
+    const int shared = images == 1 && shares_panels(n, threads);
+    (void)panels_workspace(n, shared, &each); /* The size was checked before. */
+    nest_run r = {n, prepare, context, 1, 1, workspace, each, profile, 0, 0};
+    divide(window_tiles(n), filter_tiles(n), pysim_split_count(images, threads), shared, &r.window_parts, &r.filter_parts);
+    if (shared) {
+        prepare(n, 0, context);
+        run_shared(&r, threads);
+        return;
+    }
     pysim_parallel_for(images * r.window_parts * r.filter_parts, threads, run_item, &r);
 }

@@ -31,6 +31,7 @@ struct pysim_nest {
     const void *problem; /* pysim_conv or pysim_gemm, for the functions above */
     const char *input;   /* image of the group, or B */
     int reads_columns;   /* the input is im2col's matrix, written by the run itself; traces need to know */
+    int in_place_legal;  /* windows of the input lie in rows of k, whether or not they are packed */
     int windows_packed;  /* `input` holds panels packed once beforehand */
     int64_t input_pitch; /* elements between channels if the input is read in place */
     const char *filter_data;
@@ -95,6 +96,9 @@ void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, con
 /* Bytes of an element in panels, and from a window to the next in a row of one. */
 static inline int64_t pysim_panel_bytes(const pysim_nest *n) { return n->row.panel_bytes ? n->row.panel_bytes : n->bytes; }
 static inline int64_t pysim_window_bytes(const pysim_nest *n) { return n->row.group > 1 ? 4 : n->bytes; }
+
+/* Form tiles, whose panels have blocks of k; groups are 4 bytes. */
+static inline int pysim_on_tiles(const pysim_nest *n) { return n->row.group > 4; }
 
 /* k-iterations that panels hold for `k` neighbouring ones, and for channels [0, c0) of a kernel row: whole groups in each set. */
 static inline int64_t pysim_nest_depth(const pysim_nest *n, int64_t k) { return pysim_ceil_div(k, n->row.group) * n->row.group; }

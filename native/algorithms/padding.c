@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Padded convolutions with weights that are not finite. Packed windows hold zeros for padding, and the kernels multiply them: 0 w is 0 for a finite
  * weight w, but NaN for an infinite or NaN weight, where the definition has no term. A NaN survives sums and epilogue, so every wrong result
- * is a NaN whose window meets padding. This file computes those results again from the definition. Packing marks filters that hold such
- * weights; runs of all other filters skip this. */
+ * is a NaN whose window meets padding. pysim_recompute_padded computes those results again from the definition. Packing marks filters that hold such
+ * weights; runs of all other filters skip this.
+ *
+ * And what quantised operands need: what stands for padding, their zero points, and scales of results. */
 #include <math.h>
 
+#include "algorithm.h"
 #include "elements.h"
-#include "nest.h"
 
 static double value_at(int32_t dtype, const void *array, int64_t i) {
     switch (dtype) {
@@ -70,4 +72,54 @@ void pysim_recompute_padded(const pysim_nest *n) {
             else ((float *)(void *)n->output)[at] = (float)value;
             pysim_finish_rows(&n->finish_rows, n->output + at * n->out_bytes, 1, 1, 1);
         }
+}
+
+void pysim_fill_segment(const pysim_segment *s, void *to) {
+    int8_t *dst = to;
+    for (int64_t c = 0; c < s->channels; c++, dst += s->dst_channel)
+        for (int64_t tap = 0; tap < s->taps; tap++) {
+            int8_t *at = dst + tap * s->pitch;
+            for (int64_t j = 0; s->fill && j < s->count; j++) {
+                const int64_t column = s->first + j * s->stride + tap * s->dilation;
+                if (!s->row || column < 0 || column >= s->width) at[j] = (int8_t)s->fill;
+            }
+            for (int64_t j = 0; s->flip && j < s->count; j++) at[j] = (int8_t)(at[j] ^ s->flip);
+        }
+}
+
+/* Form groups multiplies an unsigned first operand, other rows a signed one. */
+int32_t pysim_byte_flip(const pysim_nest *n, const pysim_epilogue *e, int32_t *zero) {
+    const int is_unsigned = n->row.group > 1;
+    *zero = e->first_zero;
+    if (e->first_unsigned == is_unsigned) return 0;
+    *zero += is_unsigned ? 128 : -128;
+    return 128;
+}
+
+void pysim_nest_rescale(pysim_nest *n, const pysim_epilogue *e, int along_windows) {
+    if (!e->scales) return;
+    const int clamps = e->activation == PYSIM_EPILOGUE_clamp, whole = e->result != PYSIM_F32;
+    const double least = e->result == PYSIM_S8 ? INT8_MIN : 0, most = e->result == PYSIM_S8 ? INT8_MAX : UINT8_MAX;
+    double low = clamps ? e->low : -__builtin_inf(), high = clamps ? e->high : __builtin_inf();
+    if (whole) {
+        low = low > least ? __builtin_ceil(low) : least;
+        high = high < most ? __builtin_floor(high) : most;
+    }
+    n->rescale = (pysim_rescale){.scales = e->scales,
+                                 .filter_step = !along_windows && e->scale_count > 1,
+                                 .window_step = along_windows && e->scale_count > 1,
+                                 .result = e->result,
+                                 .zero = e->result_zero,
+                                 .low = (float)(low - e->result_zero),
+                                 .high = (float)(high - e->result_zero)};
+    n->out_bytes = pysim_dtype_bytes(e->result);
+}
+
+pysim_epilogue pysim_without_zero(const pysim_epilogue *e, int32_t zero, const int32_t *sums, int64_t count, int32_t *room) {
+    const uint32_t factor = (uint32_t)zero * (uint32_t)(int32_t)e->alpha;
+    const int32_t *bias = e->bias;
+    pysim_epilogue without = *e;
+    for (int64_t i = 0; i < count; i++) room[i] = (int32_t)((bias ? (uint32_t)bias[i] : 0) - factor * (uint32_t)sums[i]);
+    without.bias = room;
+    return without;
 }

@@ -303,6 +303,7 @@ static void install_stubs(pysim_nest *n) {
     t->filters = (n->pack_filters ? PACKED_FILTER : FILTER) | COMPUTE;
     n->row.run = trace_run;
     n->row.strided = trace_strided;
+    n->row.enter = n->row.leave = NULL;
     n->row.pack = n->row.pack_filters = (pysim_packer){trace_segment, trace_transposed};
     n->pack_windows = trace_pack_windows;
     if (n->pack_filters) n->pack_filters = trace_pack_filters;

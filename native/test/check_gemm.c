@@ -82,6 +82,7 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
         k->s = check_schedule(kernel, row, &plan, g->k, &k->random);
         k->s.algorithm = strcmp(row->form, "win") == 0 || check_is_packed(row) ? algorithms[level[ALGORITHM]] : CHECK_gemm;
         if (check_is_packed(row) && k->s.algorithm == CHECK_unpacked) k->s.algorithm = CHECK_gemm;
+        if (check_is_tiles(row) && row->dtype == PYSIM_F32) k->s.algorithm = level[ALGORITHM] ? CHECK_gemm : CHECK_split_panels;
         if (k->s.algorithm == CHECK_panels) k->s.pack = check_size(row->dtype) < 4 ? PYSIM_PACK_TILES : level[PACK];
     }
     const int64_t bytes = (int64_t)check_size(g->dtype), *slack = slacks[level[SLACK]];

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 
+import msgspec
 import numpy as np
 import pytest
 from checkout import NATIVE
@@ -15,7 +16,8 @@ from native_library import native
 import pysim
 from pysim import planner
 from pysim.errors import PysimError
-from pysim.runtime import cpu
+from pysim.problem.text import parse
+from pysim.runtime import cpu, cpu_launch
 
 ROW = "f32_tiles_32x32__amx"
 SOURCE = """
@@ -113,6 +115,21 @@ def test_sums_of_split_operands_are_at_least_as_accurate_as_fp32s(row_runs, octa
 
 
 @native
+@pytest.mark.parametrize("layout", ["", ":nt"])
+def test_neither_a_prepared_b_nor_threads_that_share_panels_change_a_bit(row_runs, layout):
+    random, w = np.random.default_rng(4), parse(f"gemm:70x100x300{layout}")
+    a, b = random.standard_normal((70, 300), dtype=np.float32), random.standard_normal((300, 100), dtype=np.float32)
+    b = np.ascontiguousarray(b.T) if layout else b
+    found = planner.plan(w, "emerald-rapids", accuracy="strict", algorithm="gemm", micro_kernel=ROW).schedule
+    whole = msgspec.structs.replace(found, channels=128, k2=2, k3=2, stationary="input_stationary")
+    prepared = msgspec.structs.replace(whole, algorithm="split_panels")
+    want = cpu_launch.Prepared(w, b, whole)(a)
+    np.testing.assert_allclose(want, a @ (b.T if layout else b), atol=1e-4)
+    for schedule, threads in ((whole, 3), (prepared, 1), (prepared, 3)):
+        np.testing.assert_array_equal(cpu_launch.Prepared(w, b, schedule, threads=threads)(a), want)
+
+
+@native
 def test_what_is_not_finite_stays_where_fp32_has_it(row_runs):
     random = np.random.default_rng(3)
     a, b = random.uniform(-1, 1, (40, 100)).astype(np.float32), random.uniform(-1, 1, (100, 70)).astype(np.float32)
@@ -120,6 +137,18 @@ def test_what_is_not_finite_stays_where_fp32_has_it(row_runs):
     with np.errstate(all="ignore"):
         want = (a[:, :, None].astype(np.float64) * b).sum(axis=1).astype(np.float32)
     np.testing.assert_allclose(product(a, b), want, rtol=1e-4, atol=1e-4)
+
+
+@native
+@pytest.mark.parametrize("exponent", [-120, -135, -147], ids=["parts subnormal", "operands subnormal", "few bits"])
+def test_what_subnormal_numbers_lose_is_as_stated(row_runs, exponent):
+    """2^-125 times the magnitudes of the other operand and 2^-126 a product, beyond FP32's error (docs/kernels.md)."""
+    random = np.random.default_rng(5)
+    a = np.ldexp(random.uniform(-1, 1, (40, 100)), exponent).astype(np.float32)
+    b = random.uniform(-1, 1, (100, 70)).astype(np.float32) * np.float32(2.0**60)
+    found, exact, magnitudes = product(a, b), a.astype(np.float64) @ b, np.abs(a).astype(np.float64) @ np.abs(b)
+    stated = 2.0**-125 * np.abs(b).sum(axis=0, dtype=np.float64) + 100 * 2.0**-126
+    assert (np.abs(found - exact) <= stated + 100 * 2.0**-24 * magnitudes).all()
 
 
 def test_plans_take_split_operands_unless_ieee_or_the_same_bits_are_asked_for():

@@ -38,7 +38,7 @@ enum { FILTER_TILE = TILE_ROWS * TILE_ROW_BYTES, WINDOW_PITCH = WIDE * 4, PART_B
         if (next) tile_load(7, (next) + TILE_ROW_BYTES, WINDOW_PITCH); \
     }
 
-INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, const char *w, float *sums) {
+INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, const char *w, float *sums, beside *x) {
     TILES;
     tile_zero(0);
     tile_zero(1);
@@ -49,8 +49,9 @@ INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, 
         tile_load(6, w, WINDOW_PITCH);
         if (ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
         if (mi > 1) tile_load(5, f + 2 * PART_BYTES + FILTER_TILE, TILE_ROW_BYTES);
-        MULTIPLY_F(f + PART_BYTES)     /* low x high; then middle */
-        MULTIPLY_W(w + PART_BYTES)     /* middle x high */
+        MULTIPLY_F(f + PART_BYTES) /* low x high; then middle */
+        MULTIPLY_W(w + PART_BYTES) /* middle x high */
+        beside_block(x);
         MULTIPLY_F(f)                  /* middle x middle */
         MULTIPLY_W(w + 2 * PART_BYTES) /* high x middle */
         MULTIPLY_W(w)                  /* high x low */
@@ -99,15 +100,17 @@ static int any_not_finite(const float *sums, int64_t nw, int64_t nf) {
 }
 
 static void f32_tile(ARGUMENTS) {
-    float sums[WIDE * WIDE] __attribute__((aligned(64)));
+    float own[WIDE * WIDE] __attribute__((aligned(64)));
     const int64_t blocks = k / BLOCK;
+    beside x = beside_of(store, out, out_pitch, nw, nf, blocks);
+    float *sums = sums_beside(&x, own);
     (void)window_pitch;
-    if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, blocks, filters, windows, sums);
-    else if (nf > TILE_ROWS) multiply(2, 1, blocks, filters, windows, sums);
-    else if (nw > LANES) multiply(1, 2, blocks, filters, windows, sums);
-    else multiply(1, 1, blocks, filters, windows, sums);
+    if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, blocks, filters, windows, sums, &x);
+    else if (nf > TILE_ROWS) multiply(2, 1, blocks, filters, windows, sums, &x);
+    else if (nw > LANES) multiply(1, 2, blocks, filters, windows, sums, &x);
+    else multiply(1, 1, blocks, filters, windows, sums, &x);
     if (any_not_finite(sums, nw, nf)) mend(blocks, filters, windows, nf, (nw + LANES - 1) / LANES, sums);
-    finish(sums, out, out_pitch, nw, nf, store);
+    end_beside(&x, sums, out, out_pitch, nw, nf, store);
 }
 
 #define NAME3(name, target) name##__##target
@@ -130,8 +133,9 @@ int64_t NAME(issue_f32)(int64_t instructions) {
     static const char panel[BLOCKS * BLOCK_BYTES] __attribute__((aligned(64)));
     float sums[WIDE * WIDE] __attribute__((aligned(64)));
     const int64_t calls = instructions / UPDATES + 1;
+    beside nothing = {0};
     tiles_configure();
-    for (int64_t i = 0; i < calls; i++) multiply(2, 2, BLOCKS, panel, panel, sums);
+    for (int64_t i = 0; i < calls; i++) multiply(2, 2, BLOCKS, panel, panel, sums, &nothing);
     tiles_release();
     return calls * UPDATES;
 }

@@ -44,7 +44,7 @@ enum {
 #endif
 
 /* Tiles 0 to 3 are the sums of 16 or 32 filters (4, 5) and windows (6, 7). `swapped`: filters are the unsigned operand. */
-INLINE void multiply(const int mi, const int ni, const int swapped, int64_t blocks, const char *f, const char *w, SUM *sums) {
+INLINE void multiply(const int mi, const int ni, const int swapped, int64_t blocks, const char *f, const char *w, SUM *sums, beside *x) {
     TILES;
     (void)swapped;
     tile_zero(0);
@@ -64,6 +64,7 @@ INLINE void multiply(const int mi, const int ni, const int swapped, int64_t bloc
             PRODUCT(2, 5, 6)
             if (ni > 1) { PRODUCT(3, 5, 7) }
         }
+        beside_block(x);
     }
     tile_store(0, sums, WINDOW_PITCH);
     if (ni > 1) tile_store(1, sums + LANES, WINDOW_PITCH);
@@ -71,11 +72,11 @@ INLINE void multiply(const int mi, const int ni, const int swapped, int64_t bloc
     if (mi > 1 && ni > 1) tile_store(3, sums + TILE_ROWS * WIDE + LANES, WINDOW_PITCH);
 }
 
-INLINE void sized(const int swapped, int64_t blocks, const char *f, const char *w, int64_t nw, int64_t nf, SUM *sums) {
-    if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, swapped, blocks, f, w, sums);
-    else if (nf > TILE_ROWS) multiply(2, 1, swapped, blocks, f, w, sums);
-    else if (nw > LANES) multiply(1, 2, swapped, blocks, f, w, sums);
-    else multiply(1, 1, swapped, blocks, f, w, sums);
+INLINE void sized(const int swapped, int64_t blocks, const char *f, const char *w, int64_t nw, int64_t nf, SUM *sums, beside *x) {
+    if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, swapped, blocks, f, w, sums, x);
+    else if (nf > TILE_ROWS) multiply(2, 1, swapped, blocks, f, w, sums, x);
+    else if (nw > LANES) multiply(1, 2, swapped, blocks, f, w, sums, x);
+    else multiply(1, 1, swapped, blocks, f, w, sums, x);
 }
 
 #define NAME5(a, dtype, b, target) a##dtype##b##__##target
@@ -93,14 +94,17 @@ void NAME(_tiles_32x32)(int64_t k, const void *filters, const void *windows, int
                         int64_t nf, const pysim_store *store);
 void NAME(_tiles_32x32)(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw,
                         int64_t nf, const pysim_store *store) {
-    SUM sums[WIDE * WIDE] __attribute__((aligned(64)));
+    SUM own[WIDE * WIDE] __attribute__((aligned(64)));
+    const int64_t blocks = k / DEPTH;
+    beside x = beside_of(store, out, out_pitch, nw, nf, blocks);
+    SUM *sums = sums_beside(&x, own);
     (void)window_pitch;
 #ifndef HALVES
-    if (store->swapped) sized(1, k / DEPTH, filters, windows, nw, nf, sums);
+    if (store->swapped) sized(1, blocks, filters, windows, nw, nf, sums, &x);
     else
 #endif
-        sized(0, k / DEPTH, filters, windows, nw, nf, sums);
-    finish(sums, out, out_pitch, nw, nf, store);
+        sized(0, blocks, filters, windows, nw, nf, sums, &x);
+    end_beside(&x, sums, out, out_pitch, nw, nf, store);
 }
 
 /* Zeros behind k groups of `count` windows, up to a whole block. */

@@ -12,13 +12,16 @@ void ROWS_OF(transposed)(const void *src, int64_t ld, int64_t rows, int64_t k, i
 enum { PART_WORDS = WIDE * PAIRS, BLOCK_WORDS = PARTS * PART_WORDS, ROWS_KEPT = 128 };
 enum { AHEAD = 4 * BLOCK }; /* in rows of filters, which no prefetcher follows: there are 32 */
 
-/* 32 rows of k as a block of windows. */
-static void split_windows(const float *rows, int64_t count, uint32_t *to) {
+INLINE FLOATS w_load(const float *p, int64_t n) { return n == LANES ? f_load(p) : f_load_first(p, n); }
+
+/* 32 rows of k, `ld` apart, as a block of windows. The `next` 32 rows, which no prefetcher follows, are fetched if there are any. */
+INLINE void split_rows(const float *rows, const int64_t ld, int64_t count, int64_t next, uint32_t *to) {
     for (int64_t j = 0; j < count; j += LANES, rows += LANES, to += LANES) {
         const int64_t n = pysim_min(LANES, count - j);
         WORDS most = {0};
         for (int p = 0; p < PAIRS; p++) {
-            const split low = split_of(f_load(rows + p * WIDE)), high = split_of(f_load(rows + (p + PAIRS) * WIDE));
+            if (next) __builtin_prefetch(rows + (p + next) * ld), __builtin_prefetch(rows + (p + PAIRS + next) * ld);
+            const split low = split_of(w_load(rows + p * ld, n)), high = split_of(w_load(rows + (p + PAIRS) * ld, n));
             most = w_larger(most, w_larger((WORDS)(low.part[0] & EXPONENT), (WORDS)(high.part[0] & EXPONENT)));
             for (int i = 0; i < PARTS; i++) {
                 const BITS words = joined(low.part[i], high.part[i]);
@@ -28,11 +31,13 @@ static void split_windows(const float *rows, int64_t count, uint32_t *to) {
         }
         if (!any_from(most, (int32_t)EXPONENT, n)) continue;
         for (int p = 0; p < PAIRS; p++) {
-            const split low = split_any(f_load(rows + p * WIDE)), high = split_any(f_load(rows + (p + PAIRS) * WIDE));
+            const split low = split_any(w_load(rows + p * ld, n)), high = split_any(w_load(rows + (p + PAIRS) * ld, n));
             for (int i = 0; i < PARTS; i++) b_store_first(to + i * PART_WORDS + p * WIDE, joined(low.part[i], high.part[i]), n);
         }
     }
 }
+
+static void split_windows(const float *rows, int64_t count, uint32_t *to) { split_rows(rows, WIDE, count, 0, to); }
 
 /* `depth` <= 32 of k, which are neighbours in rows `ld` apart, as a block of filters. */
 static void split_filters(const float *from, int64_t ld, int64_t rows, int64_t depth, uint32_t *to, int *not_finite) {
@@ -97,7 +102,14 @@ static int64_t next_rows(waiting *w, const pysim_segment *s, int64_t channel, in
 void PACK(f32, segment)(const pysim_segment *s, void *dst);
 void PACK(f32, segment)(const pysim_segment *s, void *dst) {
     uint32_t *to = dst;
-    EACH_BLOCK(s, split_windows(w.row[at], s->count, to))
+    pysim_segment rest = *s;
+    if (s->row && s->taps == 1 && s->stride == 1 && s->first >= 0 && s->first + s->count <= s->width) {
+        const float *row = (const float *)s->row + s->first;
+        for (; rest.channels >= BLOCK; rest.channels -= BLOCK, row += BLOCK * s->row_channel, to += BLOCK_WORDS)
+            split_rows(row, s->row_channel, s->count, rest.channels >= 2 * BLOCK ? BLOCK : 0, to);
+        rest.row = row - s->first;
+    }
+    EACH_BLOCK(&rest, split_windows(w.row[at], s->count, to))
 }
 
 void PACK(f32, transposed)(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite);

@@ -82,8 +82,7 @@ def candidates(request: Request, limit: Array | float = 0.0) -> nest_schedules.F
 
 
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> Prepared:
-    tiles, depth = loops.ceil_div(problem.n, schedule.windows), loops.channels_depth(nest_of(problem, packs=True), schedule)
-    size = tiles * schedule.windows * depth * problem.element_bytes
+    size = loops.window_panel_bytes(nest_of(problem, packs=True), schedule)
     return Prepared("panels of B", loops.with_sums(problem.dtype, size, problem.n))
 
 

@@ -276,6 +276,12 @@ def panel_bytes(nest: Nest, schedule: Schedule) -> int:
     return nest.groups * tiles * schedule.filters * nest.kernel_rows * channels_depth(nest, schedule) * _panel_element(nest, schedule)
 
 
+def window_panel_bytes(nest: Nest, schedule: Schedule) -> int:
+    """The same of windows."""
+    tiles = ceil_div(nest.windows, schedule.windows)
+    return tiles * schedule.windows * channels_depth(nest, schedule) * _panel_element(nest, schedule)
+
+
 def channels_depth(nest: Nest, schedule: Schedule) -> int:
     """k-iterations of one kernel row in panels: of each set of channels whole groups."""
     sets, rest = divmod(nest.group_channels, schedule.channels)

@@ -17,7 +17,7 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.nest_loops import FILTER_TILES, WINDOWS, described
 from pysim.cachemodel.cpu.reuse.counts import ACROSS, AFTER_FILL, BUFFER, WITHIN
 from pysim.cachemodel.cpu.reuse.loops import Loop, LoopNest, Number, Operand, Reuse
-from pysim.cachemodel.cpu.threads import grid, parts_of_each
+from pysim.cachemodel.cpu.threads import grid, parts_of_each, shares_panels
 from pysim.cachemodel.cpu.traffic_edges import edges
 from pysim.machine.cpu import Level, Machine, Unit
 from pysim.record.cost import CsaCost
@@ -73,20 +73,22 @@ def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] 
     inner = f"{s.kernel} on {s.windows} windows x {s.filters} filters x {s.channels} channels{taps}"
     summary = f"{summary}, {s.stationary.replace('_', ' ')}"
     tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.group_filters, s.filters)
-    parts = grid(*tiles, parts_of_each(nest.repeats, plan.threads))
-    of = dict(zip((WINDOWS, FILTER_TILES), parts, strict=True))
-    threads = tuple(divided(loops, of, names)) if plan.threads > 1 else ()
+    together = shares_panels(plan.workload, s, plan.threads)
+    of = dict(zip((WINDOWS, FILTER_TILES), grid(*tiles, parts_of_each(nest.repeats, plan.threads), together), strict=True))
+    threads = tuple(divided(loops, of, names, () if together else PANELS)) if plan.threads > 1 else ()
     sections = (*more, Section("threads", threads))
     return describe(plan, summary, loops, inner, names, sections, _peak(nest, on, s.kernel))
 
 
-def divided(nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProxyType({})) -> Iterator[str]:
+def divided(
+    nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProxyType({}), private: Sequence[str] = PANELS
+) -> Iterator[str]:
     """For each dimension that threads divide, what each part has of its own and what the parts share. Operands along the dimension are
-    divided; each thread packs its own panels."""
+    divided; `private`: each thread has its own."""
     for dimension, count in parts.items():
         shown = ((dimension in of.extents, names.get(of.name, of.name)) for row, of in enumerate(nest.operands) if _shown(nest, row))
-        operands = [(divided or name in PANELS, name) for divided, name in shown]
-        own, shared = (", ".join(dict.fromkeys(name for private, name in operands if private == kind)) for kind in (True, False))
+        operands = [(divided or name in private, name) for divided, name in shown]
+        own, shared = (", ".join(dict.fromkeys(name for alone, name in operands if alone == kind)) for kind in (True, False))
         if count > 1:
             yield f"{count} parts of {names.get(dimension, dimension)}: each has its own {own}; they share {shared or 'nothing'}"
 

@@ -7,6 +7,7 @@ levels are divided.
 
 part      A nest divides images evenly if they are many or a multiple of T. Otherwise it also divides the tiles of each image into parts of
           windows x parts of filters, such that the largest part has the fewest tiles (`divide` of native/algorithms/nest.c).
+          Products on a matrix unit pack the panels of a channel set together and multiply then, in parts as square as can be.
           Winograd divides blocks of panels and parts of the filters (native/algorithms/winograd.c), depthwise divides groups and then
           rows. Here a part has whole rows of outputs, and `share` is its exact number of tiles over that of those rows. Results do
           not depend on T: one thread computes a tile.
@@ -48,13 +49,15 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
+from pysim.registry.cpu import cpu_kernel
 
 FEW_IMAGES = 4  # a thread; MAX_UNEVEN_ITEMS of native/threads/thread_pool.c
 
 
 class Part(NamedTuple):
     """The largest part of one thread: a problem under a schedule, computed `share` times in `items`; `regions`: forks and joins of a run.
-    `seams`: runs of results that start where another thread's end, at multiples of `grain` bytes."""
+    `seams`: runs of results that start where another thread's end, at multiples of `grain` bytes. `packing`: of
+    packing the part's panels, what its thread does."""
 
     problem: Workload
     schedule: Schedule
@@ -63,6 +66,7 @@ class Part(NamedTuple):
     items: int = 1
     seams: int = 0
     grain: int = 1
+    packing: float = 1.0
 
 
 def parts_of_each(items: int, threads: int) -> int:
@@ -70,21 +74,29 @@ def parts_of_each(items: int, threads: int) -> int:
     return threads // math.gcd(items, threads) if items < FEW_IMAGES * threads else 1
 
 
-def grid(windows: int, filters: int, parts: int) -> tuple[int, int]:
-    """Parts of window tiles and of filter tiles: `divide` of native/algorithms/nest.c."""
+def grid(windows: int, filters: int, parts: int, shared: bool = False) -> tuple[int, int]:
+    """Parts of window tiles and of filter tiles: `divide` of native/algorithms/nest.c. `shared`: panels are."""
 
-    def largest(of_filters: int) -> int:
-        return ceil_div(windows, min(parts // of_filters, windows)) * ceil_div(filters, of_filters)
+    def largest(of_filters: int) -> tuple[int, int]:
+        across, down = ceil_div(windows, min(parts // of_filters, windows)), ceil_div(filters, of_filters)
+        return across * down, (across + down) * shared
 
     of_filters = min(range(1, min(parts, filters) + 1), key=largest)
     return min(parts // of_filters, windows), of_filters
+
+
+def shares_panels(w: Conv | Gemm, schedule: Schedule, threads: int) -> bool:
+    """Whether threads pack the panels of a channel set together: `shares_panels` of native/algorithms/nest.c."""
+    kernel = cpu_kernel(schedule.kernel)
+    return threads > 1 and kernel is not None and kernel.form == "tiles" and isinstance(w, Gemm)
 
 
 def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     """The largest part of a nest's schedule."""
     images, windows, filters = (1, w.n, w.m) if isinstance(w, Gemm) else (w.batch * w.groups, w.windows, w.group_filters)
     window_tiles, filter_tiles = ceil_div(windows, schedule.windows), ceil_div(filters, schedule.filters)
-    of_windows, of_filters = grid(window_tiles, filter_tiles, parts_of_each(images, threads))
+    shared = shares_panels(w, schedule, threads)
+    of_windows, of_filters = grid(window_tiles, filter_tiles, parts_of_each(images, threads), shared)
     times = ceil_div(images * of_windows * of_filters, threads)
     most_windows, most_filters = ceil_div(window_tiles, of_windows), ceil_div(filter_tiles, of_filters)
     all_windows = windows
@@ -94,12 +106,14 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     result = w.result_bytes
     row, channels = (w.n, w.k) if isinstance(w, Gemm) else (w.windows, w.group_channels)
     neighbours, again = max(0, min(2, all_windows // windows - 1)), ceil_div(channels, schedule.channels) - 1
-    shared = times * filters * (neighbours + 2 * (of_windows > 1) * again), math.gcd(row, schedule.windows) * result
+    seams = times * filters * (neighbours + 2 * (of_windows > 1) * again), math.gcd(row, schedule.windows) * result
     if isinstance(w, Gemm):
-        return Part(msgspec.structs.replace(w, n=windows, m=filters), own, 1.0, 1, times, *shared)
+        part = Part(msgspec.structs.replace(w, n=windows, m=filters), own, 1.0, 1, times, *seams)
+        packing = ceil_div(window_tiles + filter_tiles, threads) / (most_windows + most_filters)
+        return part._replace(regions=2 * (again + 1), packing=packing) if shared else part
     rows = ceil_div(windows, w.out_w)
     share = most_windows / ceil_div(rows * w.out_w, schedule.windows)
-    return Part(rows_of(w, times, rows, filters), own, share, 1, times, *shared)
+    return Part(rows_of(w, times, rows, filters), own, share, 1, times, *seams)
 
 
 def rows_of(w: Conv, images: int, rows: int, filters: int, groups: int = 1) -> Conv:
@@ -202,14 +216,15 @@ def cost_of_threads(cost: Cost, part: Part, machine: Machine, threads: int, larg
     waits = false_sharing_lines(machine, part) * written.value if written else 0.0
     beyond = max(0.0, waits - times * sum(counted[name] for name in cost.levels))
     forks = part.regions * fork_join_cycles(machine, threads) + beyond
-    cycles = cost.cycles * times + forks
+    terms = cost.terms | ({"pack": cost.terms["pack"] * part.packing} if "pack" in cost.terms else {})
+    cycles = (cost.cycles + terms.get("pack", 0.0) - cost.terms.get("pack", 0.0)) * times + forks
 
     def scaled(of: dict[str, float]) -> dict[str, float]:
         return {name: value * times for name, value in of.items()}
 
     levels = {name: scaled(of) for name, of in cost.levels.items()}
-    places = {name: value for name, value in scaled(cost.terms).items() if name in levels}
-    terms = {name: value for name, value in scaled(cost.terms).items() if name not in levels} | {"threads": forks} | places
+    places = {name: value for name, value in scaled(terms).items() if name in levels}
+    terms = {name: value for name, value in scaled(terms).items() if name not in levels} | {"threads": forks} | places
     hidden = scaled(cost.hidden)
     bound = max(terms, key=lambda name: terms[name] - hidden.get(name, 0.0))
     return Cost(cycles, cycles / machine.clock_hz, bound, levels, terms, hidden)

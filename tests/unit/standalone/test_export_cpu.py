@@ -44,7 +44,7 @@ def built(folder: Path, *arguments: str) -> None:
 
 
 def test_every_algorithm_of_the_registry_is_exported() -> None:
-    assert {one.name for one in algorithms()} == PLANS.keys()
+    assert {one.name for one in algorithms()} == PLANS.keys() | {"split_panels"}  # kernels of matrix units are not exported
 
 
 @pytest.mark.parametrize("algorithm", PLANS)

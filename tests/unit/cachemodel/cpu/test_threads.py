@@ -18,7 +18,9 @@ from pysim.cachemodel.cpu.threads import (
     fork_join_cycles,
     grid,
     machine_of_one_core,
+    nest_part,
     parts_of_each,
+    shares_panels,
     touched_bytes,
 )
 from pysim.explain.advice import peak_share
@@ -60,6 +62,14 @@ def test_images_that_do_not_go_round_are_divided_until_they_do() -> None:
         for threads in (1, 2, 3, 8, 16):
             parts = parts_of_each(images, threads)
             assert images * parts % threads == 0 or (parts == 1 and images >= 4 * threads)
+
+
+def test_a_shared_panel_is_packed_once_in_parts_as_square_as_can_be() -> None:
+    assert grid(64, 64, 16) == (16, 1) and grid(64, 64, 16, True) == (4, 4)
+    plan = planner.plan("gemm:2048x2048x2048", "emerald-rapids", threads=16, accuracy="strict", micro_kernel="f32_tiles_32x32__amx")
+    assert isinstance(plan.schedule, Schedule)
+    part = nest_part(Gemm(m=2048, n=2048, k=2048), plan.schedule, 16)
+    assert (part.problem.m, part.problem.n, part.packing) == (512, 512, 0.25) and part.regions == 2 * -(-2048 // plan.schedule.channels)
 
 
 @pytest.mark.parametrize("threads", [2, 5, 16])
@@ -108,13 +118,14 @@ def test_what_lies_along_a_divided_loop_is_each_threads_own_and_the_rest_is_shar
     w, s = parse(text), plan.schedule
     assert isinstance(s, Schedule)
     windows, filters = (w.n, w.m) if isinstance(w, Gemm) else (w.windows, w.filters)
-    parts = grid(-(-windows // s.windows), -(-filters // s.filters), 8)
+    together = shares_panels(w, s, 8)
+    parts = grid(-(-windows // s.windows), -(-filters // s.filters), 8, together)
     lines = [f"  {count} parts of {what} tiles:" for count, what in zip(parts, ("window", "filter"), strict=True) if count > 1]
     assert sorted(line.split(":")[0] + ":" for line in thread_lines) == sorted(lines)
     for line in thread_lines:
         own, shared = line.split("each has its own ")[1].split("; they share ")
         assert "output" in own and ("filters" in shared if "window tiles" in line else "input" in shared)
-        assert "packed" not in shared
+        assert ("packed" in shared) == together
 
 
 def test_cores_share_capacity_and_bandwidth_of_what_is_shared_alone() -> None:
