@@ -122,33 +122,33 @@ INLINE void copy_rows(int64_t rows, const E *f, const E *w, int64_t w_pitch, int
     for (int64_t r = 0; r < rows; r++, w += w_pitch, last_w += WINDOWS) memcpy(last_w, w, (size_t)nw * sizeof(E));
 }
 
-/* The k-iterations from s on, `f` and `w` at the first of them, to chain 0. */
-INLINE void rest(const int gf, const int gw, const int whole, TILE *tile, int64_t s, int64_t k, const E *f, const E *w, int64_t w_pitch,
-                 int64_t nw) {
+/* The k-iterations from s on, `f` and `w` at the first of them, to chain 0. The last one may lie elsewhere. */
+INLINE void rest(const int gf, const int gw, const int whole, TILE *tile, STEP *x, int64_t s, int64_t k, const E *f, const E *w,
+                 int64_t w_pitch, int64_t nw, const E *last_f, const E *last_w) {
     const int64_t steps = k / RANK;
-    STEP x;
-    E last_f[RANK * FILTERS], last_w[RANK * WINDOWS]; /* the last k-iteration, of fewer rows and zeros */
-    if (k % RANK) copy_rows(k % RANK, f + (steps - s) * RANK * FILTERS, w + (steps - s) * RANK * w_pitch, w_pitch, nw, last_f, last_w);
 #pragma GCC unroll 1
     for (; s * RANK < k; s++, f += RANK * FILTERS, w += RANK * w_pitch) {
         const int last = s == steps;
-        load_step(gf, gw, whole, &x, last ? last_f : f, last ? last_w : w, last ? WINDOWS : w_pitch, nw);
-        multiply_step(gf, gw, whole, tile, 0, &x);
+        load_step(gf, gw, whole, x, last ? last_f : f, last ? last_w : w, last ? WINDOWS : w_pitch, nw);
+        multiply_step(gf, gw, whole, tile, 0, x);
     }
 }
 
-/* tile = the product of k rows of both panels. Iteration s of the unrolled loop goes to chain s mod chains. One chain has the order of k; with
- * more, the remainder of k comes first, before the other chains are live (Clang 22 would spill those). */
-INLINE void k_loop(const int gf, const int gw, const int whole, const int chains, TILE *tile, int64_t k, const E *f, const E *w,
-                   int64_t w_pitch, int64_t nw) {
+/* tile = the product of k rows of both panels. Iteration s of the unrolled loop goes to chain s mod chains. The remainder of k comes first,
+ * before the other chains are live (Clang 22 would spill those, and accumulators of whole tiles), or last where sums are in the order of k. */
+INLINE void k_loop(const int gf, const int gw, const int whole, const int chains, const int in_order, TILE *tile, int64_t k, const E *f,
+                   const E *w, int64_t w_pitch, int64_t nw) {
     enum { MOST_AHEAD = 2 };
     const int groups = gf * gw, ahead = whole ? 2 : 1, unroll = whole ? 6 : 4; /* a multiple of ahead + 1 and of chains */
     const int64_t f_step = RANK * FILTERS, w_step = RANK * w_pitch, steps = k / RANK;
     int64_t rounds = steps > ahead ? (steps - ahead) / unroll : 0;
     const int64_t s = rounds ? rounds * unroll + ahead : 0;
     STEP x[MOST_AHEAD + 1];
+    /* the last k-iteration, of fewer rows and zeros: copied before sums are in accumulators, which a call would move */
+    E last_f[RANK * FILTERS], last_w[RANK * WINDOWS];
+    if (k % RANK) copy_rows(k % RANK, f + steps * f_step, w + steps * w_step, w_pitch, nw, last_f, last_w);
     clear(tile, 0, groups);
-    if (chains > 1) rest(gf, gw, whole, tile, s, k, f + s * f_step, w + s * w_step, w_pitch, nw);
+    if (!in_order) rest(gf, gw, whole, tile, &x[0], s, k, f + s * f_step, w + s * w_step, w_pitch, nw, last_f, last_w);
     clear(tile, groups, chains * groups);
     if (rounds) {
 #pragma GCC unroll 2
@@ -164,7 +164,7 @@ INLINE void k_loop(const int gf, const int gw, const int whole, const int chains
 #pragma GCC unroll 2
         for (int u = 0; u < ahead; u++) multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u]);
     }
-    if (chains == 1) rest(gf, gw, whole, tile, s, k, f, w, w_pitch, nw);
+    if (in_order) rest(gf, gw, whole, tile, &x[0], s, k, f, w, w_pitch, nw, last_f, last_w);
 }
 
 INLINE void body(const int gf, const int gw, const int whole, const int most, int64_t k, const E *f, const E *w, int64_t w_pitch, T *out,
@@ -172,7 +172,7 @@ INLINE void body(const int gf, const int gw, const int whole, const int most, in
     const int groups = gf * gw, chains = groups == 1 || ACCUMULATORS / groups > most ? most : ACCUMULATORS / groups; /* 4, 2 or 1 */
     TILE tile;
     tile.sums[0] = tile.sums[1] = vec_splats(0u);
-    k_loop(gf, gw, whole, chains, &tile, k, f, w, w_pitch, nw);
+    k_loop(gf, gw, whole, chains, most == 1, &tile, k, f, w, w_pitch, nw);
     finish(gf, gw, whole, chains, &tile, out, out_pitch, nw, nf, store);
 }
 
