@@ -24,7 +24,7 @@ import torch_actions
 import torch_modules
 from torch_actions import ACTIONS, Side
 from torch_models import FREES_CAPTURES
-from torch_twins import difference, raised, same_error
+from torch_twins import TOLERANCES, difference, raised, same_error
 
 import pysim.torch
 from pysim.torch.layers import network_layer
@@ -72,7 +72,7 @@ def one_step(action, number, ours, twin, log):
     if _of_weak_references(right) or (_of_weak_references(error) and not FREES_CAPTURES):
         return "ends", ""
     if right is None and error is not None:
-        return "exception", _line(error)
+        return ("ends", "") if _of_pruned(error) and not ours.whole else ("exception", _line(error))
     if right is not None and (error is None or not (same_error(error, right) or _of_sparse(error, right))):
         return "difference", f"{_line(error)} for {_line(right)}"
     if right is None and (fault := difference(found, wanted)) and not (before and _explains(action, number, before, found, wanted)):
@@ -113,6 +113,12 @@ def _of_weak_references(error):
     return isinstance(error, RuntimeError) and "has weakref associated" in str(error)
 
 
+def _of_pruned(error):
+    """Whether a pruned weight is a result that gradients flow through, so that it cannot be copied: torch.compile, with any backend, leaves
+    it as it was in a call that raises while it is traced, and eager has computed it anew."""
+    return isinstance(error, RuntimeError) and "support the deepcopy protocol" in str(error)
+
+
 def _of_sparse(error, right):
     """Whether eager refuses to permute a sparse tensor: what shapes alone tell of it in a trace is another exception."""
     return isinstance(error, IndexError) and isinstance(right, RuntimeError) and "permute(sparse" in str(right)
@@ -145,7 +151,8 @@ def sensitive(action, number, before, found, wanted):
 
 
 def more_exact(action, number, before, found, wanted):
-    """Whether results are nearer than eager's to those in float64, of which eager's are near enough that both drew the same numbers."""
+    """Whether results are nearer than eager's to those in float64, of which eager's are near enough that both drew the same numbers; where
+    those are 0 and eager's is all rounding, whether ours is of its size."""
     model = copy.deepcopy(before.model).double()
 
     def call(*args, **named):
@@ -162,7 +169,8 @@ def _nearer(found, wanted, exact):
     if not isinstance(exact, torch.Tensor) or type(found) is not torch.Tensor or found.dtype != wanted.dtype or found.shape != exact.shape:
         return False
     error, own = (float((one.detach().double() - exact).abs().max()) for one in (found, wanted))
-    return error <= own <= NEAR * float(exact.abs().max())
+    size = float(exact.abs().max())
+    return error <= own <= NEAR * size or (size <= NEAR * own and own <= TOLERANCES[wanted.dtype] and error <= AMPLIFIED * own)
 
 
 def sensitive_states(action, number, before, ours, twin):
