@@ -251,6 +251,8 @@ def _replace(module: fx.GraphModule, segment: Segment, regions: _Regions) -> Non
             for one in node.all_input_nodes:
                 value(one)
             emitted[node] = graph.node_copy(node, emitted.__getitem__)
+            if node.target is torch.ops.aten.view.default:  # by strides of the trace, which are not those of all operators
+                emitted[node].target = torch.ops.aten.reshape.default
         return emitted[node]
 
     def insert(level: int) -> None:
