@@ -8,7 +8,7 @@ PyTorch raises. Dynamo's own means, suppress_errors, is a setting for all thread
 """
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from types import FunctionType
 from typing import Any, cast
@@ -47,8 +47,11 @@ def captured_calls(model: Callable[..., Any], capture: Capture, by: object, fail
     if convert := getattr(context, "callback", None):  # TORCHDYNAMO_DISABLE leaves none
 
         def converted(frame: Any, *rest: Any) -> Any:
+            # a later frame may be that of several modules of a class, which without guards for hooks are taken for one another
+            guarded = nullcontext() if frame.f_code is code else torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
             try:
-                return convert(frame, *rest)
+                with guarded:
+                    return convert(frame, *rest)
             except Exception as error:
                 reason = _reason(error)  # and nothing else of it is kept: its frames hold weak references to the model's tensors
             if frame.f_code is code:

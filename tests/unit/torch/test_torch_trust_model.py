@@ -374,3 +374,25 @@ def test_training_is_pytorchs_bit_for_bit(training, way):
                     parameter -= 0.01 * parameter.grad
                     parameter.grad = None
         assert all(torch.equal(one, other) for one, other in zip(model.state_dict().values(), right.state_dict().values(), strict=True))
+
+
+class Broken(nn.Module):
+    def __init__(self, breaks):
+        super().__init__()
+        self.conv, self.breaks = nn.Conv2d(3, 3, 3, padding=1), breaks
+
+    def forward(self, x):
+        y = self.conv(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return y + 1
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_hook_is_that_of_its_module_where_several_share_a_class_beside_a_break_of_the_graph(at):
+    """torch.compile takes them for one another, with any backend, also where nothing was captured before."""
+    twins, x = Twins(nn.Sequential(Broken(False), Broken(False), Broken(True)).eval(), "optimize"), torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        twins.check(x)
+        twins.do(lambda one: one[at].conv.register_forward_hook(lambda _, given, y: 2 * y))
+        twins.check(x)
