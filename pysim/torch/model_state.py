@@ -9,19 +9,26 @@ Worked entries: `layer1.0.conv1.stride` is `(2, 2)`, `layer1.0.conv1.weight` is 
 """
 
 import hashlib
+import logging
 import platform
+import re
 import sys
 from enum import Enum
 from functools import partial
 from operator import itemgetter
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
+from pysim.errors import OperandError
+
 _SIMPLE = (
-    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
+    type(None), bool, int, float, complex, str, bytes, range, slice,
+    torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
 )  # fmt: skip
+_NO_NUMBERS = (ModuleType, logging.Logger, re.Pattern)  # what results do not depend on
 _TREE = ("_parameters", "_buffers", "_modules")  # whose entries are a module's attributes
 _DIGITS = 16
 
@@ -50,7 +57,7 @@ class ModelState:
 
     def _visit(self, value: Any, path: str) -> None:
         kind = type(value)
-        if kind in _SIMPLE or isinstance(value, Enum):
+        if kind in _SIMPLE or isinstance(value, Enum | np.generic | np.dtype):
             text = repr(value)
         elif isinstance(value, torch.Tensor):
             text = f"{kind.__name__} {value.dtype} {tuple(value.shape)} {value.stride() if value.layout is torch.strided else value.layout}"
@@ -79,10 +86,12 @@ class ModelState:
         if isinstance(value, partial):
             self._visit((value.func, value.args, value.keywords), f"{path}()")
             return ""
+        if isinstance(value, _NO_NUMBERS):
+            return ""
         self._classes(type(value))
         attributes = getattr(value, "__dict__", None)
-        if attributes is None or type(value).__module__.partition(".")[0] in sys.stdlib_module_names:
-            return ""
+        if attributes is None or _holds_more(type(value)):
+            raise OperandError(f"{path or 'the model'} is a {type(value).__qualname__}, whose changes could not be seen")
         self._watched.append(attributes)
         is_module = isinstance(value, torch.nn.Module)
         for name, one in attributes.items():
@@ -126,6 +135,14 @@ class ModelState:
             parts += [self._code_of(one) for one in _functions(one) if one.__module__ == function.__module__]
         self._paths[id(function)] = found = _digest(*parts)
         return found
+
+
+def _holds_more(kind: type) -> bool:
+    """Whether objects of a class have state beside their attributes: in slots, or as the standard library's."""
+    if kind is SimpleNamespace:
+        return False
+    slots = any(vars(one).get("__slots__") for one in kind.__mro__)
+    return slots or kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
 
 
 def _functions(value: Any) -> list[FunctionType]:

@@ -2,6 +2,10 @@
 """A call that was kept in a file needs no capture and computes the same bits; a model that is or becomes another one is never computed by
 it."""
 
+import random
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
@@ -11,6 +15,7 @@ from torch import nn  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError, ProblemError  # noqa: E402
+from pysim.torch.model_state import ModelState  # noqa: E402
 
 FACTOR = 2.0
 
@@ -180,3 +185,24 @@ def test_what_is_not_one_network_cannot_be_kept(tmp_path):
     with pytest.raises(OperandError, match="the model is training"):
         pysim.torch.save(made().train(), tmp_path / "model.pysim", IMAGE)
     assert not [*tmp_path.iterdir()]
+
+
+class Slots:
+    __slots__ = ("scale",)
+
+
+@pytest.mark.parametrize("make", [Slots, lambda: random.Random(0), lambda: deque([1.0]), lambda: iter([1.0])])
+def test_a_model_with_state_that_cannot_be_compared_is_refused(make):
+    model = made()
+    model.more = make()
+    with pytest.raises(OperandError, match=r"^more is a "):
+        ModelState(model)
+
+
+def test_a_namespace_is_part_of_the_state():
+    model = made()
+    model.options = SimpleNamespace(scale=2.0)
+    state = ModelState(model)
+    assert state.told["options.scale"] == "2.0" and state.unchanged()
+    model.options.scale = 3.0
+    assert not state.unchanged()
