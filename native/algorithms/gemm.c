@@ -3,7 +3,7 @@
  *
  *   gemm      packs A in the run; packs B in the run or reads it in place
  *   unpacked  reads A in place; B as in gemm
- *   panels    reads A in place, or packs it (`packs_rows`); B was packed beforehand
+ *   panels    reads A in place, or packs it, as the schedule says; B was packed beforehand
  *   split_panels   packs A; B was packed beforehand; of rows that split operands, form tiles in FP32 */
 #include <string.h>
 
