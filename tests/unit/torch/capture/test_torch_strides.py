@@ -75,7 +75,7 @@ def test_results_follow_the_strides_that_parameters_have_now():
         return graphs[-1][0]
 
     with torch.no_grad():
-        assert torch.compile(conv, backend=kept)(x).is_contiguous(memory_format=torch.channels_last)
+        assert torch.compile(conv, backend=kept, dynamic=False)(x).is_contiguous(memory_format=torch.channels_last)
         conv.weight.data = conv.weight.data.contiguous()
         (y,), right = graphs[0][0](*graphs[0][1]), conv(x)
     assert y.stride() == right.stride()
@@ -100,7 +100,7 @@ def test_values_may_have_other_strides_than_a_trace_tells():
         return graphs[-1][0]
 
     with torch.no_grad():
-        torch.compile(model, backend=kept)(x)
+        torch.compile(model, backend=kept, dynamic=False)(x)
         call, inputs = graphs[0]
         other = x.to(memory_format=LAST)
         assert_close(call(*(other if one is x else one for one in inputs)), model(other))
