@@ -128,6 +128,13 @@ def from_libraries(libraries: list[Path], cuobjdump: str, convolutions: bool) ->
     return found
 
 
+def write(target: Path, document: dict[str, Any]) -> None:
+    """Writes a file of attributes, one kernel a line."""
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in document["kernels"].items())
+    head = json.dumps({name: one for name, one in document.items() if name != "kernels"}, indent=1).removesuffix("\n}")
+    target.write_text(f'{head},\n "kernels": {{\n{rows}\n }}\n}}\n')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("libraries", type=Path, nargs="*")
@@ -157,7 +164,7 @@ def main() -> None:
     sources: dict[str, Any] = {"source": gemm_kernels(), "source of convolutions": conv_kernels()}
     documented = {key: source if any(row.name in found for row in rows) else old.get(key, "") for key, rows in sources.items()}
     document = {"schema": 1, "command": "lab/fits/cuda_attributes.py", **documented, **kept}
-    target.write_text(json.dumps(document | {"kernels": kernels}, indent=1) + "\n")
+    write(target, document | {"kernels": kernels})
     stacks = sum(one["local_bytes"] > 0 for one in kernels.values())
     print(f"{target.name}: {len(found)} kernels found, {len(kernels)} in all, {stacks} of them with a stack in local memory")
 

@@ -42,6 +42,7 @@ from pysim.registry.cuda import Attributes, ConvKernel, attributes_file, conv_ke
 
 sys.path.append(str(Path(__file__).parents[1]))
 import conv_data
+import cuda_attributes
 import rooms  # noqa: F401
 
 SOURCE = "fit_conv"
@@ -229,7 +230,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], parameters: Parameters, paths:
         if row.dtype == "bf16" and not measured and (twin := conv_kernel(row.name.removeprefix("b"))) in rows:
             document["kernels"][row.name]["efficiency"] = document["kernels"][twin.name]["efficiency"]
     document["efficiencies of convolutions"] = {"command": command, "files": [named(path) for path in paths]}
-    target.write_text(json.dumps(document, indent=1) + "\n")
+    cuda_attributes.write(target, document)
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ from pysim.registry.cuda import Attributes, GemmKernel, attributes_file, gemm_at
 sys.path.append(str(Path(__file__).parents[1]))
 import rooms  # noqa: F401, I001
 import conv_data
+import cuda_attributes
 import records
 
 SOURCE = "fit"
@@ -341,7 +342,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path], command: st
     old = json.loads(target.read_text()) if target.exists() else {"schema": 1, "kernels": {}}
     old["kernels"] |= {name: msgspec.to_builtins(rounded(one)) for name, one in known.items()}
     old["efficiencies"] = {"command": command, "files": [named(path) for path in paths]}
-    target.write_text(json.dumps(old, indent=1) + "\n")
+    cuda_attributes.write(target, old)
 
 
 def named(path: Path) -> str:
