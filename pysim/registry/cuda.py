@@ -344,8 +344,11 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @cached_property
     def families(self) -> tuple[str, ...]:
-        """Keys of the machine's constants for it; the first that exists applies: its variant's, its family's, or those of its products."""
-        return f"{self.family}_{self.variant}", self.family, "wgmma" if self.tiles.by_warpgroups else "mma" if self.tiles.tensor else "simt"
+        """Keys of the machine's constants for it; the first that exists applies: its variant's, its family's (each of its type, or of all
+        types), or those of its products."""
+        own = (self.family, f"conv_{self.algorithm}")
+        products = "wgmma" if self.tiles.by_warpgroups else "mma" if self.tiles.tensor else "simt"
+        return *dict.fromkeys((*(f"{family}_{self.variant}" for family in own), *own)), products
 
     @cached_property
     def tiles(self) -> Tiles:

@@ -117,8 +117,7 @@ def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -
 
 def assumed_of(row: ConvKernel, family: str, known: dict[str, Attributes]) -> tuple[str, ...]:
     """Assumptions about a row beside the machine's numbers: another family's constants, estimated attributes."""
-    *own, _ = row.families
-    borrowed = () if family in own else (f"model.families.{own[-1]}: those of {family}",)
+    borrowed = () if family in row.families[:-1] else (f"model.families.{row.family}: those of {family}",)
     return borrowed if row.name in known else (*borrowed, f"kernel_attributes.{row.name}")
 
 
