@@ -37,7 +37,7 @@ from pysim.errors import MachineError
 from pysim.explain.roof import above
 from pysim.machine.cpu import Machine, OfType, Together, Unit
 from pysim.machine.load import loads
-from pysim.machine.quantity import Number, Source, facts
+from pysim.machine.quantity import Number, Source, with_sources
 from pysim.machine.write import to_toml
 from pysim.measure.speed import PLAIN, SHARED_CORE
 from pysim.measure.store import environment
@@ -245,7 +245,7 @@ def _check_roof(machine: Machine, lab: Lab, rounds: Floats) -> None:
 def calibrated(on: Machine, found: Calibration, name: str | None = None) -> Machine:
     """The machine, renamed to `name`, with the calibrated numbers. It is validated as a machine file; MachineError where it is invalid."""
     machine = _with_rates(_with_share(on, found.fit.ways), found.numbers)
-    constants = {name: _number(one, "fitted", FIT) for name, one in found.fit.constants.items()}
+    constants = {name: one.number("fitted", FIT) for name, one in found.fit.constants.items()}
     together = tuple(
         Together(cpus=cpus, slowest_share=_share(slowest), mean_share=_share(mean)) for cpus, (slowest, mean) in found.together.items()
     )
@@ -270,10 +270,7 @@ def calibrated(on: Machine, found: Calibration, name: str | None = None) -> Mach
         note=f"{load}; median error {after.median_error:.1%}, 90th percentile {after.p90_error:.1%}; of layers left out of the fit "
         f"{left.median_error:.1%} and {left.p90_error:.1%}",
     )
-    machine = msgspec.structs.replace(machine, sources=on.sources | {SOURCE: probes, FIT: fit})
-    used = {machine.source, *(fact.source for _, fact in facts(machine))}
-    machine = msgspec.structs.replace(machine, sources={key: one for key, one in machine.sources.items() if key in used})
-    read = loads(to_toml(machine), "the calibrated machine")
+    read = loads(to_toml(with_sources(machine, on.sources | {SOURCE: probes, FIT: fit})), "the calibrated machine")
     assert isinstance(read, Machine)
     return read
 
@@ -292,7 +289,7 @@ def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
     """The machine with measured numbers, given by their paths."""
 
     def take(path: str, before: Number) -> Number:
-        return _number(numbers[path], "measured", SOURCE) if path in numbers else before
+        return numbers[path].number("measured", SOURCE) if path in numbers else before
 
     def place(one: Any, path: str) -> Any:
         names = ("latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle")
@@ -308,10 +305,10 @@ def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
         types = {of.name: of for of in one.types}
         double = numbers.get(f"{path}.types.f64.fma_per_cycle")
         if double and ("f64" in types or abs(double.value / rate.value - 1) > F64_TOLERANCE):
-            types["f64"] = OfType(name="f64", fma_per_cycle=_number(double, "measured", SOURCE))
+            types["f64"] = OfType(name="f64", fma_per_cycle=double.number("measured", SOURCE))
         return msgspec.structs.replace(one, fma_per_cycle=rate, types=tuple(types.values()))
 
-    forks = {path.removeprefix("core."): _number(numbers[path], "measured", SOURCE) for path in FORKS if path in numbers}
+    forks = {path.removeprefix("core."): numbers[path].number("measured", SOURCE) for path in FORKS if path in numbers}
     clock = take(CLOCK, on.core.frequency_hz)
     core = msgspec.structs.replace(on.core, frequency_hz=clock, units=tuple(map(unit, on.core.units)), **forks)
     levels, memory = tuple(place(level, f"levels.{level.name}") for level in on.levels), place(on.memory, "memory")
@@ -324,8 +321,3 @@ def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
 
 def _share(value: float) -> Number:
     return Number(value=float(f"{value:.3g}"), kind="measured", source=SOURCE)
-
-
-def _number(one: Estimate, kind: Any, source: str) -> Number:
-    """Rounded: the value to four digits, its error to two."""
-    return Number(value=float(f"{one.value:.4g}"), kind=kind, source=source, error=float(f"{one.error:.2g}"))

@@ -31,9 +31,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim import planner
 from pysim.calibration.cpu_lab import LARGE, Measured
-from pysim.calibration.cpu_share import ways_left, with_ways
+from pysim.calibration.cpu_share import cycles_of, ways_left, with_ways
 from pysim.calibration.estimate import MIN_ROUNDS, SURE, Estimate, Floats, settle
 from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
@@ -102,9 +101,7 @@ def predictor(on: Machine, plans: Sequence[Measured]) -> Callable[[Floats], Floa
     """Predicted cycles of the plans as a function of x."""
 
     def cycles(x: Floats) -> Floats:
-        machine = with_constants(on, _constants(x))
-        seconds = [planner.plan(one.problem, machine, name=one.name).seconds or np.nan for one in plans]
-        return np.array(seconds) * machine.clock_hz
+        return cycles_of(with_constants(on, _constants(x)), plans)
 
     return cycles
 

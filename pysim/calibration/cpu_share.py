@@ -48,12 +48,12 @@ def ways_left(on: Machine, most: int, plans: Sequence[Measured], measured: Float
     choices = [ways for ways in range(1, most + 1) if ways * last.way_bytes >= max(inner, last.way_bytes)]
     if not last.shared or len(choices) < 2:
         return None
-    ends = [_predicted(with_ways(on, ways), plans) for ways in (choices[0], most)]
+    ends = [cycles_of(with_ways(on, ways), plans) for ways in (choices[0], most)]
     sensitive = np.flatnonzero(np.abs(np.log(ends[0] / ends[1])) > MIN_CHANGE).tolist()
     if len(sensitive) < MIN_PLANS:
         return None
     some = [plans[at] for at in sensitive]
-    off = np.array([np.abs(np.log(_predicted(with_ways(on, ways), some) / measured[sensitive])) for ways in choices])
+    off = np.array([np.abs(np.log(cycles_of(with_ways(on, ways), some) / measured[sensitive])) for ways in choices])
     best = _best_of_samples(np.minimum(off, MAX_LOSS), [one.problem for one in some], np.array(choices))
     low, high = float(np.quantile(best[:, 0], 0.05)), float(np.quantile(best[:, 1], 0.95))
     value = most if np.mean(best[:, 1] == most) >= 0.5 else math.ceil(np.median(best.mean(axis=1)))
@@ -70,7 +70,7 @@ def _best_of_samples(off: Floats, layers: Sequence[str], choices: NDArray[np.int
     return np.array([(some[0], some[-1]) for some in least], dtype=np.float64)
 
 
-def _predicted(on: Machine, plans: Sequence[Measured]) -> Floats:
+def cycles_of(on: Machine, plans: Sequence[Measured]) -> Floats:
     """Predicted cycles."""
     seconds = [planner.plan(one.problem, on, name=one.name).seconds or np.nan for one in plans]
     return np.array(seconds) * on.clock_hz

@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.shared_memory.banks import LANES, WIDTHS, SharedMemory, instruction
+from pysim.calibration.estimate import Estimate
 from pysim.errors import MachineError, MissingError
 from pysim.machine.gpu import Gpu
-from pysim.machine.quantity import Number, Source, facts
+from pysim.machine.quantity import Number, Source, facts, with_sources
 from pysim.runtime import cuda
 from pysim.runtime.cuda import Device, DeviceArray
 
@@ -250,12 +251,7 @@ def merged(gpu: Gpu, calibration: Calibration, name: str | None = None) -> Gpu:
     """The machine, called `name`, with measurements in place of numbers assumed or measured before; the error is half the range."""
     device = calibration.device
     numbers = {
-        rate.path: Number(
-            value=float(f"{rate.measured.median:.4g}"),
-            kind="measured",
-            source=SOURCE,
-            error=float(f"{(rate.measured.high - rate.measured.low) / 2:.2g}"),
-        )
+        rate.path: Estimate(rate.measured.median, (rate.measured.high - rate.measured.low) / 2).number("measured", SOURCE)
         for rate in calibration.rates
         if rate.kept is None
     }
@@ -268,9 +264,8 @@ def merged(gpu: Gpu, calibration: Calibration, name: str | None = None) -> Gpu:
         command=f"pysim machines calibrate -m {gpu.name}",
         versions=f"{device.name}, driver for CUDA {device.driver}, CUDA {device.runtime}",
     )
-    machine = msgspec.structs.replace(gpu, name=name or gpu.name, **fields, sources=gpu.sources | {SOURCE: source})
-    used = {fact.source for _, fact in facts(machine)}
-    return msgspec.structs.replace(machine, sources={key: one for key, one in machine.sources.items() if key in used})
+    machine: Gpu = with_sources(msgspec.structs.replace(gpu, name=name or gpu.name, **fields), gpu.sources | {SOURCE: source})
+    return machine
 
 
 class DeviceProbes:

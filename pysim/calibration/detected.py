@@ -43,7 +43,7 @@ from pysim.calibration.nearest_machine import Relative, relative
 from pysim.errors import MachineError, NativeError
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Together, Unit
 from pysim.machine.load import load_any, names
-from pysim.machine.quantity import Number, Source, facts
+from pysim.machine.quantity import Number, Source, facts, with_sources
 from pysim.measure.cpu_load import Watch
 from pysim.measure.parallel_probe import all_at_once, one_by_one
 from pysim.measure.speed import LINE_SECONDS, PLAIN
@@ -401,8 +401,9 @@ def _completed(machine: Machine, shipped: Relative, others: float, rates: _Rates
             note=f"micro-kernel and fill share of {shipped.machine.name}, sizes and latencies of this machine",
         ),
     }
-    used = {machine.source} | {fact.source for _, fact in facts(machine)}
-    for other in (key.removeprefix(_TAKEN_FROM) for key in sorted(used - known.keys())):
+    missing = {fact.source for _, fact in facts(machine)} - known.keys()
+    for other in (key.removeprefix(_TAKEN_FROM) for key in sorted(missing)):
         note = f"{other} is the nearest shipped machine that has it, but another microarchitecture"
         known[_TAKEN_FROM + other] = Source(title=f"Taken over from {other}", note=note)
-    return msgspec.structs.replace(machine, sources={key: known[key] for key in known if key in used})
+    completed: Machine = with_sources(machine, known)
+    return completed

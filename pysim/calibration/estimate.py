@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.machine.quantity import Kind, Number
+
 Floats = NDArray[np.float64]
 
 MIN_ROUNDS = 3  # that have to agree
@@ -33,6 +35,10 @@ class Estimate(msgspec.Struct, frozen=True):
     @property
     def sure(self) -> bool:
         return not self.doubt
+
+    def number(self, kind: Kind, source: str) -> Number:
+        """Rounded: the value to four digits, its error to two."""
+        return Number(value=float(f"{self.value:.4g}"), kind=kind, source=source, error=float(f"{self.error:.2g}"))
 
     @property
     def rate(self) -> "Estimate":

@@ -21,7 +21,7 @@ from pysim.calibration.gpu_fit import Case, Known, Measured, Moved, errors_of, f
 from pysim.calibration.gpu_lab import problems
 from pysim.errors import MachineError
 from pysim.machine.gpu import Gpu
-from pysim.machine.quantity import Number, Source, facts
+from pysim.machine.quantity import Number, Source, facts, with_sources
 from pysim.registry.cuda import gemm_attributes
 
 # Random products: seed, number of each type at most, kernels timed of each, multiply-adds at most
@@ -122,8 +122,7 @@ def regret(case: Case, seconds: Any) -> float:
 def moved_to(gpu: Gpu, constants: dict[str, Estimate]) -> Gpu:
     """The machine with these constants."""
     for path, one in constants.items():
-        number = Number(value=float(f"{one.value:.4g}"), kind="fitted", source=SOURCE, error=float(f"{one.error:.2g}"))
-        gpu = _replaced(gpu, path.split("."), number)
+        gpu = _replaced(gpu, path.split("."), one.number("fitted", SOURCE))
     return gpu
 
 
@@ -140,6 +139,5 @@ def with_constants(gpu: Gpu, found: GpuFit, device: str, name: str) -> Gpu:
     left_out = found.left_out.median_error
     note = f"{found.problems} products, {found.launches} launches; median error of products left out of the fit {left_out:.1%}"
     source = Source(title=f"Least squares over products of an {device}", command=f"pysim machines calibrate -m {name}", note=note)
-    machine = msgspec.structs.replace(moved_to(gpu, found.constants), sources=gpu.sources | {SOURCE: source})
-    used = {fact.source for _, fact in facts(machine)}
-    return msgspec.structs.replace(machine, sources={key: one for key, one in machine.sources.items() if key in used})
+    machine: Gpu = with_sources(moved_to(gpu, found.constants), gpu.sources | {SOURCE: source})
+    return machine

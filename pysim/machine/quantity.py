@@ -127,6 +127,12 @@ def _name(item: Any) -> str:
     return str(getattr(item, "target", None) or item.name)
 
 
+def with_sources(machine: Any, sources: dict[str, Source]) -> Any:
+    """The machine with those of these sources that its numbers name."""
+    used = {getattr(machine, "source", None), *(fact.source for _, fact in facts(machine))}
+    return msgspec.structs.replace(machine, sources={key: one for key, one in sources.items() if key in used})
+
+
 def quantities(value: Any, path: str = "", key: str = "") -> Iterator[tuple[str, str, float]]:
     """Every number of a machine: its path, the key that says its unit, its value."""
     if isinstance(value, Number | Count):
