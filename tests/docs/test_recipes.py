@@ -149,11 +149,11 @@ def test_a_line_and_a_definition_are_a_kernel_that_is_checked_and_planned(tmp_pa
 def keep_few_rows(cuda: Path) -> None:
     """Of the tables of GPU kernels only the first row of each type and variant, so that they compile in a minute."""
     for table in cuda.glob("*/*/rows.inc"):
-        rows: dict[tuple[str, ...], str] = {}
-        head = [line for line in table.read_text().splitlines(keepends=True) if not line.startswith("PYSIM_CUDA_ROW")]
-        for line in re.findall(r"^PYSIM_CUDA_ROW.*\n", table.read_text(), re.MULTILINE):
-            rows.setdefault(tuple(re.findall(r"(?:dtype|variant) = (\S+?)[,)]", line)), line)
-        table.write_text("".join([*head, *rows.values()]))
+        kept: dict[tuple[str, ...], str] = {}
+        for line in table.read_text().splitlines(keepends=True):
+            row = ("row", *re.findall(r"(?:dtype|variant) = (\S+?)[,)]", line))
+            kept.setdefault(row if line.startswith("PYSIM_CUDA_ROW") else (line,), line)
+        table.write_text("".join(kept.values()))
 
 
 @pytest.mark.timeout(1000)

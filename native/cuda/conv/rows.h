@@ -38,6 +38,7 @@ struct ConvColumns {
      * multiplied as zeros, and zero times infinity is NaN); 2: input and filters (Winograd's transforms mix the elements of a patch) */
     int finite = 0;
 };
+using Columns = ConvColumns; /* of the tables that follow */
 
 struct ConvFunctions {
     decltype(ConvRow::refuses) refuses;

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Reads the kernel tables (gemm/<family>/rows.inc, conv/<family>/rows.inc; families.inc lists them). PYSIM_CUDA_FAMILY sets the columns that all rows of
- * a file share, PYSIM_CUDA_ROW adds a kernel. A column that neither names keeps its default (gemm/rows.h, conv/rows.h). pysim/registry/cuda.py reads
- * the same lines. In namespace pysim::rows,
- *
- *     using Columns = GemmColumns;
- *     #include "gemm/mma/rows.inc"
- *     }; // of the table
- *
- * defines the constexpr array `lines`, so lines[i].block.m can be a template argument; table_of turns the lines into rows. */
+ * a file share, PYSIM_CUDA_ROW adds a kernel, PYSIM_CUDA_END ends the table. A column that neither names keeps its default (`Columns` in gemm/rows.h,
+ * conv/rows.h). pysim/registry/cuda.py reads the same lines. Included behind such a header, a table is the constexpr array pysim::rows::lines, so
+ * lines[i].block.m can be a template argument; table_of turns the lines into rows. */
 #ifndef PYSIM_CUDA_CORE_ROWS_H
 #define PYSIM_CUDA_CORE_ROWS_H
 #include <cstring>
@@ -18,9 +13,11 @@
 
 /* clang-format off */
 #define PYSIM_CUDA_FAMILY(...)                                                                                                        \
+    namespace pysim::rows { namespace {                                                                                               \
     struct Family : Columns { constexpr Family() { __VA_ARGS__; } };                                                                  \
     constexpr Columns lines[] = {
 #define PYSIM_CUDA_ROW(...) [] { struct Line : Family { constexpr Line() { __VA_ARGS__; } }; return (Columns)Line(); }(),
+#define PYSIM_CUDA_END }; } }
 /* clang-format on */
 
 namespace pysim {

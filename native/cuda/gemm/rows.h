@@ -35,6 +35,7 @@ struct GemmColumns {
     int residues = 0;           /* number of s8 products of residues that make one product of f64 (gemm/f64i8/scheme.h); 0: none */
     int ablation = 0;           /* 1: built only to measure what it leaves out */
 };
+using Columns = GemmColumns; /* of the tables that follow */
 
 /* The row of a line of the table. */
 inline GemmRow row_of(const GemmColumns &c, decltype(GemmRow::launch) launch, decltype(GemmRow::attributes) attributes) {

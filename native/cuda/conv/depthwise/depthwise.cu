@@ -6,15 +6,9 @@
 #include "conv/depthwise/kernel.cuh"
 #include "core/element.h"
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = ConvColumns;
 #include "conv/depthwise/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace {
 
 /* Chooses the columns of a thread. NCHW: no more than a vector access holds, since lanes would otherwise store strided words. One if more columns

@@ -2,15 +2,9 @@
  * Convolution by its definition: one thread per output. */
 #include "conv/untiled.cuh"
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = ConvColumns;
 #include "conv/direct/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace {
 
 template <class T> __global__ void __launch_bounds__(THREADS)

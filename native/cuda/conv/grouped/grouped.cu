@@ -4,15 +4,9 @@
 #include "conv/rows.h"
 #include "core/element.h"
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = ConvColumns;
 #include "conv/grouped/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace {
 
 template <bool SINGLE> const char *refuses(const Conv &c) {

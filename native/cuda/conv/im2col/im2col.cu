@@ -14,15 +14,9 @@
 #include "core/decomposition.cuh"
 #include "core/launch.h"
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = ConvColumns;
 #include "conv/im2col/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace {
 
 enum { THREADS = 256 };

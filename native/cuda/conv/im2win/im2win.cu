@@ -9,15 +9,9 @@
 
 #include "conv/rows.h"
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = ConvColumns;
 #include "conv/im2win/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace im2win {
 namespace {
 

@@ -8,15 +8,9 @@
 #include "conv/gather.cuh"
 #include "conv/rows.h"
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = ConvColumns;
 #include "conv/implicit/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace gather {
 namespace {
 

@@ -6,15 +6,9 @@
 #include "conv/rows.h"
 #include "core/element.h"
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = ConvColumns;
 #include "conv/mma/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace {
 
 void set_k(Conv &c) {

@@ -4,15 +4,9 @@
 #include "conv/rows.h"
 #include "core/element.h"
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = ConvColumns;
 #include "conv/pointwise/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace {
 
 const char *refuses(const Conv &c) {

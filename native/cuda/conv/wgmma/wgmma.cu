@@ -9,16 +9,9 @@
 #include "conv/wgmma/kernel.cuh"
 #endif
 
-namespace pysim {
-namespace rows {
-namespace {
-
-using Columns = ConvColumns;
 #include "conv/wgmma/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace {
 
 /* Clusters of S::BLOCKS blocks of S::BLOCK_M windows x S::BLOCK_N filters. */

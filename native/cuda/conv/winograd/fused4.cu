@@ -6,15 +6,9 @@
 
 #include "conv/rows.h"
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = ConvColumns;
 #include "conv/winograd/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace winograd {
 namespace {
 

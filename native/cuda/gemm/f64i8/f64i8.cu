@@ -12,15 +12,9 @@
 #include "gemm/f64i8/emulated.cuh"
 #endif
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = GemmColumns;
 #include "gemm/f64i8/rows.inc"
-};
-}
-}
 
+namespace pysim {
 namespace f64i8 {
 namespace {
 

@@ -4,16 +4,9 @@
 #include "gemm/rows.h"
 #include "mainloop/mma/mma.cuh"
 
-namespace pysim {
-namespace rows {
-namespace {
-
-using Columns = GemmColumns;
 #include "gemm/mma/rows.inc"
-};
-}
-}
 
+namespace pysim {
 Rows<GemmRow> gemm_mma::PYSIM_UNIT() {
     return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::Columns c = rows::lines[line];

@@ -5,15 +5,9 @@
 #include "mainloop/mma/mma_f64.cuh"
 #endif
 
-namespace pysim {
-namespace rows {
-namespace {
-using Columns = GemmColumns;
 #include "gemm/mma_f64/rows.inc"
-};
-}
-}
 
+namespace pysim {
 Rows<GemmRow> gemm_mma_f64::all() {
     return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::GemmColumns c = rows::lines[line];

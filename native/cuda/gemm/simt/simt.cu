@@ -5,13 +5,11 @@
 #include "gemm/rows.h"
 #include "mainloop/simt/kernel.cuh"
 
+#include "gemm/simt/rows.inc"
+
 namespace pysim {
 namespace rows {
 namespace {
-
-using Columns = GemmColumns;
-#include "gemm/simt/rows.inc"
-};
 
 /* Rows of a type before line `end`. */
 constexpr int rows_before(int end, int dtype) {

@@ -7,16 +7,9 @@
 #include "mainloop/wgmma/kernel.cuh"
 #endif
 
-namespace pysim {
-namespace rows {
-namespace {
-
-using Columns = GemmColumns;
 #include "gemm/wgmma/rows.inc"
-};
-}
-}
 
+namespace pysim {
 Rows<GemmRow> gemm_wgmma::PYSIM_UNIT() {
     return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::Columns c = rows::lines[line];

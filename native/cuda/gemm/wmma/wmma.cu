@@ -14,6 +14,8 @@
 #include "gemm/rows.h"
 #include "mainloop/mma/pipeline.cuh"
 
+#include "gemm/wmma/rows.inc"
+
 namespace pysim {
 namespace {
 
@@ -99,14 +101,6 @@ template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, int BEL
     }
 };
 
-}
-
-namespace rows {
-namespace {
-using Columns = GemmColumns;
-#include "gemm/wmma/rows.inc"
-};
-}
 }
 
 Rows<GemmRow> gemm_wmma::all() {
