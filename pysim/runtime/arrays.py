@@ -18,15 +18,12 @@ import msgspec
 import numpy as np
 
 from pysim.errors import OperandError
+from pysim.problem.dtypes import TABLE
 from pysim.registry.cuda import CONV_LAYOUTS
 from pysim.runtime import cuda
 from pysim.runtime.cuda import SIZES
 
-# NumPy's names (ml_dtypes' for the last two) -> ours
-DTYPES = {
-    "float32": "f32", "float64": "f64", "float16": "f16", "int8": "s8", "int32": "s32", "uint8": "u8",
-    "bfloat16": "bf16", "float8_e4m3fn": "f8",
-}  # fmt: skip
+DTYPES = {one.array: one.name for one in TABLE if one.array} | {"uint8": "u8"}  # names of NumPy (or ml_dtypes) -> ours
 ALIGNMENT_BYTES = 256  # alignment of PyTorch's and CUDA's allocations; no kernel needs more
 PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 _NAMES = {ours: theirs for theirs, ours in DTYPES.items()}

@@ -25,6 +25,7 @@ from pysim.caches import once
 from pysim.errors import MissingError, NativeError, OperandError, PlanError, quoted
 from pysim.logs import LOG
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import BY_NAME
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.integers import Integers
@@ -296,7 +297,7 @@ def planes(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
     return (shape[0], shape[1] * block, *shape[2:4])
 
 
-_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "int8": "s8"}  # by the name of an array's dtype
+_DTYPES = {BY_NAME[name].array: name for name in NUMPY_DTYPES}  # by the name of an array's dtype
 
 
 def dtype_of(bits: str | None, *arrays: Any) -> str:
@@ -394,79 +395,47 @@ def addends_of(epilogue: Any) -> tuple[Array | None, Array | None]:
     return _addends.get(epilogue, (None, None))
 
 
-def reference_conv(
-    w: Conv,
-    x: Array,
-    weights: Array,
-    bias: Array | None = None,
-    activation: Activation = None,
-    executor: Executor = LOCAL,
-    residual: Array | None = None,
-) -> Array:
-    """The reference that defines a correct result: plain loops in C, accumulated in the next wider type. Slow."""
-    ffi, lib = executor.library()
-    out = aligned(w.output_shape, RESULT_DTYPES[w.dtype])
-    epilogue = epilogue_struct(1.0, 0.0, bias, activation, residual)
-    x = operand(x, "x", w.input_shape, w.dtype)
-    weights = operand(weights, "w", w.filter_shape, w.dtype)
-    pointers = (ffi.from_buffer(x), ffi.from_buffer(weights), ffi.from_buffer(out))
-    check(lib.pysim_reference(problem_struct(w), epilogue, *pointers), executor)
-    return out
+def _probed(name: str, *arguments: Any) -> float:
+    """The number that a probe of the library writes."""
+    ffi, lib = library()
+    result = ffi.new("double *")
+    check(getattr(lib, f"pysim_probe_{name}")(*arguments, result))
+    return float(result[0])
 
 
-def im2col(workload: Conv, image: Array, columns: Array, executor: Executor = LOCAL) -> None:
-    """Caffe's columns[C/groups * R * S][P*Q] of one image of one group, into `columns`."""
-    ffi, lib = executor.library()
-    check(lib.pysim_im2col(conv_struct(workload), ffi.from_buffer(image), ffi.from_buffer(columns)), executor)
+def _probed_in(name: str, nbytes: int, *arguments: Any) -> float:
+    """The same of a probe of a buffer, which is written before."""
+    buffer = aligned(nbytes, np.uint8)
+    buffer[:] = 0
+    return _probed(name, library()[0].from_buffer(buffer), nbytes, *arguments)
 
 
 def probe_clock() -> float:
     """Core clock in Hz, measured by a chain of dependent additions."""
-    ffi, lib = library()
-    result = ffi.new("double *")
-    check(lib.pysim_probe_clock(result))
-    return float(result[0])
+    return _probed("clock")
 
 
 def probe_fma(target: str, dtype: str) -> float:
     """Multiply-add instructions per second on one registry target."""
-    ffi, lib = library()
-    result = ffi.new("double *")
-    check(lib.pysim_probe_fma(target.encode(), _dtype_code(dtype), result))
-    return float(result[0])
-
-
-def _probe_stream(probe: Any, nbytes: int, seconds: float) -> float:
-    ffi, _ = library()
-    buffer = aligned(nbytes, np.uint8)
-    buffer[:] = 0
-    result = ffi.new("double *")
-    check(probe(ffi.from_buffer(buffer), nbytes, seconds, result))
-    return float(result[0])
+    return _probed("fma", target.encode(), _dtype_code(dtype))
 
 
 def probe_read(nbytes: int, seconds: float) -> float:
     """Bytes per second of one core that reads a buffer of this size repeatedly for `seconds`."""
-    return _probe_stream(library()[1].pysim_probe_read, nbytes, seconds)
+    return _probed_in("read", nbytes, seconds)
 
 
 def probe_write(nbytes: int, seconds: float) -> float:
     """Bytes per second of one core that writes a buffer of this size."""
-    return _probe_stream(library()[1].pysim_probe_write, nbytes, seconds)
+    return _probed_in("write", nbytes, seconds)
 
 
 def probe_latency(nbytes: int, line_bytes: int, seconds: float) -> float:
     """Seconds per dependent load, over all lines of a buffer of this size in random order."""
-    ffi, lib = library()
-    buffer, result = aligned(nbytes, np.uint8), ffi.new("double *")
-    check(lib.pysim_probe_latency(ffi.from_buffer(buffer), nbytes, line_bytes, seconds, result))
-    return float(result[0])
+    return _probed_in("latency", nbytes, line_bytes, seconds)
 
 
 def probe_line_transfer(nbytes: int, line_bytes: int, seconds: float) -> float:
     """Seconds per line of a buffer that two CPUs of a team pass to and fro: of one line, its transfer alone. NativeError if the team has
     one CPU."""
-    ffi, lib = library()
-    buffer, result = aligned(nbytes, np.uint8), ffi.new("double *")
-    check(lib.pysim_probe_line_transfer(ffi.from_buffer(buffer), nbytes, line_bytes, seconds, result))
-    return float(result[0])
+    return _probed_in("line_transfer", nbytes, line_bytes, seconds)

@@ -23,6 +23,7 @@ from pysim.arguments import activation as activation_of
 from pysim.caches import once
 from pysim.errors import MissingError, NativeError, OperandError, PlanError
 from pysim.logs import LOG
+from pysim.problem import dtypes
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
@@ -32,12 +33,8 @@ from pysim.registry.native_files import declarations, refuse_other_build
 Array = NDArray[Any]
 
 # type of the multiplication -> possible types of the result, the default first
-RESULTS = {
-    "f32": ("f32",), "tf32": ("f32",), "tf32x3": ("f32",), "f64": ("f64",), "f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "s8": ("s32",),
-    "f8": ("f16", "bf16", "f32"),
-}  # fmt: skip
-
-SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1, "s32": 4, "f8": 1, "u8": 1}  # bytes of an element
+RESULTS = {one.name: one.gpu_results for one in dtypes.TABLE if one.gpu_results}
+SIZES = dtypes.SIZES | {"u8": 1}  # bytes of an element
 
 
 class Device(msgspec.Struct, frozen=True):

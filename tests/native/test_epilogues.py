@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 from checkout import NATIVE
-from native_library import native
+from native_library import native, reference_conv
 from scipy import special
 
 import pysim
@@ -104,9 +104,9 @@ def test_the_reference_adds_and_activates(dtype):
     x, w, bias, residual = operands(problem)
     if dtype == "bf16":
         x, w = ((a.view(np.uint32) >> 16).astype(np.uint16) for a in (x, w))
-    sums = cpu.reference_conv(problem, x, w, bias)
+    sums = reference_conv(problem, x, w, bias)
     for activation in FORMULAS:
-        y = cpu.reference_conv(problem, x, w, bias, activation, residual=residual)
+        y = reference_conv(problem, x, w, bias, activation, residual=residual)
         of = (sums + residual).astype(np.float64)
         want = formula(activation, of)
         scale = (np.abs(of) + np.abs(residual) + np.abs(sums)) * np.maximum(np.abs(want), 1)  # the largest slope is that of exp
@@ -134,9 +134,9 @@ def test_infinite_weights_and_padding_with_a_residual_are_the_references():
     for activation in (None, "relu", ("clamp", -0.25, 1.5), "silu"):
         plan = pysim.plan(problem, algorithm="sconv")
         y = cpu_launch.Launch(problem, on_cpu(plan)[0]).run(x, w, None, bias, activation)
-        assert np.isnan(y).any() and (np.isnan(y) == np.isnan(cpu.reference_conv(problem, x, w, bias, activation))).all()
+        assert np.isnan(y).any() and (np.isnan(y) == np.isnan(reference_conv(problem, x, w, bias, activation))).all()
         z = cpu_launch.Launch(problem, on_cpu(plan)[0]).run(x, w, None, bias, activation, residual)
-        want = cpu.reference_conv(problem, x, w, bias, activation, residual=residual)
+        want = reference_conv(problem, x, w, bias, activation, residual=residual)
         assert (np.isnan(z) == np.isnan(want)).all() and np.allclose(z, want, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 

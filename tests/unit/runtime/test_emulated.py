@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from command_line import SMALL, cache, document, invoke, native, ok, own_files, refused  # noqa: F401
 from emulation import NAME, built_worker, emulation, started, whole  # noqa: F401
+from native_library import im2col, reference_conv
 
 import pysim
 from pysim import planner
@@ -135,13 +136,13 @@ def test_prepared_convolutions_and_plans_run_where_their_machine_runs():
 def test_reference_and_im2col_are_the_same_there(power10):
     w = parse("conv:mb2g2ic6ih9oc4kh3sh2ph1:f64")
     x, filters, bias = whole(2, 6, 9, 9, dtype=np.float64), whole(4, 3, 3, 3, dtype=np.float64), whole(4, dtype=np.float64)
-    here, there = (runtime.reference_conv(w, x, filters, bias, "relu", executor) for executor in (runtime.LOCAL, power10))
+    here, there = (reference_conv(w, x, filters, bias, "relu", executor) for executor in (runtime.LOCAL, power10))
     assert here.tobytes() == there.tobytes()
     one = Conv(channels=3, height=7, width=6, filters=1, kernel_h=3, kernel_w=2)
     image = whole(1, 3, 7, 6)
     columns = [np.full((18, 25), np.nan, np.float32) for _ in range(2)]
-    runtime.im2col(one, image, columns[0])
-    runtime.im2col(one, image, columns[1], power10)
+    im2col(one, image, columns[0])
+    im2col(one, image, columns[1], power10)
     assert columns[0].tobytes() == columns[1].tobytes()
     assert not np.isnan(columns[0]).any()
 

@@ -16,6 +16,7 @@ import pytest
 from checkout import ROOT
 from command_line import cache, native, own_files  # noqa: F401
 from emulation import NAME, RANDOM, built_worker, emulation, started, whole  # noqa: F401
+from native_library import im2col
 
 import pysim
 from pysim import planner
@@ -242,7 +243,7 @@ def test_the_memory_file_shrinks_after_a_large_call(power10, monkeypatch):
     image, columns = whole(1, 8, 64, 64), np.zeros((8, 64 * 64), np.float32)
     for _ in range(2):
         columns[:] = np.nan
-        runtime.im2col(w, image, columns, power10)
+        im2col(w, image, columns, power10)
         assert np.array_equal(columns.reshape(image.shape), image)
         assert os.fstat(power10._shared).st_size == 1 << 16
 
@@ -255,10 +256,10 @@ def test_memory_that_cannot_be_had_is_an_operand_error_and_the_next_call_works(p
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
         with pytest.raises(OperandError, match="cannot be had"):
-            runtime.im2col(w, image, columns, power10)
+            im2col(w, image, columns, power10)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    runtime.im2col(w, image, columns, power10)
+    im2col(w, image, columns, power10)
     assert np.array_equal(columns.reshape(image.shape), image)
 
 

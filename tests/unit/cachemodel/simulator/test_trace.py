@@ -15,6 +15,7 @@ import pytest
 from checkout import NATIVE
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_library import im2col
 from plan_trace import accesses, recorded
 from recorders import compiler, opened, plain_sources
 
@@ -337,7 +338,7 @@ def test_the_baseline_writes_each_column_element_once_and_multiplies_the_columns
     assert written.sum() == len(np.unique(addresses[written])) == gemm.k * gemm.n
     image = np.arange(workload.channels * workload.height * workload.width, dtype=np.float64) + 1
     columns = runtime.aligned((gemm.k, gemm.n), np.float64)
-    runtime.im2col(workload, image, columns)
+    im2col(workload, image, columns)
     reads = tags == tag("input", "pack")
     first = addresses[reads] - trace.PAGE
     np.testing.assert_array_equal(image[first // 8], columns[columns > 0])  # in the order of the columns
