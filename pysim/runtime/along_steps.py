@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.runtime.array_steps import dtype_of, pointer
+from pysim.runtime.array_steps import dtype_of
 from pysim.runtime.cpu import Array, aligned, check, library
 from pysim.runtime.operators import takes
-from pysim.runtime.steps import Step
+from pysim.runtime.steps import Step, pointer, step_of
 
 # pysim_fold_kind
 FOLDS = {"Sum": 0, "Mean": 1, "Prod": 2, "Max": 3, "Min": 4, "ArgMax": 5, "ArgMin": 6, "CumSum": 7}
@@ -34,9 +34,7 @@ def fold_step(
     if not takes(x) or out.dtype != (np.int64 if kind.startswith("Arg") else x.dtype) or not out.flags.c_contiguous:
         return None
     how = library()[0].new("pysim_fold *", [*axis, FOLDS[kind], last, exclusive, backward, dtype_of(x)])
-    step = Step("FOLD", of=how, first=pointer(x), result=pointer(out))
-    step.keep(x, out)
-    return step
+    return step_of("FOLD", how, out, x)
 
 
 def best_step(values: Array, places: Array, x: Array, largest: bool) -> Step | None:
@@ -45,9 +43,7 @@ def best_step(values: Array, places: Array, x: Array, largest: bool) -> Step | N
         return None
     size, count = x.shape[-1], values.shape[-1]
     how = library()[0].new("pysim_best *", [x.size // size, size, count, not largest, dtype_of(x)])
-    step = Step("BEST", of=how, first=pointer(x), third=pointer(places), result=pointer(values))
-    step.keep(x, places, values)
-    return step
+    return step_of("BEST", how, values, x, third=places)
 
 
 def halves_step(out: Array, x: Array) -> Step | None:
@@ -56,9 +52,7 @@ def halves_step(out: Array, x: Array) -> Step | None:
     rounds = kinds.get((x.dtype, out.dtype))
     if rounds is None or not x.size or not x.flags.c_contiguous or not out.flags.c_contiguous:
         return None
-    step = Step("HALVES", of=library()[0].new("pysim_halves *", [x.size, rounds]), first=pointer(x), result=pointer(out))
-    step.keep(x, out)
-    return step
+    return step_of("HALVES", library()[0].new("pysim_halves *", [x.size, rounds]), out, x)
 
 
 def sample_step(out: Array, x: Array, grid: Array, nearest: bool, padding: bytes, aligned: bool) -> Step | None:
@@ -67,9 +61,7 @@ def sample_step(out: Array, x: Array, grid: Array, nearest: bool, padding: bytes
         return None
     sizes = [*x.shape, grid.shape[1] * grid.shape[2]]
     how = library()[0].new("pysim_sample *", [*sizes, PADDINGS[padding], nearest, aligned, dtype_of(x)])
-    step = Step("SAMPLE", of=how, first=pointer(x), second=pointer(grid), result=pointer(out))
-    step.keep(x, grid, out)
-    return step
+    return step_of("SAMPLE", how, out, x, grid)
 
 
 class Sequence(NamedTuple):

@@ -15,15 +15,11 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import rows_kinds
 from pysim.runtime.cpu import Array, check, epilogue_struct, library, problem_struct, schedule_struct
 from pysim.runtime.operators import NATIVE_DTYPES, as_floats, takes
-from pysim.runtime.steps import Step
+from pysim.runtime.steps import Step, pointer, step_of
 
 PAIRS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Choose": 4}  # pysim_pair_kind
 _PAIR_AXES, _PRODUCT_AXES = 6, 4
 Axis = tuple[int, ...]  # its size, then the stride of each array along it
-
-
-def pointer(array: Array | None) -> Any:
-    return None if array is None else library()[0].cast("void *", array.ctypes.data)
 
 
 def dtype_of(array: Array) -> int:
@@ -56,10 +52,7 @@ def pair_step(out: Array, a: Array, b: Array, kind: str, activation: Activation 
         return None
     sizes, *steps = ([*column] for column in zip(*axes, strict=True))
     how = library()[0].new("pysim_pair *", [sizes, *steps, len(axes), PAIRS[kind], dtype_of(out)])
-    epilogue = epilogue_struct(1.0, 0.0, None, activation, None)
-    step = Step("PAIR", of=how, epilogue=epilogue, first=pointer(a), second=pointer(b), result=pointer(out))
-    step.keep(a, b, out)
-    return step
+    return step_of("PAIR", how, out, a, b, epilogue=epilogue_struct(1.0, 0.0, None, activation, None))
 
 
 class Local(NamedTuple):
@@ -91,9 +84,7 @@ def rows_step(
     size, inner = x.shape[axis], int(np.prod(x.shape[axis % x.ndim + 1 :], dtype=np.int64))
     sizes = [x.size // size // inner, size, inner, local.window]
     how = library()[0].new("pysim_rows *", [*sizes, epsilon, local.alpha, local.beta, rows_kinds()[kind][0], dtype_of(x)])
-    step = Step("ROWS", of=how, first=pointer(x), second=pointer(scale), third=pointer(shift), result=pointer(out))
-    step.keep(x, scale, shift, out)
-    return step
+    return step_of("ROWS", how, out, x, scale, shift)
 
 
 def take_step(out: Array, x: Array, at: Array, axis: int, shares: Array | None = None) -> Step | None:
@@ -106,9 +97,7 @@ def take_step(out: Array, x: Array, at: Array, axis: int, shares: Array | None =
     outer, inner = (int(np.prod(sizes, dtype=np.int64)) for sizes in (x.shape[:axis], x.shape[axis + 1 :]))
     taps = 1 if shares is None else len(shares)
     how = library()[0].new("pysim_take *", [outer, x.shape[axis], inner, at.size // taps, taps, dtype_of(x)])
-    step = Step("TAKE", of=how, first=pointer(x), second=pointer(at), third=pointer(shares), result=pointer(out))
-    step.keep(x, at, shares, out)
-    return step
+    return step_of("TAKE", how, out, x, at, shares)
 
 
 def take_each_step(out: Array, x: Array, at: Array, axis: int) -> Step | None:
@@ -119,9 +108,7 @@ def take_each_step(out: Array, x: Array, at: Array, axis: int) -> Step | None:
         return None
     outer, inner = (int(np.prod(sizes, dtype=np.int64)) for sizes in (x.shape[:axis], x.shape[axis + 1 :]))
     how = library()[0].new("pysim_take *", [outer, x.shape[axis], inner, at.shape[axis], 0, dtype_of(x)])
-    step = Step("TAKE", of=how, first=pointer(x), second=pointer(at), result=pointer(out))
-    step.keep(x, at, out)
-    return step
+    return step_of("TAKE", how, out, x, at)
 
 
 class Products:
@@ -167,13 +154,10 @@ class Products:
         out, a, b, problem = self.out, self.a, self.b, self._problem()
         counts, *steps = ([*column] for column in zip(*self._axes, strict=True))
         how = library()[0].new("pysim_products *", [problem, counts, *steps, len(self._axes)])
-        operands = {"first": pointer(a), "second": pointer(b), "result": pointer(out)}
         room = {"workspace": pointer(workspace), "workspace_bytes": workspace.nbytes}
         assert self.workload is not None
         epilogue, obeyed = epilogue_struct(alpha, 0.0, None, None, None), schedule_struct(schedule, self.workload)
-        step = Step("PRODUCTS", of=how, schedule=obeyed, epilogue=epilogue, threads=threads, **operands, **room)
-        step.keep(problem, a, b, out, workspace)
-        return step
+        return step_of("PRODUCTS", how, out, a, b, keep=(problem, workspace), schedule=obeyed, epilogue=epilogue, threads=threads, **room)
 
 
 def _order(shape: tuple[int, ...], steps: list[int]) -> tuple[bool, int] | None:

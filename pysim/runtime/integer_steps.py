@@ -12,7 +12,7 @@ import numpy as np
 from pysim.runtime.array_steps import merged_axes
 from pysim.runtime.cpu import Array, library
 from pysim.runtime.operators import Window
-from pysim.runtime.steps import Step
+from pysim.runtime.steps import Step, step_of
 
 BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
 _PAIR_AXES = 6
@@ -45,43 +45,30 @@ class Quantity(NamedTuple):
         return np.asarray((x.astype(np.int32) - self.zero).astype(np.float32) * np.float32(self.scale))
 
 
-def _pointer(array: Array) -> Any:
-    return library()[0].cast("void *", array.ctypes.data)
-
-
 def _fields(of: Quantity) -> list[Any]:
     return [of.scale, of.zero, of.dtype == np.int8]
 
 
-def _step(kind: str, how: Any, out: Array, first: Array, second: Array | None = None, third: Array | None = None) -> Step:
-    more = {name: _pointer(one) for name, one in (("second", second), ("third", third)) if one is not None}
-    step = Step(kind, of=how, first=_pointer(first), result=_pointer(out), **more)
-    step.keep(out, first, second, third)
-    return step
-
-
 def quantize_step(out: Array, x: Array, of: Quantity) -> Step:
     """out = saturate(round(x / scale) + zero) of float32."""
-    return _step("QUANTIZE", library()[0].new("pysim_quantized *", [x.size, _fields(of)]), out, x)
+    return step_of("QUANTIZE", library()[0].new("pysim_quantized *", [x.size, _fields(of)]), out, x)
 
 
 def dequantize_step(out: Array, x: Array, of: Quantity, zero: Array | None = None) -> Step:
     """out = scale (x - zero); `zero`: an array that holds that of unsigned bytes when the step runs."""
     ffi = library()[0]
     at = ffi.NULL if zero is None else ffi.cast("uint8_t *", zero.ctypes.data)
-    step = _step("DEQUANTIZE", ffi.new("pysim_quantized *", [x.size, _fields(of), at]), out, x)
-    step.keep(out, x, zero)
-    return step
+    return step_of("DEQUANTIZE", ffi.new("pysim_quantized *", [x.size, _fields(of), at]), out, x, keep=(zero,))
 
 
 def quantize_range_step(out: Array, x: Array, scale: Array, zero: Array) -> Step:
     """DynamicQuantizeLinear: also writes the scale, a float32, and the zero, a uint8."""
-    return _step("QUANTIZE_RANGE", library()[0].new("pysim_quantized *", [x.size, [1.0, 0, 0]]), out, x, scale, zero)
+    return step_of("QUANTIZE_RANGE", library()[0].new("pysim_quantized *", [x.size, [1.0, 0, 0]]), out, x, scale, zero)
 
 
 def table_step(out: Array, x: Array, table: Array) -> Step:
     """out = table[x], where bytes are read as unsigned."""
-    return _step("TABLE", library()[0].new("pysim_quantized *", [x.size, [1.0, 0, 0]]), out, x, table)
+    return step_of("TABLE", library()[0].new("pysim_quantized *", [x.size, [1.0, 0, 0]]), out, x, table)
 
 
 class Sums(NamedTuple):
@@ -104,9 +91,7 @@ def sums_step(out: Array, x: Array, sums: Sums, inner: int, scale: Array | None 
     to = [1.0, 0, 0] if sums.to is None else _fields(sums.to)
     sizes = [x.size // channels // inner, channels, inner]
     how = ffi.new("pysim_sums *", [*sizes, *numbers, *given, to, sums.low, sums.high, sums.to is None, x.dtype == np.float32])
-    step = _step("SUMS", how, out, x)
-    step.keep(out, x, *sums[:3], scale, zero)
-    return step
+    return step_of("SUMS", how, out, x, keep=(*sums[:3], scale, zero))
 
 
 def byte_pair_step(
@@ -119,7 +104,7 @@ def byte_pair_step(
         return None
     sizes, *steps = ([*column] for column in zip(*axes, strict=True))
     how = library()[0].new("pysim_byte_pair *", [sizes, *steps, len(axes), multiply, *map(_fields, of), low, high])
-    return _step("BYTE_PAIR", how, out, a, b)
+    return step_of("BYTE_PAIR", how, out, a, b)
 
 
 def byte_pool_step(out: Array, x: Array, window: Window, largest: bool, of: tuple[Quantity, Quantity], count_padding: bool) -> Step:
@@ -128,7 +113,7 @@ def byte_pool_step(out: Array, x: Array, window: Window, largest: bool, of: tupl
     along = (number for pair in window for number in pair)
     sizes = [x.size // (x.shape[-2] * x.shape[-1]), *x.shape[-2:], *out.shape[-2:], *along]
     how = ffi.new("pysim_byte_pool *", [[*sizes, largest, count_padding, lib.PYSIM_S8, 0], *map(_fields, of)])
-    return _step("BYTE_POOL", how, out, x)
+    return step_of("BYTE_POOL", how, out, x)
 
 
 def byte_pad_step(out: Array, x: Array, pads: tuple[int, int, int, int], value: int, flip: bool, zero: Array | None = None) -> Step:
@@ -137,6 +122,4 @@ def byte_pad_step(out: Array, x: Array, pads: tuple[int, int, int, int], value: 
     ffi, (*planes, height, width) = library()[0], x.shape
     at = ffi.NULL if zero is None else ffi.cast("uint8_t *", zero.ctypes.data)
     how = ffi.new("pysim_byte_pad *", [int(np.prod(planes, dtype=np.int64)), height, width, *pads, at, value, 0x80 if flip else 0])
-    step = _step("BYTE_PAD", how, out, x)
-    step.keep(out, x, zero)
-    return step
+    return step_of("BYTE_PAD", how, out, x, keep=(zero,))

@@ -13,7 +13,7 @@ import numpy as np
 
 from pysim.arguments import Activation
 from pysim.runtime.cpu import Array, epilogue_struct, library
-from pysim.runtime.steps import Step
+from pysim.runtime.steps import Step, step_of
 
 NATIVE_DTYPES = {np.dtype(np.float32): "PYSIM_F32", np.dtype(np.float64): "PYSIM_F64"}
 _COPIED = NATIVE_DTYPES | dict.fromkeys(map(np.dtype, (np.int8, np.uint8, np.bool_)), "PYSIM_S8")
@@ -107,9 +107,7 @@ def copy_step(out: Array, x: Array) -> Step | None:
     ffi, lib = library()
     sizes, read, written = ([*column] for column in zip(*axes, strict=True))
     how = ffi.new("pysim_copy *", [sizes, read, written, len(axes), getattr(lib, _COPIED[out.dtype])])
-    step = Step("COPY", of=how, first=ffi.cast("void *", x.ctypes.data), result=ffi.cast("void *", out.ctypes.data))
-    step.keep(x, out)
-    return step
+    return step_of("COPY", how, out, x)
 
 
 def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -5,10 +5,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pysim.runtime.cpu import check, library
+from pysim.runtime.cpu import Array, check, library
 
 Slot = tuple[Any, str]  # a struct and its field that is an address
 _OPERANDS = ("first", "second", "third", "result")
+
+
+def pointer(array: Array | None) -> Any:
+    return None if array is None else library()[0].cast("void *", array.ctypes.data)
 
 
 def addresses(slots: Sequence[Slot]) -> list[tuple[Slot, int]]:
@@ -52,6 +56,22 @@ class Step:
         call = partial(lib.pysim_run_checked_step, struct)
         vars(call)["keep_alive"] = self._keep_alive
         return call
+
+
+def step_of(
+    kind: str,
+    how: Any,
+    out: Array,
+    first: Array,
+    second: Array | None = None,
+    third: Array | None = None,
+    keep: tuple[Any, ...] = (),
+    **more: Any,
+) -> Step:
+    """A step on these arrays, as the struct `how` says; `keep`: what else it points to."""
+    step = Step(kind, of=how, first=pointer(first), second=pointer(second), third=pointer(third), result=pointer(out), **more)
+    step.keep(out, first, second, third, *keep)
+    return step
 
 
 class Chain:
