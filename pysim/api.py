@@ -75,10 +75,7 @@ class Plan(values.Plan, frozen=True, kw_only=True):
         if isinstance(of, Gemm):
             how = (None, 1.0, 0.0, of.trans_a, of.trans_b, bias, activation)
             return gemm(x, w, *how, plan=self, out=out, threads=threads, dtype=of.dtype)
-        axes = [of.slices] * of.is_volume + [of.rows, of.columns]
-        pads = (*(axis.before for axis in axes), *(axis.after for axis in axes))
-        stride, dilation = tuple(axis.stride for axis in axes), tuple(axis.dilation for axis in axes)
-        return convolved(x, w, bias, Windows(stride, pads, dilation, of.groups), activation, plan=self, out=out, threads=threads)
+        return convolved(x, w, bias, Windows.like(of), activation, plan=self, out=out, threads=threads)
 
 
 class GpuPrepared:

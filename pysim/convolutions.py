@@ -93,12 +93,9 @@ def _transposed(
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
     how = _phases(image.shape, filters.shape, arguments, whole(groups, "groups", 1), rank, runtime.dtype_of(None, image, filters))
     problem = how.problem
-    axes = [problem.slices] * (len(problem.input_shape) == 5) + [problem.rows, problem.columns]
-    pads = (*(axis.before for axis in axes), *(axis.after for axis in axes))
-    windows = Windows(tuple(axis.stride for axis in axes), pads, tuple(axis.dilation for axis in axes), problem.groups)
     if bias is not None:
         bias = how.bias(runtime.as_numpy(bias, "bias"))
-    y = convolved(image.reshape(problem.input_shape), how.weights(filters), bias, windows, **options)
+    y = convolved(image.reshape(problem.input_shape), how.weights(filters), bias, Windows.like(problem), **options)
     return runtime.like(x, np.ascontiguousarray(how.interleaved(y)))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import click
@@ -309,12 +310,7 @@ def _encodable(value: Any) -> Any:
 
 def wrapped(text: str, indent: str) -> str:
     """Prose in lines of at most WIDTH characters; lines after the first are indented two more. A long URL is not broken."""
-    lines, rest = [indent], indent + "  "
-    for word in text.split():
-        if len(lines[-1]) + len(word) >= WIDTH and len(word) < WIDTH - len(rest) and lines[-1].strip():
-            lines.append(rest)
-        lines[-1] += word if lines[-1].endswith(" ") or not lines[-1] else f" {word}"
-    return "\n".join(lines)
+    return fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False)
 
 
 class Column(NamedTuple, Generic[Row]):

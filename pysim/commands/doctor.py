@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 
@@ -19,9 +19,7 @@ from pysim.errors import MissingError, PysimError
 from pysim.logs import is_disabled
 from pysim.registry.cpu import cpu_kernels
 from pysim.registry.cuda import gemm_kernels
-
-if TYPE_CHECKING:
-    from pysim.runtime.foreign import Cpu
+from pysim.runtime.foreign import POWER10, Cpu, installed, worker_file
 
 FEATURES = ("fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "amx_tile", "arch_3_1", "mma")
 PEER_FIXES = {
@@ -163,16 +161,10 @@ def _pysim() -> Iterator[Check]:
 
 
 def _packages() -> Check:
-    absent = [name for name in REQUIRED if _version(name) is None]
+    absent = [name for name in REQUIRED if installed(name) is None]
     if absent:
         return Check("packages", "missing", f"{', '.join(absent)} not installed", f"pip install {' '.join(absent)}")
-    return Check("packages", "ok", ", ".join(f"{name} {_version(name)}" for name in REQUIRED))
-
-
-def _version(package: str) -> str | None:
-    from pysim.runtime.foreign import installed
-
-    return installed(package)
+    return Check("packages", "ok", ", ".join(f"{name} {installed(name)}" for name in REQUIRED))
 
 
 def _library() -> Check:
@@ -249,7 +241,7 @@ def _libraries() -> Iterator[Check]:
 
 def _openmp() -> Iterator[Check]:
     """Whether threads of OpenMP, after a call, spin on the CPUs that the threads of pysim need."""
-    here = [f"{name} {version}" for name in ON_OPENMP if (version := _version(name))]
+    here = [f"{name} {version}" for name in ON_OPENMP if (version := installed(name))]
     if not here:
         return
     passive = [f"{name}={value}" for name, value in SPINNING.items() if os.environ.get(name, "").strip().lower() == value]
@@ -262,7 +254,7 @@ def _openmp() -> Iterator[Check]:
 
 
 def _package(name: str, use: str, fix: str) -> Check:
-    version = _version(name)
+    version = installed(name)
     return Check(name, "ok", f"{version}, {use}") if version else Check(name, "missing", f"not installed; it {use}", fix)
 
 
@@ -270,10 +262,8 @@ def _package(name: str, use: str, fix: str) -> Check:
 
 
 def _machines() -> Iterator[Check]:
-    from pysim.runtime.foreign import POWER10
-
     yield from _emulation(POWER10)
-    wheel = _version("nvidia-cuda-nvcc")
+    wheel = installed("nvidia-cuda-nvcc")
     builds = f"builds the CUDA kernels ({len(gemm_kernels())} for matrix products)"
     if wheel:
         yield Check("nvcc", "ok", f"nvidia-cuda-nvcc {wheel}")
@@ -283,10 +273,8 @@ def _machines() -> Iterator[Check]:
     yield _gpu()
 
 
-def _emulation(cpu: "Cpu") -> Iterator[Check]:
+def _emulation(cpu: Cpu) -> Iterator[Check]:
     """Whether kernels of a foreign CPU could run here under emulation; nothing is built."""
-    from pysim.runtime.foreign import worker_file
-
     yield _tool("QEMU", cpu.emulators, f"runs {cpu.name} kernels", cpu.install_emulator)
     compiler, ready = f"{cpu.name} compiler", f"{cpu.name} kernels"
     try:

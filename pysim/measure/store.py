@@ -19,7 +19,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,6 +27,7 @@ import msgspec
 
 from pysim.errors import StoreError
 from pysim.record.measurement import Measurement
+from pysim.runtime.foreign import installed
 
 SCHEMA = 1
 APPLICATION_ID = 0x7079736D  # "pysm": tells our files from other SQLite files
@@ -303,8 +303,8 @@ def environment() -> dict[str, str]:
         "huge_pages": _text(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "numpy": _version("numpy"),
-        "pysim": _version("pysim-planner"),  # on PyPI pysim is another project
+        "numpy": installed("numpy"),
+        "pysim": installed("pysim-planner"),  # on PyPI pysim is another project
         "commit": _commit(),
     }
     return {name: value for name, value in details.items() if value}
@@ -324,13 +324,6 @@ def _cpu_model() -> str:
     name = fields.get("model name") or fields.get("cpu") or platform.processor()
     numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model", "stepping") if key in fields]
     return f"{name} ({', '.join(numbers)})" if numbers else name
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _commit() -> str:

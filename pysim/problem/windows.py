@@ -38,6 +38,13 @@ class Windows(msgspec.Struct, frozen=True):
             whole(groups, "groups", 1),
         )
 
+    @classmethod
+    def like(cls, w: Conv) -> "Windows":
+        """Those of a convolution."""
+        axes = [w.slices] * w.is_volume + [w.rows, w.columns]
+        pads = (*(axis.before for axis in axes), *(axis.after for axis in axes))
+        return cls(tuple(axis.stride for axis in axes), pads, tuple(axis.dilation for axis in axes), w.groups)
+
     def __call__(self, x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> Conv:
         rank = len(self.stride)
         if len(x) != rank + 2 or len(w) != rank + 2:

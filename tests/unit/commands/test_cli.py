@@ -369,7 +369,7 @@ def test_doctor_finds_what_the_main_job_needs():
 
 def test_doctor_names_a_command_for_what_is_missing(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor, "installed", lambda package: None)
     monkeypatch.setattr(foreign, "installed", lambda package: None)
     checks = {check.name: check for group in ("pysim", "other machines") for check in doctor.GROUPS[group]()}
     assert checks["packages"].fix == "pip install " + " ".join(doctor.REQUIRED)
