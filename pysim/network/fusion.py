@@ -11,6 +11,7 @@
     BatchNormalization after Concat     reads the parts: inputs (part, gamma, beta, mean, var, *other parts)
     Mul after Linear              by one number per filter: input gamma, attribute scaled
     an activation, also x sigmoid(x), after any node that supports it
+    Affine, an activation         also behind Views of the layer's result
     Concat whose first inputs are all those of an earlier Concat     reads that one's result in their place (DenseNet)
 
 Constants are combined in float64 and rounded once. The executor says what a node supports (`supports`).
@@ -89,10 +90,14 @@ class _Fusion:
         before = self._before(node)
         if before is None:
             return
-        layer = self._nodes[before]
+        layer, view = self._nodes[before], None
         assert layer is not None
+        if layer.op == "View" and (node.op == "Affine" or activation_of(node) is not None):
+            before, view = self._behind_views(before), before
+            layer = self._nodes[before]
+            assert layer is not None
         if node.op == "Affine":
-            self._affine(before, layer, at)
+            self._affine(before, layer, at, view)
         elif node.op == "BatchNormalization" and layer.op == "Concat" and self._supports(layer, PARTS):
             inputs = (layer.inputs[0], *node.inputs[1:], *layer.inputs[1:])
             self._absorb(before, node._replace(name=layer.name, inputs=inputs, absorbed=()), at)
@@ -104,7 +109,13 @@ class _Fusion:
         elif (
             (activation := activation_of(node)) is not None and not layer.attributes.get("activation") and self._supports(layer, activation)
         ):
-            self._absorb(before, layer.having(activation=activation), at)
+            self._absorb(before, layer.having(activation=activation), at, view)
+
+    def _behind_views(self, view: int) -> int:
+        """The node whose result a View shows, through further Views, as long as nothing else reads it; else the last such View."""
+        while (layer := self._nodes[view]) is not None and layer.op == "View" and (before := self._before(layer)) is not None:
+            view = before
+        return view
 
     def _before(self, node: Node) -> int | None:
         """The index of the node that computes the first input of this one, if nothing else reads that."""
@@ -112,14 +123,17 @@ class _Fusion:
         at = self._makers.get(name)
         return at if at is not None and len(self._users[name]) == 1 and self._nodes[at] is not None else None
 
-    def _absorb(self, before: int, node: Node, at: int) -> None:
-        """Replaces the node at `before` by `node`, which also computes the result of the node at `at`."""
-        absorbed = self._graph.nodes[at]
-        self._nodes[before] = node._replace(outputs=absorbed.outputs, absorbed=(*node.absorbed, absorbed.name))
+    def _absorb(self, before: int, node: Node, at: int, view: int | None = None) -> None:
+        """Replaces the node at `before` by `node`, which also computes the result of the node at `at`, shown by the View at `view` if there
+        is one."""
+        absorbed, shown = self._graph.nodes[at], self._nodes[view] if view is not None else None
+        self._nodes[before] = node._replace(absorbed=(*node.absorbed, absorbed.name))
+        last = before if shown is None or view is None else view
+        self._nodes[last] = (shown or self._nodes[before])._replace(outputs=absorbed.outputs)  # type: ignore[union-attr]
         self._nodes[at] = None
-        self._makers[absorbed.output] = before
+        self._makers[absorbed.output] = last
 
-    def _affine(self, before: int, layer: Node, at: int) -> None:
+    def _affine(self, before: int, layer: Node, at: int, view: int | None) -> None:
         later = self._graph.nodes[at]
         if layer.op not in ("Affine", "Conv", "Linear") or layer.attributes.get("activation"):
             return
@@ -127,15 +141,17 @@ class _Fusion:
             return
         scale, shift = (self._constants[name].astype(np.float64) for name in later.inputs[1:])
         weights, *rest = (self._constants[name] for name in layer.inputs[1:])
-        if layer.op == "Linear" and len(self._tensors[layer.output].shape) != 2:
-            return  # an Affine scales axis 1, a Linear's filters are its last axis
+        made, shown = (self._tensors[one].shape if one in self._tensors else () for one in (layer.output, later.output))
+        fits = shown[1:] == made[-1:] if layer.op == "Linear" else view is None or shown[:2] == made[:2]
+        if not fits or (view is not None and not made):
+            return  # an Affine scales axis 1, a Linear's filters are its last axis; Views may lie between
         old = rest[0].astype(np.float64) if rest else np.zeros_like(shift)
         along = scale.reshape(-1, *[1] * (weights.ndim - 1))
         scaled = np.multiply(weights, along, out=np.empty_like(weights), casting="unsafe")  # computed in float64 in blocks
         folded = (scaled, (old * scale + shift).astype(weights.dtype))
         names = tuple(f"{later.output}:{what}" for what in ("scale" if layer.op == "Affine" else "weights", "shift"))
         self._constants.update(zip(names, folded, strict=True))
-        self._absorb(before, layer._replace(inputs=(layer.inputs[0], *names)), at)
+        self._absorb(before, layer._replace(inputs=(layer.inputs[0], *names)), at, view)
 
     def _concat(self, at: int, node: Node) -> None:
         """A concatenation that begins with all parts of an earlier one reads its result instead: then the parts are copied to neither."""

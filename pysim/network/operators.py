@@ -157,7 +157,8 @@ def _times(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step 
 def _affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
     x, scale, shift = inputs
     planes, activation = x.shape[0] * x.shape[1], attributes.get("activation")
-    return map_step(out, x, planes, scale, shift, activation=activation, block=_block(attributes))
+    block = x.shape[1] if x.size == planes else _block(attributes)  # the channels of one pixel are a block
+    return map_step(out, x, planes, scale, shift, activation=activation, block=block)
 
 
 def _activated(activation: Callable[[Attributes], Any]) -> Bind:

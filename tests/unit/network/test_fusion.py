@@ -9,10 +9,11 @@ from graphs import Builder, random_model
 from onnx_models import assert_close, by_onnxruntime, given, model_of
 
 import pysim
+from pysim.calibration import host
 from pysim.machine.load import load
 from pysim.network import operator_seconds, operators
 from pysim.network.arena import plan_buffers, view_offset
-from pysim.network.execution import _supports
+from pysim.network.execution import Network, _supports
 from pysim.network.fusion import RESIDUAL_INPUT, fuse, norm_constants
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.onnx import reading
@@ -104,6 +105,38 @@ def test_an_affine_is_folded_into_weights_and_an_activation_follows():
     assert conv.absorbed == ("b", "c") and conv.attributes["activation"] == "relu" and conv.output == "c"
     weights, bias = (fuse(graph, _supports).constants[name] for name in conv.inputs[1:])
     assert (weights[:, 0, 0, 0] == s).all() and (bias == t).all()
+
+
+def matrix_chain(shown):
+    """A Linear of 2 x 3 rows, a View of its result, an Affine of that, another View and HardSwish."""
+    rng = np.random.default_rng(0)
+    constants = {"w": rng.standard_normal((5, 4)).astype(np.float32), "s": np.arange(1, shown[1] + 1, dtype=np.float32)}
+    ends = node("View", "c", "d"), node("HardSwish", "d", "e")
+    nodes = (node("Linear", "x w", "a"), node("View", "a", "b"), node("Affine", "b s s", "c"), *ends)
+    shapes = {"x": (2, 3, 4), "a": (2, 3, 5), "b": shown, "c": shown, "d": (2, 3, 5), "e": (2, 3, 5)}
+    tensors = {name: Tensor(shape, FLOAT) for name, shape in shapes.items()}
+    tensors |= {name: Tensor(array.shape, FLOAT) for name, array in constants.items()}
+    return Graph(nodes, ("x",), ("e",), tensors, constants)
+
+
+def test_a_product_takes_in_what_stands_behind_views_of_its_result():
+    product, *views = fuse(matrix_chain((6, 5)), _supports).nodes
+    assert (product.op, product.absorbed, product.attributes["activation"]) == ("Linear", ("c", "e"), "hard_swish")
+    assert [one.op for one in views] == ["View", "View"] and views[-1].output == "e"
+
+
+def test_an_affine_of_other_columns_than_the_products_stays():
+    assert [one.op for one in fuse(matrix_chain((3, 10)), _supports).nodes] == ["Linear", "View", "Affine", "View", "HardSwish"]
+
+
+@pytest.mark.parametrize("shown", [(6, 5), (3, 10)])
+def test_views_between_a_product_and_what_it_takes_in_change_no_result(shown):
+    graph = matrix_chain(shown)
+    x = np.random.default_rng(1).standard_normal((2, 3, 4)).astype(np.float32)
+    scaled = (x @ graph.constants["w"].T).reshape(shown) * graph.constants["s"] + graph.constants["s"]
+    right = scaled.reshape(2, 3, 5) * np.clip(scaled.reshape(2, 3, 5) / 6 + 0.5, 0, 1)
+    right = right.astype(np.float32)
+    assert_close(Network(graph, host.runnable("host"))(x), [right])
 
 
 @pytest.mark.parametrize("outputs", [["a", "c"], ["b", "c"]])
