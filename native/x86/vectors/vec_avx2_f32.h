@@ -35,6 +35,11 @@ INLINE void v_store_mask(T *p, VEC v, MASK m) {
     }
     if (n & 1) _mm_store_ss(p, rest);
 }
+#ifdef __F16C__ /* an exported kernel is compiled without it */
+#define V_HALVES
+INLINE VEC v_widen(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE void v_narrow(uint16_t *p, VEC v) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+#endif
 INLINE VEC v_shift1(VEC lo, VEC hi) {
     const __m256i middle = _mm256_castps_si256(_mm256_permute2f128_ps(lo, hi, 0x21)); /* lo's upper half, hi's lower half */
     return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, _mm256_castps_si256(lo), 4));
