@@ -98,10 +98,13 @@ typedef struct {
     pysim_pack_transposed transposed;
 } pysim_packer;
 
-/* A convolution with few channels per group, operands not packed; p x q outputs per filter. */
+/* A convolution with few channels per group, operands not packed; p x q outputs per filter, of volumes those of one slice. */
 typedef struct {
     const pysim_conv *conv;
     int64_t p, q, channels, filters; /* channels and filters of one group */
+    /* Of the kernel's slices those that lie in the volume, from the one that input and filters point at; elements between two of them in the
+     * input, between channels of the input and of the weights, and between filters' outputs. An image has one slice. */
+    int64_t slices, in_slice, in_channel, w_channel, out_filter;
     pysim_bounds bounds;
     int32_t zero, flip;    /* form taps: elements ^ flip are unsigned, and then have this zero point, which also stands for padding */
     pysim_rescale rescale; /* of complete sums; scales are those of the first group */

@@ -3,6 +3,9 @@
  * (kernels: native/depthwise.inc). Threads divide the groups, and also the rows if there are few groups. One thread sums a result in a
  * fixed order, so the bits do not depend on the number of threads.
  *
+ * Form `rows` also takes volumes: the slices of the kernel are summed as channels are, those in the padding left out, one slice of outputs after
+ * another of each group.
+ *
  * Forms `rows` and `planes` multiply the padding at the ends of rows as zeros. That gives NaN for an infinite weight, where the definition has no
  * term, so groups with such weights run on the portable kernel. Form `blocks` has filters prepared as [block][tap][group]; its kernel is called
  * for some rows at a time so that the rest of the epilogue finds the results in L1. */
@@ -22,6 +25,7 @@ typedef struct {
     const pysim_nest *nest;
     const pysim_call *call;
     int64_t unit; /* groups per kernel call */
+    int64_t rows; /* of outputs, of all slices */
     int64_t group_parts, row_parts, thread_bytes;
     int64_t result_bytes; /* form taps: of an element of the result */
     int padded;
@@ -59,10 +63,14 @@ static pysim_status taps_elements(const pysim_direct *of, int64_t *elements) {
 }
 
 static pysim_direct shape_of(const pysim_conv *c) {
-    pysim_direct of = {.conv = c, .channels = c->channels / c->groups, .filters = c->filters / c->groups};
+    pysim_direct of = {.conv = c, .channels = c->channels / c->groups, .filters = c->filters / c->groups, .slices = c->kernel_d};
     (void)pysim_check_conv(c, &of.p, &of.q, NULL); /* has passed */
+    of.in_slice = c->dilation_d * c->height * c->width, of.in_channel = c->depth * c->height * c->width;
+    of.w_channel = c->kernel_d * c->kernel_h * c->kernel_w, of.out_filter = pysim_out_slices(c) * of.p * of.q;
     return of;
 }
+
+static int is_volume(const pysim_conv *c) { return c->depth > 1 || c->kernel_d > 1 || c->pad_front || c->pad_back; }
 
 static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *of, const pysim_row *row) {
     if (row->family != PYSIM_FAMILY_DEPTHWISE)
@@ -76,6 +84,9 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *
     if ((row->info.lane_filters > 1 || by_taps(row)) && (of->channels > 1 || of->filters > 1))
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; group_finite have %lld and %lld",
                           row->info.name, (long long)of->channels, (long long)of->filters);
+    if (is_volume(of->conv) && strcmp(row->info.form, "rows") != 0)
+        return pysim_fail(PYSIM_UNSUPPORTED, "depth is %lld and kernel_d %lld; kernel %s computes images", (long long)of->conv->depth,
+                          (long long)of->conv->kernel_d, row->info.name);
     if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->channels != of->channels || s->k2 != 1 || s->k3 != 1)
         return pysim_fail(PYSIM_BAD_ARGUMENT,
                           "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; kernel %s has one "
@@ -136,26 +147,36 @@ static int all_finite(int32_t dtype, const void *weights, int64_t count) {
     return !found;
 }
 
-/* Runs groups [g, g + groups) of one image on the row's kernel, or on the portable one if weights are not finite. */
-static void run_groups(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t begin, int64_t end, int finite,
-                       char *workspace) {
-    const pysim_direct *of = &r->of;
-    const pysim_conv *c = of->conv;
+/* Runs rows [begin, end) of a slice of outputs of groups [g, g + groups) of one image on the row's kernel, or on the portable one if weights are
+ * not finite, and applies the rest of the epilogue. */
+static void run_slice(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t slice, int64_t begin, int64_t end, int finite,
+                      char *workspace) {
+    pysim_direct of = r->of;
+    const pysim_conv *c = of.conv;
     const pysim_call *x = r->call;
-    const int64_t bytes = r->nest->bytes, at = image * c->groups + g;
+    const int64_t bytes = r->nest->bytes, at = image * c->groups + g, taps = c->kernel_h * c->kernel_w;
     const char *bias = x->epilogue->bias;
     const pysim_direct_kernel plain = c->dtype == PYSIM_F64 ? f64_rows_64x1__portable : f32_rows_64x1__portable;
+    int64_t z = slice * c->stride_d - c->pad_front, first = 0;
+    while (of.slices > 0 && z < 0) z += c->dilation_d, first++, of.slices--;
+    while (of.slices > 0 && z + (of.slices - 1) * c->dilation_d >= c->depth) of.slices--;
+    if (of.slices == 0) z = first = 0;
+    char *out = x->result + (at * of.filters * of.out_filter + slice * of.p * of.q) * bytes;
     (finite && c->stride_w <= MAX_STRIDE ? r->nest->row.direct : plain)(
-        of, x->first + at * of->channels * c->height * c->width * bytes,
-        x->second + g * of->filters * of->channels * c->kernel_h * c->kernel_w * bytes, bias ? bias + g * of->filters * bytes : NULL,
-        x->result + at * of->filters * of->p * of->q * bytes, groups, begin, end, workspace);
+        &of, x->first + (at * of.channels * of.in_channel + z * c->height * c->width) * bytes,
+        x->second + (g * of.filters * of.channels * of.w_channel + first * taps) * bytes, bias ? bias + g * of.filters * bytes : NULL, out,
+        groups, begin, end, workspace);
+    pysim_finish_rows(&x->finish, out + begin * of.q * bytes, of.out_filter, groups * of.filters, (end - begin) * of.q);
 }
 
-/* Applies the rest of the epilogue to output rows [begin, end), which were just stored. */
-static void finish_groups(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t begin, int64_t end) {
-    const int64_t map = r->of.p * r->of.q, filter = (image * r->of.conv->groups + g) * r->of.filters;
-    pysim_finish_rows(&r->call->finish, r->call->result + (filter * map + begin * r->of.q) * r->nest->bytes, map, groups * r->of.filters,
-                      (end - begin) * r->of.q);
+/* Output rows [begin, end) of all slices. */
+static void run_groups(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t begin, int64_t end, int finite,
+                       char *workspace) {
+    for (int64_t row = begin, next; row < end; row = next) {
+        const int64_t slice = row / r->of.p, top = slice * r->of.p;
+        next = pysim_min(end, top + r->of.p);
+        run_slice(r, image, g, groups, slice, row - top, next - top, finite, workspace);
+    }
 }
 
 /* Output rows [begin, end) of blocks [first, last) of one image. */
@@ -192,11 +213,11 @@ static void run_taps(const direct_run *r, int64_t image, int64_t first, int64_t 
 static void run_item(int64_t item, int64_t thread, const void *context) {
     const direct_run *r = context;
     const pysim_conv *c = r->of.conv;
-    const int64_t size = r->of.filters * r->of.channels * c->kernel_h * c->kernel_w, image = item / r->row_parts / r->group_parts;
+    const int64_t size = r->of.filters * r->of.channels * r->of.w_channel, image = item / r->row_parts / r->group_parts;
     char *workspace = r->call->workspace + thread * r->thread_bytes;
     int64_t unit_begin, unit_end, begin, end;
     pysim_split_range(pysim_ceil_div(c->groups, r->unit), item / r->row_parts % r->group_parts, r->group_parts, &unit_begin, &unit_end);
-    pysim_split_range(r->of.p, item % r->row_parts, r->row_parts, &begin, &end);
+    pysim_split_range(r->rows, item % r->row_parts, r->row_parts, &begin, &end);
     const int64_t first = unit_begin * r->unit, last = pysim_min(unit_end * r->unit, c->groups);
     if (by_blocks(&r->nest->row)) {
         run_blocks(r, image, unit_begin, unit_end, begin, end);
@@ -207,12 +228,12 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
         return;
     }
     const int finite = !r->padded || all_finite(c->dtype, r->call->second + first * size * r->nest->bytes, (last - first) * size);
-    const int64_t step = finite && !by_planes(&r->nest->row) && !r->call->finish.loops ? last - first : r->unit;
+    const int at_once = finite && !by_planes(&r->nest->row) && !r->call->finish.loops && r->rows == r->of.p;
+    const int64_t step = at_once ? last - first : r->unit;
     for (int64_t g = first; g < last; g += step) {
         const int64_t groups = pysim_min(step, last - g);
         const int group_finite = finite || all_finite(c->dtype, r->call->second + g * size * r->nest->bytes, groups * size);
         run_groups(r, image, g, groups, begin, end, group_finite, workspace);
-        finish_groups(r, image, g, groups, begin, end);
     }
 }
 
@@ -240,9 +261,9 @@ static void run_depthwise(const pysim_job *job, const pysim_call *call) {
                     .padded = c->pad_top || c->pad_left || c->pad_bottom || c->pad_right};
     r.of.bounds = call->bounds;
     if (by_taps(&job->nest.row)) quantise(&r, call->epilogue);
-    r.unit = job->nest.row.info.lane_filters;
+    r.unit = job->nest.row.info.lane_filters, r.rows = pysim_out_slices(c) * r.of.p;
     r.group_parts = pysim_min(call->threads, pysim_ceil_div(c->groups, r.unit));
-    if (!by_planes(&job->nest.row) && c->batch * r.group_parts < call->threads) r.row_parts = pysim_min(call->threads, r.of.p);
+    if (!by_planes(&job->nest.row) && c->batch * r.group_parts < call->threads) r.row_parts = pysim_min(call->threads, r.rows);
     (void)pysim_nest_workspace(&job->nest, 1, &r.thread_bytes); /* has passed */
     const double start = call->profile ? now() : 0;
     pysim_parallel_for(c->batch * r.group_parts * r.row_parts, call->threads, run_item, &r);
@@ -253,4 +274,4 @@ static void run_depthwise(const pysim_job *job, const pysim_call *call) {
 }
 
 const pysim_algorithm pysim_algorithm_depthwise = {
-    .open = open_depthwise, .prepare = prepare_depthwise, .run = run_depthwise, .finishes = 1, .blocks = 1, .quantised = 1};
+    .open = open_depthwise, .prepare = prepare_depthwise, .run = run_depthwise, .finishes = 1, .blocks = 1, .quantised = 1, .volumes = 1};

@@ -21,10 +21,11 @@ static void columns_in_row(int64_t first, int64_t stride, int64_t width, int64_t
         T acc[WINDOWS];                                                                                                                   \
         for (int64_t i = 0; i < count; i++) acc[i] = 0;                                                                                   \
         for (int64_t ch = 0; ch < of->channels; ch++)                                                                                     \
-            for (int64_t r = 0; r < c->kernel_h; r++) {                                                                                   \
-                const int64_t y = p * c->stride_h - c->pad_top + r * c->dilation_h;                                                       \
+            for (int64_t i = 0; i < of->slices * c->kernel_h; i++) {                                                                      \
+                const int64_t y = p * c->stride_h - c->pad_top + i % c->kernel_h * c->dilation_h;                                         \
                 if (y < 0 || y >= c->height) continue;                                                                                    \
-                const T *row = image + (ch * c->height + y) * c->width, *w = weights + (ch * c->kernel_h + r) * c->kernel_w;              \
+                const T *row = image + ch * of->in_channel + i / c->kernel_h * of->in_slice + y * c->width;                               \
+                const T *w = weights + ch * of->w_channel + i * c->kernel_w;                                                              \
                 for (int64_t s = 0; s < c->kernel_w; s++) {                                                                               \
                     const int64_t first = q0 * c->stride_w - c->pad_left + s * c->dilation_w;                                             \
                     int64_t lo, hi;                                                                                                       \
@@ -44,15 +45,14 @@ static void columns_in_row(int64_t first, int64_t stride, int64_t width, int64_t
                                                                                                                                           \
     void name(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups, int64_t begin, \
               int64_t end, void *workspace) {                                                                                             \
-        const pysim_conv *c = of->conv;                                                                                                   \
-        const int64_t plane = of->channels * c->height * c->width, size = of->channels * c->kernel_h * c->kernel_w;                       \
+        const int64_t group = of->channels * of->in_channel, size = of->channels * of->w_channel;                                          \
         (void)workspace;                                                                                                                  \
         for (int64_t f = 0; f < groups * of->filters; f++)                                                                                \
             for (int64_t p = begin; p < end; p++)                                                                                         \
                 for (int64_t q = 0; q < of->q; q += WINDOWS)                                                                              \
-                    name##_chunk(of, (const T *)input + f / of->filters * plane, (const T *)filters + f * size,                           \
+                    name##_chunk(of, (const T *)input + f / of->filters * group, (const T *)filters + f * size,                           \
                                  bias ? ((const T *)bias)[f] : 0, p, q, pysim_min(WINDOWS, of->q - q),                                    \
-                                 (T *)out + (f * of->p + p) * of->q + q);                                                                 \
+                                 (T *)out + f * of->out_filter + p * of->q + q);                                                                 \
     }
 DEFINE_ROWS(float, f32_rows_64x1__portable)
 DEFINE_ROWS(double, f64_rows_64x1__portable)

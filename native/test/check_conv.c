@@ -479,7 +479,8 @@ static void family(int family_of, int32_t round, int32_t kernel, const pysim_ker
         conv_case k;
         if (family_of == FAMILY_WINOGRAD) make_winograd(&k, round * COVER_ROWS + i, rows.row[i], kernel, row);
         else make(&k, family_of, round * COVER_ROWS + i, rows.row[i], kernel, row);
-        if (family_of == FAMILY_ANY && i % 4 == 3 && k.s.algorithm == CHECK_sconv) k.slices = check_volume(&k.c, &k.random);
+        const int volumes = k.s.algorithm == CHECK_sconv || (k.s.algorithm == CHECK_depthwise && strcmp(row->form, "rows") == 0);
+        if (family_of == FAMILY_ANY && i % 4 == 3 && volumes) k.slices = check_volume(&k.c, &k.random);
         const pysim_status status = pysim_conv_output(&k.c, &k.p, &k.q);
         k.p *= k.slices;
         if (!begin(&k, row)) continue;

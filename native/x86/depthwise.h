@@ -26,6 +26,8 @@ typedef struct {
     T *out;
     int64_t groups, filters;   /* filters: of a group */
     int64_t in_group, w_group; /* elements between two groups' inputs, weights */
+    int64_t slices, in_slice, w_channel; /* as in pysim_direct */
+    int64_t next_channel, next_weights;  /* elements from behind a channel's last slice to the next channel */
     int64_t y;                 /* first input row of the first output row */
     int64_t step;              /* input rows between two loads */
     int64_t out_pitch;         /* elements between output rows */
@@ -168,19 +170,21 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
 /* One tile of one group: ROWS rows x the vector of columns whose first input column is `column`, x FILTERS. The pointers are the tile's. */
 TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, const T *x,
           const T *w, const T *bias, T *out, int64_t column, const MASKS *inside, MASK keep, uint32_t live) {
-    const int64_t pitch = t->step * t->width, taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * taps;
+    const int64_t pitch = t->step * t->width, taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * t->w_channel;
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 4
     for (int f = 0; f < FILTERS; f++)
 #pragma GCC unroll 8
         for (int o = 0; o < ROWS; o++) acc[f][o] = v_zero();
-    for (int64_t ch = 0; ch < t->channels; ch++, x += t->height * t->width, w += taps) {
+    for (int64_t i = 0, slice = 0; i < t->channels * t->slices; i++) {
         if (KR > 1) add_rows(KR, SH, ROWS, FILTERS, MODE, EDGE, t, x, pitch, column, inside, live, w, w_pitch, acc);
         for (int64_t r = 0; KR == 1 && r < t->kernel_h; r++) {
             if (EDGE == CORNER) live = live_rows(t->y + r * t->dilation_h, t->step, t->height, ROWS) & ((1u << t->rows) - 1);
             add_rows(1, 1, ROWS, FILTERS, MODE, EDGE, t, x + r * t->dilation_h * t->width, pitch, column, inside, live, w + r * t->kernel_w,
                      w_pitch, acc);
         }
+        x += t->in_slice, w += taps;
+        if (++slice == t->slices) slice = 0, x += t->next_channel, w += t->next_weights;
     }
     if (bias)
 #pragma GCC unroll 4
@@ -311,9 +315,9 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
     const pysim_conv *c = of->conv;
     const int mode = column_mode(c), shared = most > 1 && c->kernel_h > 3 ? 1 : shared_rows(c);
     const tile_functions *const single = single_filter[shared / 2][mode], *const several = several_filters[most > 1 ? shared / 2 : 0][mode];
-    const int64_t group_bytes = (of->channels * c->height * c->width + of->filters * of->p * of->q) * (int64_t)sizeof(T);
+    const int64_t group_bytes = (of->channels * of->slices * c->height * c->width + of->filters * of->p * of->q) * (int64_t)sizeof(T);
     const int64_t together = pysim_max(1, PYSIM_EDGE_BYTES / group_bytes);
-    const int64_t phases = shared > 1 ? c->dilation_h : 1, size = of->channels * c->kernel_h * c->kernel_w;
+    const int64_t phases = shared > 1 ? c->dilation_h : 1, size = of->channels * of->w_channel;
     const int64_t reach = (c->kernel_h - 1) * c->dilation_h + 1;
     /* columns whose tiles read whole vectors */
     const int64_t after = (mode == PAIRS ? (c->kernel_w - 1) / 2 * 2 + 2 * LANES : c->dilation_w * (c->kernel_w - 1) + LANES) - c->pad_left;
@@ -324,8 +328,13 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
                .q = of->q,
                .channels = of->channels,
                .filters = of->filters,
-               .in_group = of->channels * c->height * c->width,
+               .in_group = of->channels * of->in_channel,
                .w_group = of->filters * size,
+               .slices = of->slices,
+               .in_slice = of->in_slice,
+               .w_channel = of->w_channel,
+               .next_channel = of->in_channel - of->slices * of->in_slice,
+               .next_weights = of->w_channel - of->slices * c->kernel_h * c->kernel_w,
                .kernel_h = c->kernel_h,
                .kernel_w = c->kernel_w,
                .stride = c->stride_w,
@@ -334,7 +343,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
                .height = c->height,
                .width = c->width,
                .pad = c->pad_left,
-               .out_filter = of->p * of->q,
+               .out_filter = of->out_filter,
                .low = (T)of->bounds.low,
                .high = (T)of->bounds.high,
                .clamped = of->bounds.low > -INFINITY || of->bounds.high < INFINITY};
@@ -361,7 +370,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
                         t.x = image + g * t.in_group + t.y * c->width - c->pad_left;
                         t.w = filters + filter * size;
                         t.bias = bias ? bias + filter : NULL;
-                        t.out = out + (filter * of->p + p) * of->q;
+                        t.out = out + filter * of->out_filter + p * of->q;
                         (width > 1 ? several : single)[shared > 1 ? whole - fewest : 0][is_corner](&t, is_corner ? 0 : first,
                                                                                                    is_corner ? of->q : last);
                     }

@@ -40,31 +40,30 @@ def convolution(text: str) -> Conv:
 def operands(problem: Conv) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     dtype = NUMPY[problem.dtype]
     rng = np.random.default_rng(7)
-    shape = problem.filters, problem.channels // problem.groups, problem.kernel_h, problem.kernel_w
-    x = rng.standard_normal((problem.batch, problem.channels, problem.height, problem.width)).astype(dtype)
-    return x, rng.standard_normal(shape).astype(dtype), rng.standard_normal(problem.filters).astype(dtype)
+    x = rng.standard_normal(problem.input_shape).astype(dtype)
+    return x, rng.standard_normal(problem.filter_shape).astype(dtype), rng.standard_normal(problem.filters).astype(dtype)
 
 
 def exact(w: Conv, x: np.ndarray, f: np.ndarray) -> np.ndarray:
     """The convolution by its definition, in float64."""
-    padded = np.zeros((w.batch, w.channels, w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right))
-    padded[:, :, w.pad_top : w.pad_top + w.height, w.pad_left : w.pad_left + w.width] = x
-    y = np.zeros((w.batch, w.filters, w.out_h, w.out_w))
+    axes = [w.slices] * w.is_volume + [w.rows, w.columns]
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *((axis.before, axis.after) for axis in axes)))
+    y = np.zeros(w.output_shape)
     channels, filters = w.channels // w.groups, w.filters // w.groups
     for m in range(w.filters):
-        for c, r, s in np.ndindex(channels, w.kernel_h, w.kernel_w):
-            top, left = r * w.dilation_h, s * w.dilation_w
-            rows = slice(top, top + (w.out_h - 1) * w.stride_h + 1, w.stride_h)
-            columns = slice(left, left + (w.out_w - 1) * w.stride_w + 1, w.stride_w)
-            y[:, m] += float(f[m, c, r, s]) * padded[:, m // filters * channels + c, rows, columns]
+        for c, *taps in np.ndindex(channels, *(axis.kernel for axis in axes)):
+            starts = [tap * axis.dilation for tap, axis in zip(taps, axes, strict=True)]
+            met = [slice(at, at + (axis.out - 1) * axis.stride + 1, axis.stride) for at, axis in zip(starts, axes, strict=True)]
+            y[:, m] += float(f[(m, c, *taps)]) * padded[(slice(None), m // filters * channels + c, *met)]
     return y
 
 
 def assert_within_the_bound_of_a_sum(problem: Conv, plans: Sequence[Plan]) -> None:
     """With a bias and a ReLU."""
     x, f, bias = operands(problem)
-    right = np.maximum(exact(problem, x, f) + bias[:, None, None].astype(np.float64), 0)
-    bound = gamma(f[0].size + 2, UNIT[problem.dtype]) * (exact(problem, np.abs(x), np.abs(f)) + np.abs(bias[:, None, None]))
+    added = bias.reshape(-1, *(1,) * (x.ndim - 2))
+    right = np.maximum(exact(problem, x, f) + added.astype(np.float64), 0)
+    bound = gamma(f[0].size + 2, UNIT[problem.dtype]) * (exact(problem, np.abs(x), np.abs(f)) + np.abs(added))
     assert plans
     for plan in plans:
         y = pysim.prepare(problem.text, f, bias=bias, activation="relu", plan=plan)(x)

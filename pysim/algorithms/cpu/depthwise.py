@@ -7,9 +7,9 @@ rows    Lanes hold columns of a row of outputs. A tile is some rows of outputs x
         kernels with strides 1 and 2, ROWS rows of outputs share the loads of (ROWS - 1) stride + R input rows; otherwise each tap of a
         kernel row is a loop of its own, with its own masks. Stride 2 loads two vectors for two taps and deinterleaves them by a shuffle
         each (AVX2: DEINTERLEAVE operations), larger strides gather lane by lane. AVX-512 makes the taps of 3x3 by shifting lanes.
-        Kernel rows in the padding are left out. One call computes a row of tiles; at the top and bottom of images it computes a row of
-        each of as many groups as fit `direct_bytes`. AVX-512's kernel of half vectors wastes fewer lanes on short rows. Plain C goes
-        over a row of outputs once per tap.
+        Kernel rows in the padding are left out. The slices of a volume's kernel are channels, too. One call computes a row of tiles; at
+        the top and bottom of images one of each of as many groups as fit `direct_bytes`. AVX-512's kernel of half vectors wastes fewer
+        lanes on short rows. Plain C goes over a row of outputs once per tap.
 planes  Lanes hold groups. Input, weights and outputs of L groups are transposed before and after, P columns (16 bytes) at a time: L loads
         of P elements, L - P merges into vectors, P log2(P) shuffles. The transposed planes are stored aligned, outputs in vectors of L
         columns and the last columns of each group in parts of P. A tile of up to 8 outputs of a row loads its columns once for all taps
@@ -46,6 +46,7 @@ from collections.abc import Sequence
 from math import log2, prod
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from pysim.algorithms.interface import Nests, Prepared, direct_sum
@@ -56,7 +57,7 @@ from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine, Unit
-from pysim.problem.conv import Conv
+from pysim.problem.conv import DEPTH_FIELDS, Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.contract import Contract
 from pysim.record.cost import Reason
@@ -66,7 +67,7 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_bytes, direct_kernels
 
 NAME = "depthwise"
-QUANTISED = True
+QUANTISED = VOLUMES = True
 COMPUTES = Conv
 tolerance = direct_sum
 SHARED_ROWS = (3, 5, 7)  # square kernels whose form `rows` shares loads between kernel rows
@@ -152,8 +153,10 @@ def _unit(machine: Machine, kernel: Kernel) -> Unit:
 
 
 def _calls(w: Conv, high: int) -> float:
-    """Calls of a group's tiles of up to `high` rows of outputs, for one block of filters."""
+    """Calls of a group's tiles of up to `high` rows of outputs, for one block of filters and one slice; groups of volumes are apart."""
     blocks = ceil_div(w.out_h, high)
+    if w.is_volume:
+        return blocks
     group = (w.group_channels * w.height * w.width + w.group_filters * w.windows) * w.element_bytes
     below = (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1 > w.pad_top + w.height
     edges = min(blocks, (w.pad_top > 0) + below)
@@ -178,10 +181,18 @@ def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
 
 
 def rows_work(w: Conv, kernel: Kernel) -> Work:
-    """The form rows: one group."""
-    channels, filters, high = w.group_channels, w.group_filters, kernel.windows // kernel.lane_windows
+    """The form rows: one group. A slice of outputs is an image whose channels are those of all slices of the input that it reads."""
+    image = msgspec.structs.replace(w, **dict.fromkeys(DEPTH_FIELDS[:4], 1), **dict.fromkeys(DEPTH_FIELDS[4:], 0))
+    live = live_taps(w)[0] / max(1, live_taps(image)[0]) / w.out_d  # slices
+    of = _slice_work(image, kernel, w.group_channels * live, _calls(w, kernel.windows // kernel.lane_windows))
+    return Work(*(w.out_d * term for term in of))._replace(chain=of.chain) if w.is_volume else of
+
+
+def _slice_work(w: Conv, kernel: Kernel, channels: float, calls: float) -> Work:
+    """The form rows: one slice of one group; `calls`: of its tiles, without row dilation."""
+    filters, high = w.group_filters, kernel.windows // kernel.lane_windows
     if kernel.lane_windows == 1:
-        taps = float(filters * channels * live_taps(w)[0] * w.kernel_w)
+        taps = filters * channels * live_taps(w)[0] * w.kernel_w
         steps = taps * (ceil_div(w.out_w, PART_BYTES // w.element_bytes) if w.stride_w == 1 else w.out_w / 2)
         return Work(taps * w.out_w, 0.0, 2 * steps, steps, taps=taps * ceil_div(w.out_w, kernel.windows))
     shared, vectors = shares_input_rows(w, kernel), ceil_div(w.out_w, kernel.lane_windows)
@@ -200,9 +211,9 @@ def rows_work(w: Conv, kernel: Kernel) -> Work:
         each * (blocks * read * loads * alive + weights),
         float(_stores_of_row(w, kernel) * filters * w.out_h),
         float(tiles * blocks * vectors),
-        float(channels * w.taps),
-        calls=_calls(w, high) * phases * blocks if shared else float(tiles * blocks),
-        restarts=float(tiles * blocks * vectors * (channels - 1)) if shared else tiles * blocks * each * w.taps * alive,
+        channels * w.taps,
+        calls=calls * phases * blocks if shared else float(tiles * blocks),
+        restarts=max(0.0, tiles * blocks * vectors * (channels - 1)) if shared else tiles * blocks * each * w.taps * alive,
     )
 
 
@@ -336,23 +347,32 @@ def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     """The form rows: tiles of some rows of outputs x some filters of a group."""
     filters, (image, weights, out) = w.group_filters, _sizes(w)
+    out /= w.out_d
     high, wide = np.array([(max(1, kernel.windows // kernel.lane_windows), kernel.filters) for kernel in kernels], dtype=np.float64).T
     tiles = np.ceil(w.out_h / high)
     loops = (
         Loop("images", "images", 1, w.batch),
         Loop("groups", "groups", 1, w.groups),
+        *([Loop("slices", "slices", 1, w.out_d)] if w.is_volume else []),
         Loop("tiles of rows", "rows", 1, tiles),
         Loop("filters", "filters", wide, np.ceil(filters / wide)),
     )
     images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
     shared = max(0, w.kernel_h - w.stride_h) * w.width * w.group_channels * w.element_bytes
-    outputs = {"images": images, "groups": groups, "rows": Extent(out / tiles, out), "filters": Extent(1.0, filters)}
+    read = written = {"images": images, "groups": groups}
+    if w.is_volume:
+        reach, moved = w.slices.extent, min(w.stride_d, w.slices.extent)
+        most = min(w.depth, (w.out_d - 1) * w.stride_d + reach)
+        read = read | {"slices": Extent(float(moved), float(most), float(min(reach, most) - min(moved, most)))}
+        written = written | {"slices": Extent(1.0, w.out_d)}
+    outputs = written | {"rows": Extent(out / tiles, out), "filters": Extent(1.0, filters)}
     operands = (
-        Operand("input", {"images": images, "groups": groups, "rows": Extent(image / tiles, image, float(shared))}, "filters"),
+        Operand("input", read | {"rows": Extent(image / tiles, image, float(shared))}, "filters"),
         Operand("filters", {"groups": groups, "filters": Extent(weights, weights * filters)}, "filters"),
         Operand("output", outputs, "filters", written=True),
     )
-    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": tiles, "filters": filters}, len(kernels))
+    totals = {"images": w.batch, "groups": w.groups, "slices": w.out_d, "rows": tiles, "filters": filters}
+    return LoopNest(loops, operands, totals, len(kernels))
 
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
@@ -407,6 +427,8 @@ def _is_depthwise(problem: Conv) -> bool:
 
 
 def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
+    if problem.is_volume and kernel.form != ROWS:
+        return Reason("shape", "it computes images, and these are volumes (id, kd)")
     if (kernel.lane_filters if kernel.form == BLOCKS else 1) != blocks_of(layout)[0]:
         own = f"blocks of {kernel.lane_filters} channels" if kernel.form == BLOCKS else "NCHW"
         return Reason("shape", f"it reads and writes {own}, not {layout}")
@@ -452,11 +474,11 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     kernel = row_of(schedule)
     units = ceil_div(problem.groups, kernel.lane_filters)
     group_parts = min(threads, units)
-    row_parts = min(threads, problem.out_h) if kernel.form != PLANES and problem.batch * group_parts < threads else 1
+    row_parts = min(threads, problem.out_rows) if kernel.form != PLANES and problem.batch * group_parts < threads else 1
     times = ceil_div(problem.batch * group_parts * row_parts, threads)
     groups = min(problem.groups, ceil_div(units, group_parts) * kernel.lane_filters)
     least = max(2, groups)  # the algorithm takes no fewer
-    part = rows_of(problem, times, ceil_div(problem.out_h, row_parts), problem.group_filters, least)
+    part = rows_of(problem, times, ceil_div(problem.out_rows, row_parts), problem.group_filters, least)
     return Part(part, schedule, groups / least, items=times)
 
 
@@ -468,10 +490,9 @@ def describe(plan: Plan) -> Description:
         shared = "input rows are loaded once per tile" if shares_input_rows(w, kernel) else "kernel rows are processed one by one"
         high = kernel.windows // kernel.lane_windows
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
-    summary = "groups of few channels, input and weights read in place"
     met = prod(live_taps(w)) if kernel.form == BLOCKS else live_taps(w)[0] * w.out_w * w.kernel_w
     peak = nest_text.peak_of_taps(plan, met, _unit(on_cpu(plan)[1], kernel))
-    return nest_text.describe(plan, summary, nests(plan).loops[0], inner, peak=peak)
+    return nest_text.describe(plan, "groups of few channels, input and weights read in place", nests(plan).loops[0], inner, peak=peak)
 
 
 def nests(plan: Plan) -> Nests:

@@ -46,6 +46,10 @@ PROBLEMS = (
     "conv:g4ic16ih12oc24kh3sh2ph1",
     "conv:mb2g2ic6ih19oc10kh5sh2ph2",
     "conv:mb3g2ic32ih9oc10kh1",
+    "conv:g6ic6id5ih19iw13oc6kd3kh3kw3pd1ph1pw1",
+    "conv:mb2g3ic12id6ih12iw17oc9kd2kh3kw3sd2sh2sw2pd1ph1pw1dd1dh0dw0",
+    "conv:g7ic7id2ih9iw9oc7kd5kh5kw5pd4ph2pw2",
+    "conv:g2ic4id4ih6iw21oc6kd3kh1kw7sd1sh3sw3pd2ph0pw3",
 )
 
 
@@ -62,7 +66,10 @@ def test_every_kernel_is_within_the_bound_of_a_sum(text: str, dtype: str) -> Non
     assert_within_the_bound_of_a_sum(problem, plans_of(problem))
 
 
-@pytest.mark.parametrize("text", ["conv:g3ic3ih40oc3kh5ph2", "conv:g40ic40ih7oc40kh3ph1", "conv:g4ic16ih20oc16kh3ph1"])
+@pytest.mark.parametrize(
+    "text",
+    ["conv:g3ic3ih40oc3kh5ph2", "conv:g40ic40ih7oc40kh3ph1", "conv:g4ic16ih20oc16kh3ph1", "conv:g2ic2id9ih7iw7oc2kd3kh3kw3pd1ph1pw1"],
+)
 def test_threads_change_no_bit(text: str) -> None:
     problem = convolution(text)
     assert_threads_change_no_bit(problem, plans_of(problem))
