@@ -327,6 +327,11 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         """Blocks of a cluster along filters and windows."""
         return self.cluster_filters, self.cluster_windows
 
+    @property
+    def decomposes(self) -> bool:
+        """Whether its own tiles may be split along k."""
+        return bool(self.block_k) and not self.makes_product and not self.staged
+
     @cached_property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
