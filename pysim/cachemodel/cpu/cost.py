@@ -197,17 +197,13 @@ def _scattered_runs(table: Table, moved: Array) -> Array:
 
 def _stalls(table: Table, own: Array, tiled: bool) -> Array | float:
     """Cycles of each supplier beyond its rate, from what it serves: lines of rows that a product reads in place, starts of runs of its
-    output (of `tiled` schedules). A convolution's planes stall where they share sets, as those of 64 x 64 images do: 1024 -> 256, 1x1, in
-    place 59 ms, packed 26 (Zen 3)."""
+    output (of `tiled` schedules)."""
     rates = table.rates
     nest, line = rates.nest, rates.machine.line_bytes
-    is_conv = nest.filters_packed and not nest.filters_in_place
-    if is_conv and nest.plane_bytes % rates.machine.levels[0].way_bytes:
+    if nest.filters_packed and not nest.filters_in_place:
         return 0.0
     lines = own / line
     stalls: Array = (1 - table.packed) * lines[:, 0] * _line_stall(rates, rates.windows, _rows_ahead(table))
-    if is_conv:
-        return stalls
     if nest.filters_in_place and nest.filters_in_rows_of_k:
         pitch, _ = nest.filter_rows or (0, 0)
         ahead = ROWS_AHEAD if pitch % rates.machine.levels[0].way_bytes else ROWS_UNFETCHED  # `ahead_of` of native/x86/lanes.h

@@ -397,11 +397,6 @@ def test_reading_in_place_packs_nothing_and_needs_no_panels() -> None:
         assert (prediction.costs.terms["pack"][~in_place] > 0).all()
 
 
-def test_planes_that_share_the_sets_of_l1_are_packed_where_others_are_read_in_place() -> None:
-    packs = {size: planner.plan(f"conv:ic1024ih{size}oc256kh1", "zen4").schedule.pack for size in (60, 64)}
-    assert packs == {60: "none", 64: "tiles"}
-
-
 def again(prediction: Prediction, on: Machine) -> Prediction:
     """The same schedules on a machine with other numbers."""
     table = prediction.table
