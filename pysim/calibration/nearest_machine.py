@@ -10,6 +10,7 @@ from pysim.machine.load import load
 AMD, INTEL, ARM, APPLE = "AuthenticAMD", "GenuineIntel", "0x41", "0x61"
 # Shipped machines by vendor, family and models, as Linux reports CPUID, or MIDR's implementer and part
 MICROARCHITECTURES: tuple[tuple[str, str, int, tuple[range, ...]], ...] = (
+    ("zen3", AMD, 25, (range(0x10), range(0x20, 0x60))),  # Milan, Vermeer, Rembrandt, Cezanne
     ("zen4", AMD, 25, (range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0))),  # Genoa, client parts, Bergamo
     ("zen5", AMD, 26, (range(0x20), range(0x40, 0x50), range(0x70, 0x80))),  # Turin, clients; model 0x20 has half-width vector units
     ("xeon-4208", INTEL, 6, (range(0x55, 0x56),)),
@@ -36,5 +37,6 @@ def relative(cpu: Cpu) -> Relative:
             return Relative(load(name), True)
     if cpu.name.upper().startswith("POWER"):
         return Relative(load("power10-e1050"), cpu.name.upper().startswith("POWER10"))
-    older = cpu.vendor == AMD and cpu.family < 26
-    return Relative(load("zen4" if older else _MOST_SIMILAR.get(cpu.vendor, "zen4")), False)
+    if cpu.vendor == AMD and cpu.family < 26:
+        return Relative(load("zen3" if cpu.family < 25 else "zen4"), False)
+    return Relative(load(_MOST_SIMILAR.get(cpu.vendor, "zen4")), False)

@@ -149,7 +149,9 @@ def test_a_missing_or_odd_cpuinfo_still_names_the_machine(tmp_path: Path) -> Non
     [
         (Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), "zen4", True),
         (Cpu("AuthenticAMD", "AMD Ryzen 9 7950X", 25, 0x61), "zen4", True),
-        (Cpu("AuthenticAMD", "AMD EPYC 7763", 25, 0x01), "zen4", False),
+        (Cpu("AuthenticAMD", "AMD EPYC 7763", 25, 0x01), "zen3", True),
+        (Cpu("AuthenticAMD", "AMD Ryzen 7 5800X", 25, 0x21), "zen3", True),
+        (Cpu("AuthenticAMD", "AMD EPYC 7742", 23, 0x31), "zen3", False),
         (Cpu("AuthenticAMD", "AMD EPYC 9755", 26, 0x02), "zen5", True),
         (Cpu("AuthenticAMD", "AMD Ryzen 9 9950X", 26, 0x44), "zen5", True),
         (Cpu("AuthenticAMD", "AMD Ryzen AI 9 HX 370", 26, 0x24), "zen5", False),

@@ -19,7 +19,7 @@ from pysim.registry.cpu import kernels, probed_dtype
 
 CPUS = (
     *("apple-m1-pro", "emerald-rapids", "granite-rapids", "graviton4"),
-    *("power10-e1050", "sapphire-rapids", "xeon-4208", "zen4", "zen5"),
+    *("power10-e1050", "sapphire-rapids", "xeon-4208", "zen3", "zen4", "zen5"),
 )
 GPUS = ("a100", "b200", "h100", "h200", "l40s", "rtx-2080ti", "rtx-3090", "rtx-4090", "v100")
 VALID = (SHIPPED / "zen4.toml").read_text()
