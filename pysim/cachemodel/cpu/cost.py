@@ -36,7 +36,8 @@ stalls  Rows of B that a product reads in place are a row of B apart, where no p
         share sets are not prefetched in time (`_rows_ahead`): ROWS_UNFETCHED are in flight. If the rows
         of a tile of a row-major A in place share more sets of L1 than there are ways, each k-iteration reloads a line of each
         from L2. Those rows reach new lines in the same k-iteration, so a tile of F filters stalls
-        max(0, latency_X / F - line / read_rate_X) for each line, in `kernel`. Each run of an output row of a product that lies beyond L2
+        max(0, latency_X / F - line / read_rate_X) for each line, in `kernel`. So do rows of windows in place that share few sets of L1
+        (crowded_line_cycles). Each run of an output row of a product that lies beyond L2
         and starts apart from the last stalls run_start_share latency_X. Runs of a convolution are consecutive.
 
 Passes that run one after another (im2col then GEMM; Winograd's transforms and products) do not overlap.
@@ -275,12 +276,24 @@ def _excess_latency(machine: Machine, in_flight: Array) -> Array:
 
 
 def _kernel_stalls(table: Table, own: Array) -> Array | float:
-    """Cycles in which a kernel has nothing to multiply: all rows of an A in place reach new lines at once, which nobody prefetched."""
-    rates = table.rates
-    if not rates.nest.filters_in_place or rates.nest.filters_in_rows_of_k:
-        return 0.0
-    lines = own[:, 2 * OPERANDS.index("filters")] / rates.machine.line_bytes
-    return (lines * _excess_latency(rates.machine, rates.filters)).sum(axis=0)
+    """Cycles in which a kernel has nothing to multiply: all rows of an A in place reach new lines at once, which nobody prefetched; rows of
+    windows in place evict each other."""
+    rates, line = table.rates, table.rates.machine.line_bytes
+    stalls: Array | float = 0.0
+    if crowded := _crowded_cycles(rates):
+        stalls = (1 - table.packed) * own[:, 2 * OPERANDS.index("input")].sum(axis=0) / line * crowded
+    if rates.nest.filters_in_place and not rates.nest.filters_in_rows_of_k:
+        lines = own[:, 2 * OPERANDS.index("filters")] / line
+        stalls += (lines * _excess_latency(rates.machine, rates.filters)).sum(axis=0)
+    return stalls
+
+
+def _crowded_cycles(rates: Rates) -> float:
+    """Wait for a line of windows in place. Rows whose pitch has a large divisor in common with an L1 way lie in few places of it. Rows that are
+    prefetched and as many that are being read evict each other if those places have no more lines."""
+    inner, cycles = rates.machine.levels[0], rates.machine.core.crowded_line_cycles
+    places = inner.way_bytes // gcd(inner.way_bytes, rates.nest.plane_bytes)
+    return cycles.value / places if cycles and places * inner.ways <= 2 * ROWS_AHEAD else 0.0
 
 
 def _refetched_lines(rates: Rates) -> Array:
