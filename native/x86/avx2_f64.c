@@ -3,6 +3,7 @@
 #include "kernel.h"
 #include "x86/vectors/vec_avx2_f64.h"
 #include "pack.h"
+enum { FIL_ROWS_AHEAD = 8 }; /* as in avx2_f32.c */
 #include "lanes.h"
 
 #define SIZES(M) V2(M, TO6)

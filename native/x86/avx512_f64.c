@@ -3,6 +3,7 @@
 #include "kernel.h"
 #include "x86/vectors/vec_avx512_f64.h"
 #include "pack.h"
+enum { FIL_ROWS_AHEAD = 0 };
 #include "lanes.h"
 
 #define SIZES(M) V2(M, TO14)

@@ -211,6 +211,7 @@ INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, c
         VEC x[MAX_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) __builtin_prefetch(f + PANEL_ROWS_AHEAD * f_pitch + v * LANES);
+        if (FIL_ROWS_AHEAD && w_pitch > MAX_BROADCASTS) __builtin_prefetch(w + FIL_ROWS_AHEAD * w_pitch + nw - 1);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) x[v] = v_load(f + v * LANES);
 #pragma GCC unroll 16
