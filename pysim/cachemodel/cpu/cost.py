@@ -289,8 +289,8 @@ def _kernel_stalls(table: Table, own: Array) -> Array | float:
 
 
 def _crowded_cycles(rates: Rates) -> float:
-    """Wait for a line of windows in place. Rows whose pitch has a large divisor in common with an L1 way lie in few places of it. Rows that are
-    prefetched and as many that are being read evict each other if those places have no more lines."""
+    """Wait for a line of windows in place. Rows whose pitch has a large divisor in common with an L1 way lie in few places of it. Rows
+    that are prefetched and as many that are being read evict each other if those places have no more lines."""
     inner, cycles = rates.machine.levels[0], rates.machine.core.crowded_line_cycles
     places = inner.way_bytes // gcd(inner.way_bytes, rates.nest.plane_bytes)
     return cycles.value / places if cycles and places * inner.ways <= 2 * ROWS_AHEAD else 0.0
