@@ -35,7 +35,7 @@ def test_shells_complete_commands_options_machines_and_sets() -> None:
         ("pysim pl", {"plan"}),
         ("pysim plan --expl", {"--explain"}),
         ("pysim plan resnet1", {"resnet18", "resnet152"}),
-        ("pysim plan -m zen", {"zen4", "zen5"}),
+        ("pysim plan -m zen", {"zen3", "zen4", "zen5"}),
         ("pysim report -m h2", {"h200"}),
     ):
         complete = click.shell_completion.BashComplete(main, {}, "pysim", "_PYSIM_COMPLETE")
