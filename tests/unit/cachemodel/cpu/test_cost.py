@@ -57,9 +57,9 @@ def with_levels(*geometry: tuple[int, int]) -> Machine:
     return msgspec.structs.replace(on, levels=tuple(levels))
 
 
-def with_core(on: Machine = ZEN4, **changed: Any) -> Machine:
+def with_core(**changed: Any) -> Machine:
     numbers = {name: number(value) for name, value in changed.items()}
-    return msgspec.structs.replace(on, core=msgspec.structs.replace(on.core, **numbers))
+    return msgspec.structs.replace(ZEN4, core=msgspec.structs.replace(ZEN4.core, **numbers))
 
 
 def row(name: str) -> Kernel:
@@ -395,19 +395,6 @@ def test_reading_in_place_packs_nothing_and_needs_no_panels() -> None:
         assert in_place.any()
         assert not prediction.costs.terms["pack"][in_place].any()
         assert (prediction.costs.terms["pack"][~in_place] > 0).all()
-
-
-@pytest.mark.parametrize(("columns", "share"), [(1024, 1.0), (512, 0.5), (1536, 0.5), (256, 0.0), (1000, 0.0)])
-def test_rows_in_place_wait_for_their_lines_if_they_share_few_sets_of_l1(columns: int, share: float) -> None:
-    zen3, waited = machine.load("zen3"), False
-    for prediction in predictions(f"gemm:192x{columns}x512", zen3):
-        free, crowded = (again(prediction, with_core(zen3, crowded_line_cycles=value)) for value in (0.0, 2.0))
-        for index in range(prediction.table.kernel.size):
-            lines = cost_of(free, index).levels["L2"]["input_bytes"] / zen3.levels[0].line_bytes * (prediction.table.packed[index] == 0)
-            more = cost_of(crowded, index).terms["kernel"] - cost_of(free, index).terms["kernel"]
-            assert more == pytest.approx(2.0 * share * lines, abs=1e-3)
-            waited |= bool(lines)
-    assert waited
 
 
 def again(prediction: Prediction, on: Machine) -> Prediction:
