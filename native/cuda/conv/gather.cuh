@@ -25,8 +25,7 @@
 #include "core/limits.h"
 #include "mainloop/simt/kernel.cuh"
 
-namespace pysim {
-namespace gather {
+namespace pysim::gather {
 
 struct alignas(8) Tap {
     int offset;
@@ -480,7 +479,6 @@ inline const char *refuses_listed(const Conv &c) {
     if (c.kernel_h + c.kernel_w > limit::LISTED_TAPS) return "it takes kernels of up to 31 rows and columns together";
     const double padded = ((double)c.height + c.pad_top + c.pad_bottom) * ((double)c.width + c.pad_left + c.pad_right);
     return padded * (c.nhwc ? c.groups * c.channels : 1) > limit::LISTED_IMAGE ? "it takes padded images of up to 2^29 elements" : nullptr;
-}
 }
 }
 #endif

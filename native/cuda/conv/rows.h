@@ -8,8 +8,7 @@
 #include "abi/arguments.h"
 #include "conv/conv.h"
 
-namespace pysim {
-namespace rows {
+namespace pysim::rows {
 
 struct ConvColumns {
     Text algorithm, variant = "full";
@@ -75,7 +74,6 @@ inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
     if (c.variant != "full") add("_%s", c.variant.data());
     if (c.cluster.m * c.cluster.n > 1) add("_c%dx%d", c.cluster.m, c.cluster.n), row.info.form = nullptr; /* the end of the name */
     return row;
-}
 }
 }
 #endif

@@ -4,11 +4,9 @@
 #define PYSIM_CUDA_LIMITS_H
 #include <cstdint>
 
-namespace pysim {
-namespace limit {
+namespace pysim::limit {
 #define PYSIM_LIMIT(name, value) constexpr int64_t name = value;
 #include "limits.inc"
 #undef PYSIM_LIMIT
-}
 }
 #endif

@@ -28,8 +28,7 @@
 #include "cuda_runtime.h"
 #include "memory.h"
 
-namespace pysim {
-namespace emulated {
+namespace pysim::emulated {
 namespace {
 
 enum { MOST_THREADS = 1024, MOST_SHARED = 227 * 1024, NAMED = 16 };
@@ -422,6 +421,5 @@ void wait_async(int left) {
         memset(copy.to + copy.bytes, 0, (size_t)(copy.size - copy.bytes));
     }
     copies.erase(copies.begin(), copies.begin() + (long)done);
-}
 }
 }

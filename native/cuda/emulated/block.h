@@ -4,8 +4,7 @@
 #define PYSIM_CUDA_EMULATED_BLOCK_H
 #include <cstddef>
 
-namespace pysim {
-namespace emulated {
+namespace pysim::emulated {
 
 struct Launch {
     void (*call)(void *); /* call(arguments) is one thread's work */
@@ -47,6 +46,5 @@ template <class T, class Use> void exchange(unsigned mask, const T &gift, Use us
 void copy_async(void *to, const void *from, int size, int bytes);
 void commit_async();
 void wait_async(int left);
-}
 }
 #endif

@@ -110,12 +110,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end);
 
-namespace pysim {
-namespace emulated {
+namespace pysim::emulated {
 cudaError_t allow_shared(const void *kernel, int bytes);
 /* Checks the limits that a device checks, then runs `launch`. */
 cudaError_t launch(const void *kernel, const Launch &launch);
-}
 }
 template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attribute, int value) {
     return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize ? pysim::emulated::allow_shared((const void *)kernel, value)

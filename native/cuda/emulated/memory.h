@@ -19,13 +19,11 @@
 #define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
 #endif
 
-namespace pysim {
-namespace emulated {
+namespace pysim::emulated {
 /* Maps whole pages, at least `bytes`, between two inaccessible ones; null on failure. */
 char *map_pages(size_t bytes);
 void unmap_pages(char *pages, size_t bytes);
 /* Writes to `text` which allocation `address` is in or next to. */
 void describe(const void *address, char *text, size_t size);
-}
 }
 #endif

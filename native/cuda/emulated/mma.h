@@ -5,8 +5,7 @@
 #define PYSIM_CUDA_EMULATED_MMA_H
 #include "cuda_fp16.h"
 
-namespace nvcuda {
-namespace wmma {
+namespace nvcuda::wmma {
 
 struct matrix_a;
 struct matrix_b;
@@ -56,7 +55,6 @@ void mma_sync(fragment<accumulator, 16, 16, 16, Acc> &d, const fragment<matrix_a
         }
         for (int e = 0; e < 8; e++) d.x[e] = Acc(sum[e]);
     });
-}
 }
 }
 #endif

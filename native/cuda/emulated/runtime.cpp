@@ -10,8 +10,7 @@
 
 #include "memory.h"
 
-namespace pysim {
-namespace emulated {
+namespace pysim::emulated {
 namespace {
 enum { ALIGN = 256, DEFAULT_SHARED = 48 * 1024, MOST_SHARED = 227 * 1024 };
 
@@ -75,7 +74,6 @@ cudaError_t launch(const void *kernel, const Launch &launch) {
     if (!t[0] || !t[1] || !t[2] || t[0] > 1024 || t[1] > 1024 || t[2] > 64 || t[0] * t[1] * t[2] > 1024)
         return note(cudaErrorInvalidConfiguration);
     return note(run(launch) ? cudaSuccess : cudaErrorLaunchFailure);
-}
 }
 }
 

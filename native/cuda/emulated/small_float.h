@@ -4,8 +4,7 @@
 #define PYSIM_CUDA_EMULATED_SMALL_FLOAT_H
 #include "cuda_runtime.h"
 
-namespace pysim {
-namespace emulated {
+namespace pysim::emulated {
 
 /* Overflow gives infinity (an exponent of all ones); for a format without infinity the caller corrects the result. */
 template <int E, int M> inline unsigned encode(float x) {
@@ -28,7 +27,6 @@ template <int E, int M> inline float decode(unsigned bits) {
     if (exponent == 0) return (sign ? -1.f : 1.f) * (float)mantissa * __uint_as_float((unsigned)(127 + 1 - bias - M) << 23);
     const unsigned wide = exponent == (1u << E) - 1 ? 255u : exponent + 127 - bias;
     return __uint_as_float(sign | wide << 23 | mantissa << (23 - M));
-}
 }
 }
 #endif

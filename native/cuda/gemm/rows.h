@@ -8,8 +8,7 @@
 #include "abi/arguments.h"
 #include "gemm/gemm.h"
 
-namespace pysim {
-namespace rows {
+namespace pysim::rows {
 
 struct GemmColumns {
     Text mainloop, variant = "full";
@@ -53,7 +52,6 @@ inline GemmRow row_of(const GemmColumns &c, decltype(GemmRow::launch) launch, de
              c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n, c.stages, c.cluster.m, c.cluster.n,
              c.variant == "full" ? "" : "_", c.variant == "full" ? "" : c.variant.data());
     return row;
-}
 }
 }
 #endif

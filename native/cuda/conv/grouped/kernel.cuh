@@ -19,8 +19,7 @@
 #include "core/ptx.cuh"
 #include "mainloop/mma/pipeline.cuh"
 
-namespace pysim {
-namespace grouped {
+namespace pysim::grouped {
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
@@ -485,7 +484,6 @@ template <class T, bool SINGLE> pysim_status launch(const Conv &c, int sms, cuda
 template <class T, bool SINGLE> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
     const Tiling t = tiling_of(c, 1, SINGLE);
     return choose<T, SINGLE>(c, [&](auto kernel) { return attributes_of(kernel, THREADS, t.shared, out); });
-}
 }
 }
 #endif

@@ -20,8 +20,7 @@
 #include "core/decomposition.cuh"
 #include "core/limits.h"
 
-namespace pysim {
-namespace grouped {
+namespace pysim::grouped {
 
 enum { WINDOWS = (int)limit::GROUPED_WINDOWS, FILTERS = (int)limit::GROUPED_FILTERS };
 enum { SINGLE_WINDOWS = (int)limit::GROUPED_SINGLE_WINDOWS, SINGLE_FILTERS = (int)limit::GROUPED_SINGLE_FILTERS };
@@ -123,7 +122,6 @@ inline Tiling tiling_of(const Conv &c, int sms, bool single) {
             if (!best.shared || cost < least) least = cost, best = t;
         }
     return best;
-}
 }
 }
 #endif

@@ -17,8 +17,7 @@
 #include "abi/arguments.h"
 #include "conv/gather.cuh"
 
-namespace pysim {
-namespace im2win {
+namespace pysim::im2win {
 
 using gather::Arguments;
 
@@ -143,7 +142,6 @@ inline Basic basic_of(const Arguments &a) {
     const gather::Steps s = steps_of(c);
     if (c.nhwc) return {a, {c.kernel_w, c.kernel_h, c.channels}, {s.wide, s.high, s.channel}};
     return {a, {c.channels, c.kernel_w, c.kernel_h}, {s.channel, s.wide, s.high}};
-}
 }
 }
 #endif

@@ -16,8 +16,7 @@
 #include "conv/output.cuh"
 #include "mainloop/mma/mma.cuh"
 
-namespace pysim {
-namespace mma_sync {
+namespace pysim::mma_sync {
 
 enum { NOWHERE = -(1 << 30), PAST = 1 << 29 }; /* rows that are outside every image, for any window and any tap */
 
@@ -170,6 +169,5 @@ template <class WIDE, class DEEP> struct Kernels {
         return choose(c, [&](auto kernel, int threads, int shared, const Grid &) { return attributes_of(kernel, threads, shared, out); });
     }
 };
-}
 }
 #endif

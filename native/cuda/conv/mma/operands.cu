@@ -7,8 +7,7 @@
 #include "conv/wgmma/wgmma.h"
 #include "core/limits.h"
 
-namespace pysim {
-namespace mma_sync {
+namespace pysim::mma_sync {
 namespace {
 
 int64_t vector_of(const Conv &c) { return 16 / dtypes[c.dtype].bytes; }
@@ -72,6 +71,5 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     if (own.input) input.to = c.own, input.prologue = c.prologue;
     if (own.filters) filters.to = const_cast<void *>(to.c.weights);
     return check(channels_last(input, filters, dtypes[c.dtype].bytes, stream), "channels of input and filters");
-}
 }
 }

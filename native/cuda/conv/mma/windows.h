@@ -4,8 +4,7 @@
 #define PYSIM_CUDA_CONV_MMA_WINDOWS_H
 #include "conv/conv.h"
 
-namespace pysim {
-namespace mma_sync {
+namespace pysim::mma_sync {
 
 /* A convolution whose filters lie as [filter][tap][channels of a group, padded to whole 16 bytes], and whose input so, too: elements from one
  * channel of a pixel to the next 1, and from one pixel, row, image and group to the next as below; or in planes, as it came. */
@@ -23,6 +22,5 @@ const char *refuses(const Conv &c);
 pysim_status own_bytes(const Conv &c, int64_t *bytes);
 /* The arguments of pysim_cuda_run in the layout that the kernels need; enqueues copies of operands that need them. */
 pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream);
-}
 }
 #endif

@@ -23,8 +23,7 @@
 #include "core/ptx.cuh"
 #include "mainloop/mma/pipeline.cuh"
 
-namespace pysim {
-namespace pointwise {
+namespace pysim::pointwise {
 
 /* A kernel's arguments. */
 struct Pointwise {
@@ -284,7 +283,6 @@ template <class T> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *
     Tiling t;
     if (tiling_here(c, 1, &t) != PYSIM_OK) return cudaErrorInvalidConfiguration;
     return attributes_of(kernel_of<T>(t), t.warps * 32, t.shared, out);
-}
 }
 }
 #endif

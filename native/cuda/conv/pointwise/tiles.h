@@ -17,8 +17,7 @@
 #include "core/decomposition.cuh"
 #include "core/limits.h"
 
-namespace pysim {
-namespace pointwise {
+namespace pysim::pointwise {
 
 enum { WINDOWS = 32 /* of a warp */, VECTOR = 16, BLOCK_BYTES = 4 * VECTOR /* of a window's channels */, ZEROS = 128 /* bytes */ };
 enum { MIN_WARPS = 4, MAX_WARPS = 16, MAX_STAGES = 4, BESIDE_ALL = 16 /* buffers */ };
@@ -57,7 +56,6 @@ inline Tiling tiling_of(const Conv &c, int sms, int held = limit::GROUPED_HELD) 
             t.workers = std::min(workers, ceil_div(t.tiles, warps));
         }
     return t;
-}
 }
 }
 #endif

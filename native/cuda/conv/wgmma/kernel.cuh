@@ -20,8 +20,7 @@
 #include "conv/wgmma/wgmma.h"
 #include "mainloop/wgmma/kernel.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* The `Operands` of a convolution (mainloop/wgmma/kernel.cuh): windows and filters. Layouts are run-time values, as in Matrices. */
 struct Gathered {
@@ -226,7 +225,6 @@ template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStr
 
 template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out) {
     return attributes_of<S>(wgmma_kernel<S, Gathered>, out);
-}
 }
 }
 #endif

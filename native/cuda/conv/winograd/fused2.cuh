@@ -29,8 +29,7 @@
 #include "core/ptx.cuh"
 #include "conv/winograd/output.cuh"
 
-namespace pysim {
-namespace winograd {
+namespace pysim::winograd {
 
 enum {
     FILTER_BYTES = FILTER_FLOATS * 4,
@@ -192,7 +191,6 @@ template <Form FORM, bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fu
         }
         __syncthreads();
     }
-}
 }
 }
 #endif

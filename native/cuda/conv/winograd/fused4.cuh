@@ -43,9 +43,7 @@
 #include "core/launch.h"
 #include "conv/winograd/fused4_pipeline.cuh"
 
-namespace pysim {
-namespace winograd {
-namespace fused4 {
+namespace pysim::winograd::fused4 {
 
 /* Loads and transforms one half (even or odd rows) of the patches of one tile, one channel per k-iteration (step). PIECE: how many of elements 1 to 4
  * of a row one load reads. A piece of several elements is aligned, and lies entirely inside or entirely outside the input. */
@@ -406,8 +404,6 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
         Stages::written(); /* the stages are free: the next tile's copies may write them */
         __syncthreads();
     }
-}
-}
 }
 }
 #endif

@@ -12,9 +12,7 @@
 #include "core/hopper.cuh"
 #endif
 
-namespace pysim {
-namespace winograd {
-namespace fused4 {
+namespace pysim::winograd::fused4 {
 
 enum {
     SIDE = 32, /* filters, and tiles, of a block */
@@ -253,7 +251,5 @@ template <bool NHWC> class Weights {
         wait_async<0>();
     }
 };
-}
-}
 }
 #endif

@@ -18,8 +18,7 @@
 #include "conv/winograd/winograd.h"
 #include "core/epilogue.cuh"
 
-namespace pysim {
-namespace winograd {
+namespace pysim::winograd {
 
 enum { STAGING_BYTES = 64 * 1024 / 2 }; /* one buffer of `compact`, which has two; the padded forms have one buffer of up to 40 KiB */
 
@@ -122,7 +121,6 @@ __device__ inline void store(const Conv &c, int group, int first_tile, int first
             }
         }
     }
-}
 }
 }
 #endif

@@ -24,8 +24,7 @@
 #include "conv/winograd/winograd.h"
 #include "mainloop/simt/kernel.cuh"
 
-namespace pysim {
-namespace winograd {
+namespace pysim::winograd {
 
 enum { LARGE = 36 }; /* planes */
 
@@ -284,7 +283,6 @@ template <class S, bool NHWC> struct Planes {
 template <class S, bool NHWC>
 __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void stage_products(const __grid_constant__ Problem p, const __grid_constant__ Conv c, const __grid_constant__ Chunk s) {
     simt::sum_tiles<S>(p, Planes<S, NHWC>{c, s});
-}
 }
 }
 #endif

@@ -16,8 +16,7 @@
 #define PYSIM_CUDA_CONV_WINOGRAD_H
 #include "conv/conv.h"
 
-namespace pysim {
-namespace winograd {
+namespace pysim::winograd {
 
 enum Form { reference, sts64, compact }; /* of F(2x2): the layout in which accumulators are exchanged through shared memory (output.cuh) */
 
@@ -91,7 +90,6 @@ template <int STRIDE> __device__ inline void input_line(float *d) {
 template <int STRIDE> __device__ inline void output_line(float *to, int to_stride, const float *m) {
     to[0] = m[0] + m[STRIDE] + m[2 * STRIDE];
     to[to_stride] = m[STRIDE] - m[2 * STRIDE] - m[3 * STRIDE];
-}
 }
 }
 #endif

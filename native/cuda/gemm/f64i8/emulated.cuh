@@ -6,8 +6,7 @@
 #include "core/problem.h"
 #include "gemm/f64i8/scheme.h"
 
-namespace pysim {
-namespace f64i8 {
+namespace pysim::f64i8 {
 
 /* A thread computes the residues of a row. */
 __attribute__((optimize("O3"))) void products_kernel(const int8_t *a, const int8_t *b, int64_t pitch, int m, int rows, const Residues to,
@@ -27,7 +26,6 @@ __attribute__((optimize("O3"))) void products_kernel(const int8_t *a, const int8
 inline cudaError_t multiply(const Problem &p, const int8_t *a, const int8_t *b, int64_t pitch, int rows, const Residues &to,
                             const Verdict &verdict, int, cudaStream_t stream) {
     return launch(products_kernel, dim3((unsigned)(MODULI * p.m)), 1, 0, stream, a, b, pitch, p.m, rows, to, verdict, p.n, p.k);
-}
 }
 }
 #endif

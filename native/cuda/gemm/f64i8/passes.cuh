@@ -6,8 +6,7 @@
 #include "core/launch.h"
 #include "gemm/f64i8/scheme.h"
 
-namespace pysim {
-namespace f64i8 {
+namespace pysim::f64i8 {
 
 enum { THREADS = 256, NOT_FINITE = 1 << 30, CHUNK = 1024 };
 inline int chunks_of(int k) { return (k + CHUNK - 1) / CHUNK; }
@@ -210,7 +209,6 @@ inline cudaError_t reconstruct(const Problem &p, const Residues &from, const int
     const int words = (p.n + 63) / 64 * 16;
     return launch(reconstruct_kernel, dim3((unsigned)p.m, (unsigned)(words + THREADS - 1) / THREADS), THREADS, 0, stream, p, from, rows,
                   columns, verdict);
-}
 }
 }
 #endif

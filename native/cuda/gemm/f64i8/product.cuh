@@ -6,8 +6,7 @@
 #include "gemm/f64i8/scheme.h"
 #include "mainloop/wgmma/kernel.cuh"
 
-namespace pysim {
-namespace f64i8 {
+namespace pysim::f64i8 {
 
 struct Moduli {
     Problem product; /* m: rows of all moduli */
@@ -76,7 +75,6 @@ inline cudaError_t multiply(const Problem &p, const int8_t *a, const int8_t *b, 
     if (error == cudaSuccess) error = hopper::describe<Tiles>(&map_a, encode, a, k, MODULI * rows, pitch, Tiles::A_SHARE);
     if (error == cudaSuccess) error = hopper::describe<Tiles>(&map_b, encode, b, k, MODULI * n, pitch, Tiles::B_SHARE);
     return error == cudaSuccess ? hopper::start<Tiles, Stacked>(map_a, map_b, of, of.product, sms, stream) : error;
-}
 }
 }
 #endif

@@ -13,8 +13,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace pysim {
-namespace f64i8 {
+namespace pysim::f64i8 {
 
 #ifndef PYSIM_F64I8_MODULI
 #define PYSIM_F64I8_MODULI 15
@@ -102,6 +101,5 @@ struct Verdict {
     unsigned most; /* sum of [0] and [1] up to which the bound holds */
 };
 __device__ inline bool refuses(const Verdict &v) { return v.deficits[0] + v.deficits[1] > v.most; }
-}
 }
 #endif

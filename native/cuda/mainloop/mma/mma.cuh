@@ -22,8 +22,7 @@
 #include "mainloop/mma/pipeline.cuh"
 #include "mainloop/mma/split.cuh"
 
-namespace pysim {
-namespace mma_sync {
+namespace pysim::mma_sync {
 
 /* A row. PROMOTION: 0, or (tf32x3) the k of a bf16 instruction, after which the six products of thirds are added to the accumulators. `float` means
  * tf32: operands are rounded to nearest, as in cuBLAS, when they are loaded from shared memory. */
@@ -200,7 +199,6 @@ template <class R> cudaError_t launch(const Problem &problem, int sms, cudaStrea
 }
 template <class R> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
     return choose<R>(p, [&](auto kernel, int shared) { return attributes_of(kernel, R::THREADS, shared, out); });
-}
 }
 }
 #endif

@@ -21,8 +21,7 @@
 #include "mainloop/mma/pipeline.cuh"
 #include "mainloop/wgmma/kernel.cuh"
 
-namespace pysim {
-namespace f64_mma {
+namespace pysim::f64_mma {
 
 using namespace hopper;
 
@@ -326,6 +325,5 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
         return attributes_of(layout(p), S::THREADS, S::SHARED_BYTES, out);
     }
 };
-}
 }
 #endif

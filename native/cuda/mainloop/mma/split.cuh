@@ -14,8 +14,7 @@
 #include "core/ptx.cuh"
 #include "core/split.cuh"
 
-namespace pysim {
-namespace mma_sync {
+namespace pysim::mma_sync {
 
 /* `acc` += the products of sixteen k of TILES tiles of rows and PAIRS of two of columns. load_a(tile, half, words) and load_b(pair, half, words)
  * bring the fragments of eight of them, as tf32's instruction takes them. Of those a lane has elements t and t + 4, which are the two that an
@@ -62,7 +61,6 @@ __device__ inline void multiply_thirds(float (&acc)[ACCUMULATORS], LoadA load_a,
 #pragma unroll
         for (int e = 0; e < ROW; e++) acc[row * ROW + e] += large[e / 4][e % 4] + small[e / 4][e % 4];
     }
-}
 }
 }
 #endif

@@ -14,8 +14,7 @@
 #define PYSIM_CUDA_SIMT_COPY_CUH
 #include "mainloop/simt/types.cuh"
 
-namespace pysim {
-namespace simt {
+namespace pysim::simt {
 
 /* An operand tile of EXTENT outputs x STEP elements of k, copied by THREADS threads. K_INNER: k is contiguous in device memory; VECTOR: vector accesses;
  * SWIZZLED: with the swizzle. */
@@ -201,6 +200,5 @@ private:
         }
     }
 };
-}
 }
 #endif

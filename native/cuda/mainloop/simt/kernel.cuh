@@ -28,8 +28,7 @@
 #include "core/hopper.cuh"
 #endif
 
-namespace pysim {
-namespace simt {
+namespace pysim::simt {
 
 #ifdef PYSIM_EMULATED
 constexpr bool CLUSTERS = false;
@@ -401,7 +400,6 @@ template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attribute
     void (*run)(Problem);
     const cudaError_t error = kernel_of<S>(p, &run);
     return error == cudaSuccess ? attributes_of(run, S::THREADS, S::SHARED_BYTES, out) : error;
-}
 }
 }
 #endif

@@ -5,8 +5,7 @@
 #include "mainloop/simt/copy.cuh"
 #include "mainloop/simt/singles.cuh"
 
-namespace pysim {
-namespace simt {
+namespace pysim::simt {
 
 enum Form { full, scalar, unpadded };
 
@@ -91,6 +90,5 @@ template <> struct TypeOf<PYSIM_F16> {
 template <> struct TypeOf<PYSIM_S8> {
     using T = S8;
 };
-}
 }
 #endif

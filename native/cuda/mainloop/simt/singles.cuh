@@ -12,8 +12,7 @@
 #define PYSIM_CUDA_SIMT_SINGLES_CUH
 #include "mainloop/simt/types.cuh"
 
-namespace pysim {
-namespace simt {
+namespace pysim::simt {
 
 /* An operand tile of EXTENT outputs x STEP elements of k, copied by THREADS threads. K_INNER: k is contiguous in device memory. */
 template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Singles {
@@ -98,6 +97,5 @@ private:
         }
     }
 };
-}
 }
 #endif

@@ -16,8 +16,7 @@
 #include "core/epilogue.cuh"
 #include "core/ptx.cuh"
 
-namespace pysim {
-namespace simt {
+namespace pysim::simt {
 
 /* Members of a type:
  *   In, Unit, Acc (PACK neighbouring columns), Value (an accumulator in the epilogue)
@@ -109,7 +108,6 @@ template <int BYTES, bool VECTOR> __device__ inline void to_shared(void *to, con
     } else {
         store_volatile<BYTES>(to, words);
     }
-}
 }
 }
 #endif

@@ -6,8 +6,7 @@
 #include "mainloop/wgmma/pairs.cuh"
 #include "mainloop/wgmma/staging.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* Applies a smooth activation to COUNT of a slice's 16 values at a time and rotates the slice: less code and fewer registers than all at once. */
 template <int COUNT, class T> __device__ __forceinline__ void activate_by(int activation, Function function, T (&x)[16]) {
@@ -263,7 +262,6 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
                 }
         }
     }
-}
 }
 }
 #endif

@@ -19,8 +19,7 @@
 #include "mainloop/wgmma/rows.cuh"
 #include "mainloop/wgmma/strips.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 __host__ __device__ inline int bytes_of_result(const Problem &p) { return p.c_dtype == PYSIM_F16 || p.c_dtype == PYSIM_BF16 ? 2 : 4; }
 /* Whether lines of `length` results, `pitch` apart, consist of aligned vectors of `count`, a power of two. */
@@ -108,7 +107,6 @@ __device__ inline void fetch_before(Order<ORDER> order, const Problem &p, const 
         const int64_t at = c.place(along, here) + (int64_t)line * c.pitch;
         if (here && line < c.lines) fetch_line((const char *)p.c + at * bytes);
     }
-}
 }
 }
 #endif

@@ -31,8 +31,7 @@
 #include "mainloop/wgmma/tensor_map.cuh"
 #include "mainloop/wgmma/thirds.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* A position in the ring of stages. */
 struct Ring {
@@ -469,7 +468,6 @@ template <class S> cudaError_t launch(const Problem &problem, int sms, cudaStrea
 
 template <class S> cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) {
     return attributes_of<S>(wgmma_kernel<S, Matrices>, out);
-}
 }
 }
 #endif

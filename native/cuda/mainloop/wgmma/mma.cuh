@@ -10,8 +10,7 @@
 #define PYSIM_CUDA_WGMMA_MMA_CUH
 #include "mainloop/wgmma/shape.h"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* Bits 0-13 address/16, 16-29 leading offset/16, 32-45 stride offset/16, 62-63 swizzle (1: 128 bytes). */
 __device__ inline uint64_t matrix(uint32_t address, uint32_t stride) {
@@ -112,6 +111,5 @@ template <> struct Product<BF16X6> {
 #undef PYSIM_MMA_A
 #undef PYSIM_MMAS
 #undef PYSIM_MMA
-}
 }
 #endif

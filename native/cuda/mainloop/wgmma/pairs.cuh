@@ -4,8 +4,7 @@
 #define PYSIM_CUDA_WGMMA_PAIRS_CUH
 #include "core/ptx.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* Two results packed into a word. */
 template <class Out> struct Pair;
@@ -45,7 +44,6 @@ template <class Value, int COUNT> __device__ __forceinline__ void bound(Value (&
     if (capped)
 #pragma unroll
         for (int i = 0; i < COUNT; i++) x[i] = at_most(x[i], high);
-}
 }
 }
 #endif

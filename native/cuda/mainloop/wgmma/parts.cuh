@@ -7,8 +7,7 @@
 #include "mainloop/wgmma/epilogue.cuh"
 #include "core/hopper.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* A thread's accumulators as vectors of four: v[4j + 2h + i] is row 8h, column 8j + 2q + i, q = the lane's index in its quad. */
 template <class S, class Acc> __device__ inline const Acc *vector_of(const Acc (&acc)[S::PARTS][S::ACCUMULATORS], int vector) {
@@ -161,7 +160,6 @@ template <class S, class Acc> __device__ __forceinline__ void store_reduced(cons
             [&](int h, int i) { return at_row + 8 * h < p.m && at + i < p.n; },
             [&](int h, int i) { return by_row ? min(at_row + 8 * h, p.m - 1) : min(at + i, p.n - 1); });
     });
-}
 }
 }
 #endif

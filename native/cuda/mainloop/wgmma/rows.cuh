@@ -5,8 +5,7 @@
 #include "mainloop/wgmma/pairs.cuh"
 #include "mainloop/wgmma/staging.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* A warp's staging buffer of 16 rows of 128 bytes of C, or 64 if the tile's rows are no multiple of 128. Its vectors of 16 bytes are swizzled so that no
  * access has bank conflicts: two-byte results are written by stmatrix, 8 rows of a vector at a time, four-byte results in pairs, 4 rows of two vectors
@@ -102,7 +101,6 @@ __device__ __forceinline__ void store_rows(const EpilogueTerms<T> &e, const Targ
             __syncwarp();
         }
     }
-}
 }
 }
 #endif

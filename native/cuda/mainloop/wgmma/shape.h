@@ -4,8 +4,7 @@
 #define PYSIM_CUDA_WGMMA_H
 #include "core/decomposition.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* A type beside those of pysim.h: f32 by six products of bf16 thirds (thirds.cuh). */
 enum { BF16X6 = 16 };
@@ -56,6 +55,5 @@ struct Shape {
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
 };
 
-}
 }
 #endif

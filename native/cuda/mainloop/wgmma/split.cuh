@@ -15,8 +15,7 @@
 #include "core/hopper.cuh"
 #include "mainloop/wgmma/shape.h"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* Addresses of a thread's elements of A in a swizzled stage: rows r = 16 w + l / 4 and r + 8 of its warpgroup's 64, which begin at row `first`. Element k of
  * row r is at 128 r + 16 (k / 4 ^ r % 8) + 4 (k % 4) if K-major, else at 4096 (r / 32) + 128 k + 16 (r % 32 / 4 ^ k % 8) + 4 (r % 4). Loads have no bank
@@ -151,7 +150,6 @@ __device__ __forceinline__ void accumulate_mn_major(typename S::Acc (&acc)[S::PA
     }
     mma_wait<0>();
     if (before >= 0) release(before);
-}
 }
 }
 #endif

@@ -6,8 +6,7 @@
 #include "core/epilogue.cuh"
 #include "core/ptx.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* Hides from the compiler that a condition is loop-invariant: it would make one copy of the loop per combination of conditions. */
 __device__ inline int opaque(int now) {
@@ -150,7 +149,6 @@ template <int COUNT, class Body> __device__ __forceinline__ void with_number(int
         /* clang-format on */
     }
 #undef PYSIM_CASE
-}
 }
 }
 #endif

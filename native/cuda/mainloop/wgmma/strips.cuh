@@ -4,8 +4,7 @@
 #define PYSIM_CUDA_WGMMA_STRIPS_CUH
 #include "mainloop/wgmma/staging.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* A thread's share of the strips of 64 rows of a warpgroup: 8 / V vectors of V neighbours of each strip, V = 4 or 1. */
 template <int V, class Acc, class Out, class Place, class Pitch> class Share {
@@ -132,7 +131,6 @@ __device__ __forceinline__ void store_strips(Order<ORDER> order, const EpilogueT
         activate(e.function, e.activation, x, e.low, e.high);
         share([&](auto of) { of.store(strip, x); });
     }
-}
 }
 }
 #endif

@@ -7,8 +7,7 @@
 
 #include "mainloop/wgmma/shape.h"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* A driver function, looked up at run time, so that the library needs no driver to load. */
 template <class Function> struct DriverFunction {
@@ -52,7 +51,6 @@ cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inne
                CU_TENSOR_MAP_INTERLEAVE_NONE, thirds ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
 }
 }
 #endif

@@ -12,8 +12,7 @@
 #define PYSIM_CUDA_WGMMA_THIRDS_CUH
 #include "mainloop/wgmma/split.cuh"
 
-namespace pysim {
-namespace hopper {
+namespace pysim::hopper {
 
 /* What a thread keeps of a stage until the large products: the first thirds of A. */
 template <class S> struct Thirds {
@@ -70,7 +69,6 @@ template <class S, int TA> __device__ __forceinline__ void recompute_nonfinite_t
         }
         return value;
     });
-}
 }
 }
 #endif
