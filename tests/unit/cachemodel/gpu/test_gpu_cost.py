@@ -18,7 +18,7 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
-from pysim.registry.cuda import Attributes, GemmKernel, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import Attributes, GemmKernel, conv_kernel, gemm_attributes, gemm_kernel, gemm_kernels
 
 
 def columns(on: Gpu, problem: Gemm, kernels: list[GemmKernel]) -> waves.Columns:
@@ -359,3 +359,11 @@ def test_outputs_leave_one_by_one_where_rows_of_c_are_no_whole_vectors():
     assert [bool(columns(H200, w, [WGMMA]).unaligned_c[0]) for w in (whole, narrow)] == [False, True]
     tiles = [float(predicted(H200, w, WGMMA).terms["prologue/epilogue"][0]) for w in (whole, narrow)]
     assert tiles[1] - tiles[0] >= 128 * 128 * H200.model.single_cycles.value  # of one tile, at least
+
+
+def test_a_family_without_a_type_holds_for_types_that_have_no_own():
+    row, families = conv_kernel("bf16_grouped"), H200.model.families
+    assert row and launches.constants_of(H200, row.families) == ("conv_grouped", families["conv_grouped"])
+    model = msgspec.structs.replace(H200.model, families=families | {"conv_grouped_bf16": families["mma"]})
+    typed = msgspec.structs.replace(H200, model=model)
+    assert launches.constants_of(typed, row.families) == ("conv_grouped_bf16", families["mma"])
