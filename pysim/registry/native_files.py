@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of `native/` that Python reads."""
 
+import hashlib
 import re
 from collections.abc import Sequence
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from pysim.errors import MissingError
 
@@ -23,6 +26,30 @@ def declarations(*headers: str) -> str:
     """The declarations for cffi from headers of `native/`: the parts between their marks with what these include, concatenated."""
     parts = (native_file(name).read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0] for name in headers)
     return _INCLUDE.sub(lambda found: native_file(found[1]).read_text(), "".join(parts))
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def ffi_beside(library: Path) -> Any:
+    """cffi with the declarations of `pysim.h`: those that the build wrote beside the library (`tools/write_declarations.py`), or, where
+    that file is missing, of another text or of a later cffi, parsed here, which takes 0.1 s."""
+    text = declarations("pysim.h")
+    spec = spec_from_file_location("pysim_declarations", library.with_name("pysim_declarations.py"))
+    if spec is not None and spec.loader is not None:
+        written = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(written)
+            if written.declared == digest_of(text):
+                return written.ffi
+        except (OSError, ImportError, SyntaxError, AttributeError):
+            pass
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(text)
+    return ffi
 
 
 def epilogue_numbers(name: str) -> dict[str, int]:

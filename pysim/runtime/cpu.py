@@ -32,7 +32,7 @@ from pysim.record.integers import Integers
 from pysim.record.plan import Layout, blocks_of
 from pysim.record.schedule import PACK, STATIONARY, Schedule
 from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernel, cpu_kernels, kind_of, tables
-from pysim.registry.native_files import declarations, refuse_other_build
+from pysim.registry.native_files import ffi_beside, refuse_other_build
 
 Array = NDArray[Any]
 # NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
@@ -61,10 +61,7 @@ def library_path() -> Path:
 @once
 def library() -> tuple[Any, Any]:
     """(ffi, lib): the declarations of `pysim.h` and the opened library."""
-    import cffi
-
-    ffi = cffi.FFI()
-    ffi.cdef(declarations("pysim.h"))
+    ffi = ffi_beside(library_path())
     try:
         lib = ffi.dlopen(str(library_path()))
     except OSError as error:
