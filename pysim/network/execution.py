@@ -32,7 +32,9 @@ from pysim.network.integers.layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.native_ops.along import SEVERAL
 from pysim.network.native_ops.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.network.operator_seconds import reordering_seconds
+from pysim.network.phases import with_phases
 from pysim.network.plan import OF_TWO, Layer, NetworkPlan, integer_rows, layers_of, seconds_of, with_layouts
+from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu
@@ -73,19 +75,23 @@ class Network:
     about: Mapping[str, Any] = {}  # what a front end has saved with it
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
-        integers = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
-        graph = fuse_attention(fuse_transpositions(fuse(integers, _supports)))
+        graph = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
+        copying = partial(reordering_seconds, on=on)
+
+        def seconds(problem: Conv) -> float:
+            return seconds_of(problem, on, accuracy)
+
+        graph = with_phases(graph, None if accuracy == "reproducible" else seconds, copying)
+        graph = fuse_attention(fuse_transpositions(fuse(graph, _supports)))
         if accuracy == "reproducible":
             graph = as_images(graph, ())  # volumes in one order of sums, whichever is fastest here
             reproducible.refuse_others(graph)
         if self.blocks:
-            copying = partial(reordering_seconds, on=on)
-            graph = with_volumes(graph, lambda problem: seconds_of(problem, on, accuracy), copying)
+            graph = with_volumes(graph, seconds, copying)
             graph = with_layouts(graph, on, accuracy).graph
         else:
             graph = as_images(graph)
-        constants = dict(graph.constants)
-        self._graph = graph = graph._replace(constants=constants)
+        self._graph = graph = graph._replace(constants=(constants := dict(graph.constants)))
         self.threads, self.accuracy, self._idle, self._calling = threads, accuracy, list[_Run](), _calling(accuracy)
         buffers = _buffers_of(graph)
         self.plan = NetworkPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)

@@ -12,8 +12,10 @@ by one. Inserted zeros would give 32 filters of 4x4 on 32 x 32 windows, 3.5 time
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -141,3 +143,68 @@ def transposed(
         fields |= {f"pad_{before}": axis.before, f"pad_{after}": axis.after}
     count = filters * math.prod(axis.stride for axis in axes)
     return Transposed(Conv(batch=batch, channels=channels, filters=count, groups=groups, dtype=dtype, **fields), axes)
+
+
+class Alone(NamedTuple):
+    """Along one axis a convolution for the outputs of one phase: `first` of the phases of all taps, its own taps, and their padding."""
+
+    first: int
+    taps: int
+    before: int
+    after: int
+
+    @classmethod
+    def along(cls, size: int, kernel: int, stride: int, dilation: int, pad: int, out: int) -> "tuple[Alone, ...]":
+        """The phases in the order of the outputs; none if they have unlike numbers of outputs, or one has no tap or leaves out inputs."""
+        kept, extent = (dilation, kernel) if stride == 1 else (1, dilation * (kernel - 1) + 1)
+        each, more = divmod(out, stride)
+        found = []
+        for at in range(stride):
+            shift, first = divmod(at + pad, stride)
+            taps = -(-(extent - first) // stride)
+            found.append(cls(first, taps, kept * (taps - 1) - shift, each + shift - size))
+        return () if more or any(one.taps < 1 or min(one.before, one.after) < 0 for one in found) else tuple(found)
+
+
+class Apart(NamedTuple):
+    """A transposed convolution as a convolution of its own for each phase, with the phase's own taps and padding: none of its taps is a
+    zero, and it makes no output that is cut off.
+
+    `whole`: the convolution of all phases. `problems` are in the order of the outputs, the last axis the fastest; `phases`: the number of
+    each along each axis among the filters of `whole`; `strides`: how many there are."""
+
+    whole: Conv
+    problems: tuple[Conv, ...]
+    phases: tuple[tuple[int, ...], ...]
+    strides: tuple[int, ...]
+
+    def weights(self, w: Array) -> list[Array]:
+        """The filters of each convolution, from those of the convolution of all phases: its last taps, since taps are in reverse order."""
+        count = len(self.strides)
+        filters = w.reshape(self.whole.groups, -1, *self.strides, *w.shape[1:])
+        found = []
+        for phase, problem in zip(self.phases, self.problems, strict=True):
+            sizes = zip(w.shape[-count:], problem.filter_shape[-count:], strict=True)
+            place: tuple[Any, ...] = (slice(None), slice(None), *phase, ..., *(slice(size - own, None) for size, own in sizes))
+            found.append(np.ascontiguousarray(filters[place]).reshape(problem.filter_shape))
+        return found
+
+
+def apart(of: Transposed, kernel: Sequence[int], dilations: Sequence[int], pads: Sequence[int]) -> Apart | None:
+    """The phases of a transposed convolution as convolutions of their own, where they have equally many outputs; `pads` are those at the
+    beginning.
+
+    Worked number: 3x3 taps of stride 2, padded by one, 8x8 inputs and 16x16 outputs: kernels of 1x1, 1x2, 2x1 and 2x2 on 8x8 windows, 9
+    products a window; together they are four of 2x2 on 9x9 windows, of which 7 products are by zeros."""
+    given = zip(of.axes, kernel, dilations, pads, strict=True)
+    along = [Alone.along(axis.size, size, axis.stride, by, pad, axis.out) for axis, size, by, pad in given]
+    names = (("d", "front", "back"), ("h", "top", "bottom"), ("w", "left", "right"))[-len(along) :]
+    problems, phases = [], []
+    for axes in product(*along):
+        phases.append(tuple(axis.first for axis in axes))
+        fields: dict[str, Any] = {"filters": of.filters}
+        for (letter, before, after), axis in zip(names, axes, strict=True):
+            fields |= {f"kernel_{letter}": axis.taps, f"pad_{before}": axis.before, f"pad_{after}": axis.after}
+        problems.append(msgspec.structs.replace(of.problem, **fields))
+    alike = len(problems) > 1 and all(one.is_volume == of.problem.is_volume for one in problems)
+    return Apart(of.problem, tuple(problems), tuple(phases), tuple(axis.stride for axis in of.axes)) if alike else None

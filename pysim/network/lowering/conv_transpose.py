@@ -6,7 +6,8 @@ from typing import Any
 
 from pysim.network.graph import Graph, Node
 from pysim.network.lowering.array_operators import Constants, Parts, constant_of
-from pysim.problem.transposed import transposed
+from pysim.network.phases import convolving
+from pysim.problem.transposed import apart, transposed
 
 _MOST_ZEROS = 4  # taps of the convolution over those of the transposed one
 
@@ -31,11 +32,9 @@ def transposed_by_phases(node: Node, graph: Graph, constants: Constants) -> Part
     inputs = [constant_of(constants, node, "phases", how.weights(weights))]
     if len(node.inputs) > 2 and node.inputs[2]:
         inputs.append(constant_of(constants, node, "bias", how.bias(constants[node.inputs[2]])))
-    conv: dict[str, Any] = {"problem": problem}
-    if problem.is_volume:
-        axes = (problem.slices, problem.rows, problem.columns)
-        conv = {"strides": [1, 1, 1], "dilations": [axis.dilation for axis in axes], "group": groups}
-        conv["pads"] = [*(axis.before for axis in axes), *(axis.after for axis in axes)]
+    conv = convolving(problem)
+    if phases := apart(how, kernel, about["dilations"], pads):
+        conv["apart"] = (phases, node.output)
     steps: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
         ("View", problem.input_shape, {}),
         ("Conv", problem.output_shape, conv),
