@@ -3,7 +3,7 @@
 
     taskset -c 1 python lab/benchmarks/sequences_and_volumes.py -o FILE [LAYER ...] [--milliseconds 300]
 
-LAYER is a benchdnn line, a built-in set, or SET:NUMBER, its layer of that number from 0; without one, 33 layers of the sets below and of
+LAYER is a benchdnn line, a built-in set, or SET:NUMBER, its layer of that number from 0; without one, 40 layers of the sets below and of
 a few lines of depthwise kernels. Each is a model of one node, which all three read and run interleaved; a result that is further than 1e-4
 of the largest from float64 is an error. Times are CPU times, the
 lower deciles of the samples. One JSON line a layer: seconds, errors, the plans, and the
@@ -36,7 +36,11 @@ LAYERS = """
     conv:mb1ic32id56ih56iw56oc64kd3kh3kw3 deconv:mb1ic256id9ih9iw9oc256od18oh18ow18kd2kh2kw2sd2sh2sw2pd0ph0pw0
     conv:g1024mb1ic1024iw2048oc1024ow2048kw4pw3 conv:g512mb1ic512iw1000oc512kw31pw15 conv:g256mb1ic256iw4000oc256kw7pw3
     conv:g64mb1ic64iw8000oc64kw63pw31 conv:g64mb1ic64id8ih56iw56oc64kd3kh3kw3pd1ph1pw1
-    conv:g128mb1ic128id16ih28iw28oc128kd3kh3kw3sd1sh2sw2pd1ph1pw1
+    conv:g128mb1ic128id16ih28iw28oc128kd3kh3kw3sd1sh2sw2pd1ph1pw1 conv:g256mb1ic256id8ih14iw14oc256kd3kh3kw3pd1ph1pw1
+    conv:g54mb1ic54id16ih56iw56oc54kd5kh1kw1pd2ph0pw0 conv:mb1ic144id8ih28iw28oc64kd3kh1kw1pd1ph0pw0
+    deconv:mb1ic64ih28iw28oc32oh56ow56kh3kw3sh2sw2ph1pw1 deconv:mb1ic128ih14iw14oc64oh28ow28kh5kw5sh2sw2ph2pw2
+    deconv:mb1ic256ih1iw75oc128oh1ow600kh1kw16sh1sw8ph0pw4
+    deconv:mb1ic64id8ih14iw14oc32od16oh28ow28kd3kh3kw3sd2sh2sw2pd1ph1pw1
 """
 TOLERANCE = 1e-4
 REFERENCE_FLOPS = 3e8  # larger layers are compared with ONNX Runtime's result
