@@ -162,7 +162,10 @@ def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) 
 
 
 def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Sizes]:
-    """Rows of outputs per block: powers of two, and all."""
+    """Rows of outputs per block: powers of two, and all; one, if there are input rows between those of two rows of outputs, which larger
+    blocks would copy for no tap."""
+    if problem.stride_h > problem.rows.extent:
+        return [(problem.group_channels, 1)]
     blocks = {min(2**power, problem.out_h) for power in range(problem.out_h.bit_length() + 1)}
     return [(problem.group_channels, rows) for rows in sorted(blocks)]
 

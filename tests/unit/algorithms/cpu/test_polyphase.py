@@ -90,6 +90,13 @@ def test_small_blocks_of_rows_copy_their_halos_again() -> None:
     assert one.terms["kernel"] == many.terms["kernel"]
 
 
+def test_blocks_of_rows_that_leave_rows_between_have_one() -> None:
+    """Larger blocks would copy the rows that no tap reads."""
+    for text, sizes in (("conv:ic8ih64iw300oc16kh5kw1sh8sw1", {1}), ("conv:ic8ih64iw300oc16kh5kw1sh4sw1", {1, 2, 4, 8, 15})):
+        plans = planner.plans(text, "zen4", top=1000, algorithm=polyphase.NAME)
+        assert {plan.schedule.k2 for plan in plans if isinstance(plan.schedule, Schedule)} == sizes
+
+
 def test_results_in_whole_rows_take_the_rate_of_writing_alone() -> None:
     """25 MB of results, on a Zen 4: sconv took 1.85 times as long, and was planned while written lines were thought to come in first."""
     machine = load_any("zen4")
