@@ -13,6 +13,7 @@ call.
 """
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -29,6 +30,8 @@ try:
 except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
+from torch._guards import GuardSource
+from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
 from pysim.caches import LruCache, once
@@ -255,9 +258,12 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
         graph = _pytorchs(module, f"a tensor is a {type(of).__name__}, {of.layout}, on {of.device.type}: PyTorch's alone")
         graph.strange = True
         return graph
-    if effects_of(module.graph).draws_in_order:
+    effects = effects_of(module.graph)
+    if effects.turns_gradients_on:
+        return _pytorchs(module, "it turns gradients on")
+    if effects.draws_in_order:
         return _pytorchs(module, "it draws random numbers in the order of a value's memory")
-    static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
+    static = _parameters_of(module, inputs)
     if not _any_on_gpu(tensors):
         on_cpu = rewrite_on_cpu(module, inputs, static, options.accuracy)
         return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
@@ -280,6 +286,15 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     graph.alone = alone
     graph.means = [inputs[at] for at in made.means if inputs[at].is_cuda]
     return graph
+
+
+def _parameters_of(module: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """The positions of the parameters and buffers among a graph's inputs. An argument of a call is none, also if it is a Parameter: it may
+    be written to between calls, in any way."""
+    sources = [getattr(node.meta.get("grapharg"), "source", None) for node in module.graph.find_nodes(op="placeholder")]
+    arguments = [getattr(one, "guard_source", None) is GuardSource.LOCAL for one in sources]
+    kinds = [isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type") for one in inputs]
+    return [at for at, one in enumerate(kinds) if one and not arguments[at]]
 
 
 _DISABLED = "PYSIM_DISABLE is set"
@@ -333,6 +348,7 @@ class _Calls:
         self._kinds: list[type] = []
         self._failed: list[str] = []  # why frames of a call that has begun went on by PyTorch
         self._functions: list[tuple[type, Callable[[type], Any], Any]] = []
+        self._codes: tuple[list[FunctionType], list[Any]] = [], []
         self._compiled: Callable[..., Any] | None = None  # made by the first call that needs it: PyTorch's compiler takes seconds to import
 
     def _compile(self) -> Callable[..., Any]:
@@ -350,13 +366,17 @@ class _Calls:
         self._with_hooks = [(one, [*one]) for one in hooks if one]
         self._hooks = [one for one in hooks if not one]
         self._modules, self._kinds = modules, [*map(type, modules)]
-        self._functions = [(kind, pick := _functions_of(kind), pick(kind)) for kind in {*self._kinds}]
+        self._functions = [(kind, pick := _functions_of(kind), pick(kind)) for kind in {*self._kinds, *_kinds_held_by(modules)}]
+        coded = [one for *_, functions in self._functions for one in functions if isinstance(one, FunctionType)]
+        self._codes = coded, [*map(_code, coded)]
         return graph
 
     def _has_other_code(self) -> bool:
         """Whether there are other hooks, modules or functions of their classes: torch.compile has few guards for these or none."""
         hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
-        return hooked or [*map(type, self._modules)] != self._kinds or any(pick(kind) != before for kind, pick, before in self._functions)
+        if hooked or [*map(type, self._modules)] != self._kinds or [*map(_code, self._codes[0])] != self._codes[1]:
+            return True
+        return any(pick(of) != before for of, pick, before in self._functions)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.saved is not None and (found := self.saved(args, kwargs)) is not None:
@@ -392,8 +412,11 @@ class _Calls:
         return y
 
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this call is in inference, not traced, and on plain tensors."""
+        """Whether this call is in inference, not traced, on plain tensors, and by PyTorch's own functions: others in their place are not
+        seen by its compiler."""
         if self.refusal or self.model.training or is_traced() or torch._C._len_torch_dispatch_stack() or _has_global_hooks():
+            return False
+        if _functional(vars(functional)) != _FUNCTIONAL:
             return False
         given = _leaves((*args, *kwargs.values()))
         if not all(is_plain(one) for one in given if isinstance(one, torch.Tensor)) or any(isinstance(one, fx.Proxy) for one in given):
@@ -403,11 +426,26 @@ class _Calls:
         return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
 
 
+_code = attrgetter("__code__")
+_functional = itemgetter(*(name for name, one in vars(functional).items() if callable(one) and name[:1] != "_"))
+_FUNCTIONAL = _functional(vars(functional))
+
+
 def _functions_of(kind: type) -> Callable[[type], Any]:
-    """What reads a module's class for its functions: all but those that PyTorch's own classes have beside `forward`."""
-    bodies = [vars(base) for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+    """What reads a class for its functions, which torch.compile has no guards for; those that all modules have are left out."""
+    bodies = [vars(base) for base in kind.__mro__ if base not in (torch.nn.Module, object)]
     of = {name for body in bodies for name, one in body.items() if isinstance(one, FunctionType | property | classmethod | staticmethod)}
-    return attrgetter("forward", *sorted(of))
+    return attrgetter("__init__", *sorted(name for name in of if name not in vars(torch.nn.Module) or name in ("forward", "__call__")))
+
+
+def _kinds_held_by(modules: Sequence[torch.nn.Module]) -> set[type]:
+    """The user's own classes of which modules hold objects in their attributes."""
+    kinds = {type(one) for module in modules for one in vars(module).values()}
+    return {
+        kind
+        for kind in kinds
+        if kind.__module__.partition(".")[0] not in ("torch", *sys.stdlib_module_names) or kind.__module__ == "__main__"
+    }
 
 
 def _has_global_hooks() -> bool:

@@ -8,7 +8,7 @@ Operators that are not known here may return their inputs and write to all of th
 below go, and what they leave out costs speed, never a result:
 
     a norm or factor whose parameters the graph writes is not fused into the layer before it
-    nothing moves over a change of autocast, gradients or other state
+    nothing moves over a change of autocast, gradients or other state; what runs where the graph itself set autocast is PyTorch's
     if a view is taken of a layer's result before it is written to, or an operator may look at strides, each layer's result gets PyTorch's
     strides at once (`needs_strides`)
     random numbers that fill a tensor like one of the graph's values come in the order of its memory, which depends on what PyTorch's own
@@ -63,7 +63,8 @@ _MOVES_STATE = ("_set_", "_enter_", "_exit_", "set_", "_push_", "_pop_", "manual
 class Effects(NamedTuple):
     """`written`: the roots to which the graph writes. `regions`: for each node, how many changes of state come before it.
     `needs_strides`, `draws_in_order`: see above. `draws_numbers`: an operator may draw random ones. `aliases`: for each node, its roots.
-    `writers`: for each node that writes to inputs of the graph, these inputs."""
+    `writers`: for each node that writes to inputs of the graph, these inputs. `unsettled`: the nodes that run under an
+    autocast of the graph's own. `turns_gradients_on`: for some nodes, where they are off for the call."""
 
     written: frozenset[fx.Node]
     regions: dict[fx.Node, int]
@@ -72,6 +73,8 @@ class Effects(NamedTuple):
     draws_in_order: bool
     aliases: dict[fx.Node, frozenset[fx.Node]]
     writers: dict[fx.Node, list[fx.Node]]
+    unsettled: frozenset[fx.Node]
+    turns_gradients_on: bool
 
     @property
     def writes_inputs(self) -> bool:
@@ -123,7 +126,33 @@ def effects_of(graph: fx.Graph) -> Effects:
             viewed |= made
         region += _changes_state(node, known)
         regions[node] = region
-    return Effects(frozenset(written), regions, needs_strides, draws_numbers, draws_in_order, aliases, writers)
+    return Effects(
+        frozenset(written),
+        regions,
+        needs_strides,
+        draws_numbers,
+        draws_in_order,
+        aliases,
+        writers,
+        _unsettled(graph),
+        _turns_gradients_on(graph),
+    )
+
+
+def _unsettled(graph: fx.Graph) -> frozenset[fx.Node]:
+    found, open_casts = set[fx.Node](), 0
+    for node in graph.nodes:
+        name = name_of_operator(node)
+        if name in ("_enter_autocast", "_exit_autocast"):
+            open_casts += 1 if name == "_enter_autocast" else -1
+        elif open_casts:
+            found.add(node)
+    return frozenset(found)
+
+
+def _turns_gradients_on(graph: fx.Graph) -> bool:
+    """Of a graph that is called under the settings of now."""
+    return not torch.is_grad_enabled() and any(name_of_operator(one) == "_set_grad_enabled" and one.args[0] for one in graph.nodes)
 
 
 def is_pure(node: fx.Node) -> bool:
@@ -138,7 +167,7 @@ def may_trace(node: fx.Node, effects: Effects, made: Collection[fx.Node]) -> boo
     known = _is_known(node)
     if not known or _draws(node) or _changes_state(node, known) or name_of_operator(node) in _STRIDE_READERS:
         return False
-    return all(root in made for target in _writes(node, known) for root in effects.aliases[target])
+    return node not in effects.unsettled and all(root in made for target in _writes(node, known) for root in effects.aliases[target])
 
 
 def makes_memory(node: fx.Node) -> bool:

@@ -265,7 +265,8 @@ _SHAPED = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones
 
 
 def array_of(value: Any) -> Array:
-    array: Array = value.detach().resolve_neg().contiguous().numpy()
+    """A tensor's memory; `Tensor.numpy` would leave a model's own tensor one that cannot be resized."""
+    array: Array = np.from_dlpack(value.detach().resolve_neg().contiguous())
     return array
 
 
