@@ -15,6 +15,7 @@ from pysim import planner
 from pysim.algorithms import algorithm_named
 from pysim.algorithms.cpu import im2col
 from pysim.cachemodel.cpu.incore import stride_cycles
+from pysim.calibration import host
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load
@@ -84,7 +85,7 @@ def test_random_values_give_the_same_bits_on_any_number_of_threads() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sizes_are_those_that_the_library_asks_for(shape: str) -> None:
     w = conv(shape)
-    for plan in planner.plans(w, ZEN4, top=40, algorithm="im2col"):
+    for plan in planner.plans(w, host.machine("host"), top=40, algorithm="im2col"):
         assert isinstance(plan.schedule, Schedule)
         launch = cpu_launch.Launch(w, plan.schedule)
         assert plan.workspace_bytes == launch.workspace_bytes

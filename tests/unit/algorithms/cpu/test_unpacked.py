@@ -159,7 +159,10 @@ def test_results_that_lie_in_memory_are_written_in_runs_of_a_page_or_more(size: 
 
 def test_kernels_that_read_panels_of_a_are_refused() -> None:
     problem = problem_of("40x50x60")
-    fil = planner.plan(problem, host.machine("host"), micro_kernel=(14, 32), algorithm="gemm").schedule
+    here = [row.name for row in kernels() if row.form == "fil" and row.dtype == "f32" and row.name in runtime.available_kernels()]
+    if not here:
+        pytest.skip("this CPU has no kernel with filters along its lanes")
+    fil = planner.plan(problem, host.machine("host"), micro_kernel=here[0], algorithm="gemm").schedule
     assert isinstance(fil, Schedule)
     with pytest.raises(NativeError, match="broadcast"):
         Launch(problem, msgspec.structs.replace(fil, algorithm=unpacked.NAME))
