@@ -18,7 +18,7 @@ from pysim.registry.native_files import native_file
 
 # Flags of ISA code, as in meson.build
 FLAGS = {
-    "avx2": "-mavx2 -mfma",
+    "avx2": "-mavx2 -mfma -mf16c",
     "avx512": "-mavx512f -mavx512vl -mavx512bw -mavx512dq -mfma -mprefer-vector-width=512",
     "mma": "-mcpu=power10",
     "portable": "",

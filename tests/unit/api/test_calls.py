@@ -455,7 +455,7 @@ def test_a_machine_file_that_was_changed_is_read_again(tmp_path):
     from pysim.machine.write import to_toml
 
     file = tmp_path / "mine.toml"
-    text = to_toml(load("zen4")).replace('name = "zen4"', 'name = "mine"')
+    text = to_toml(load("zen3")).replace('name = "zen3"', 'name = "mine"')
     file.write_text(text)
     pysim.conv2d(IMAGE, FILTERS, machine=str(file))
     file.write_text("schema = 1")
