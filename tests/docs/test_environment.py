@@ -59,7 +59,7 @@ def test_doctor_says_where_threads_of_openmp_spin(
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(doctor, "_version", lambda name: "1.0" if name == package else None)
+    monkeypatch.setattr(doctor, "installed", lambda name: "1.0" if name == package else None)
     found = [*doctor._openmp()]
     assert [one.status for one in found] == [status] * (status is not None)
     if status == "note":

@@ -119,8 +119,9 @@ def run(tmp_path: Path) -> Run:
     for name in ("native", "pysim", "lab"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
     shutil.copytree(ROOT / "pysim" / "machine" / "data", tmp_path / "pysim" / "machine" / "data")
-    (tmp_path / "docs").mkdir()
-    for name in ("meson.build", "meson.options", "LICENSE", "docs/pysim.1"):
+    for name in ("docs", "tools"):
+        (tmp_path / name).mkdir()
+    for name in ("meson.build", "meson.options", "LICENSE", "docs/pysim.1", "tools/write_declarations.py"):
         shutil.copy(ROOT / name, tmp_path / name)
 
     def run(*command: str, **more: str) -> str:

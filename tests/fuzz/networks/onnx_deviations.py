@@ -11,6 +11,8 @@ import numpy as np
 import onnx_text
 from onnx_text import Node
 
+from pysim.runtime import cpu
+
 
 class Deviation(NamedTuple):
     reason: str
@@ -50,6 +52,11 @@ def _dilated(node: Node) -> bool:
     return max(node.attributes.get("dilations", [1])) > 1
 
 
+def _pairs_saturate(node: Node) -> bool:
+    """Without VNNI ONNX Runtime adds pairs of u8 x s8 products in 16 bits."""
+    return not any("vnni" in name for name in cpu.available_kernels())
+
+
 def _wide_strides(node: Node) -> bool:
     kernel = node.attributes["kernel_shape"]
     return any(stride > size for stride, size in zip(node.attributes.get("strides", [1] * len(kernel)), kernel, strict=True))
@@ -61,12 +68,14 @@ _RECURRENT = (
     Deviation("Softplus and what is made of it overflow", lambda node: b"Softplus" in node.attributes.get("activations", ()),
               onnx_text.recurrent),
 )  # fmt: skip
+_SUMS = (Deviation("sums of pairs of u8 x s8 products saturate in 16 bits", _pairs_saturate, onnx_text.reference),)
 _POOLS = (
     Deviation("padding by auto_pad leaves out dilations", lambda node: _same_padding(node) and _dilated(node), onnx_text.pool),
     Deviation("auto_pad pads by negative numbers where the stride is larger than the window",
               lambda node: _same_padding(node) and _wide_strides(node), onnx_text.pool),
 )  # fmt: skip
 DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
+    **dict.fromkeys(("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"), _SUMS),
     "AveragePool": _POOLS, "LpPool": _POOLS, "MaxPool": _POOLS,
     "Celu": (Deviation("it subtracts 1 from e^x, and so loses the digits of small numbers", lambda node: True, onnx_text.celu),),
     "Clip": (Deviation("halves of opset 11 keep infinities where a bound is left out, those of later opsets do not",
