@@ -126,10 +126,11 @@ class _Fusion:
     def _absorb(self, before: int, node: Node, at: int, view: int | None = None) -> None:
         """Replaces the node at `before` by `node`, which also computes the result of the node at `at`, shown by the View at `view` if there
         is one."""
-        absorbed, shown = self._graph.nodes[at], self._nodes[view] if view is not None else None
+        absorbed, last = self._graph.nodes[at], before if view is None else view
         self._nodes[before] = node._replace(absorbed=(*node.absorbed, absorbed.name))
-        last = before if shown is None or view is None else view
-        self._nodes[last] = (shown or self._nodes[before])._replace(outputs=absorbed.outputs)  # type: ignore[union-attr]
+        shows = self._nodes[last]
+        assert shows is not None
+        self._nodes[last] = shows._replace(outputs=absorbed.outputs)
         self._nodes[at] = None
         self._makers[absorbed.output] = last
 
