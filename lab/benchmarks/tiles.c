@@ -20,12 +20,13 @@
 #define RUN_avxvnni(dtype, form, windows, filters)
 #define RUN_avx512vnni(dtype, form, windows, filters)
 #define RUN_avx512bf16(dtype, form, windows, filters)
-#define RUN_amx(dtype, form, windows, filters) __attribute__((weak)) DECLARE(dtype##_##form##_##windows##x##filters##__amx)
-#define DECLARE(name) void name(int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
+#define RUN_amx(dtype, form, windows, filters) DECLARE(dtype##_##form##_##windows##x##filters##__amx)
+/* What is weak is NULL where the compiler does not know it or the build left it out. */
+#define DECLARE(name) \
+    __attribute__((weak)) void name(int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
 #include "kernels.inc"
 #undef DECLARE
-void pack_f32__avx512_segment(const pysim_segment *s, void *dst);
-/* NULL if the compiler does not know AMX. */
+__attribute__((weak)) void pack_f32__avx512_segment(const pysim_segment *s, void *dst);
 __attribute__((weak)) void pack_f32__amx_segment(const pysim_segment *s, void *dst);
 __attribute__((weak)) void enter_tiles__amx(void);
 __attribute__((weak)) void leave_tiles__amx(void);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Checks every row of the kernel registry, and every function of the ABI, against the reference. Usage:
  *
- *   check [--kernel SUBSTRING] [--quick] [--list] [--seed N] [--case ID]
+ *   check [--kernel SUBSTRING] [--quick] [--every N] [--list] [--seed N] [--case ID]
  *
  * Each row meets convolutions and matrix products at the edges of its block, with both stationary operands, both pack modes and
  * every kind of channel set, K2 and K3, so that any two settings meet in some case (--quick), or any window count x filter
- * count x stationary x K2 x K3 and any further setting (otherwise). Every operand lies flush against inaccessible memory, on
- * one side for exact inputs and on the other for random ones; outputs start as NaN. A section runs in a process of its own, so
- * a fault is one failure with its case, not the end of the run. Exit code: 0, 1 after any failure, 2 for bad usage. */
+ * count x stationary x K2 x K3 and any further setting (otherwise); --every N runs one of N of these cases. Every operand lies
+ * flush against inaccessible memory, on one side for exact inputs and on the other for random ones; outputs start as NaN. A section
+ * runs in a process of its own, so a fault is one failure with its case, not the end of the run. Exit code: 0, 1 after any failure,
+ * 2 for bad usage. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -24,7 +25,7 @@
 
 enum { SHOWN_FAILURES = 10, CASE_SECONDS = 120, ROUNDS = 2 };
 
-check_options check_given = {.seed = 1};
+check_options check_given = {.seed = 1, .every = 1};
 
 /* Shared with the processes that run the sections. */
 typedef struct {
@@ -41,7 +42,8 @@ static void print_repro(void) {
 }
 
 int check_begin(const char *id, const char *description, ...) {
-    if (check_given.single && strcmp(check_given.single, id) != 0) return 0;
+    static int64_t cases; /* of this section, whose process this is */
+    if (check_given.single ? strcmp(check_given.single, id) != 0 : cases++ % check_given.every != 0) return 0;
     va_list arguments;
     va_start(arguments, description);
     snprintf(shared->id, sizeof shared->id, "%s", id);
@@ -120,6 +122,7 @@ static void run_section(const char *name, void (*alone)(void), int32_t kernel, c
                 if (!check_is_skinny(row)) check_conv(round, kernel, row);
                 if (!check_is_direct(row) && !check_is_phases(row) && !check_is_nchwc(row)) check_gemm(round, kernel, row);
             }
+            check_given.every = 1; /* of what follows */
             if (!check_given.single && 10 * shared->nonzero < 3 * shared->of && check_begin("total", "all cases of the row")) {
                 check_fail("only %lld of %lld results differ from zero", (long long)shared->nonzero, (long long)shared->of);
                 check_end();
@@ -153,7 +156,8 @@ enum { ALONE = sizeof alone / sizeof *alone };
 /* ---- main ---- */
 
 static int usage(const char *problem, const char *what) {
-    fprintf(stderr, "check: %s %s\nusage: check [--kernel SUBSTRING] [--quick] [--list] [--seed N] [--case ID]\n", problem, what);
+    fprintf(stderr, "check: %s %s\nusage: check [--kernel SUBSTRING] [--quick] [--every N] [--list] [--seed N] [--case ID]\n", problem,
+            what);
     return 2;
 }
 
@@ -219,15 +223,15 @@ int main(int argc, char **argv) {
         } else if (strcmp(option, "--list") == 0) {
             list();
             return 0;
-        } else if (strcmp(option, "--kernel") == 0 || strcmp(option, "--seed") == 0 || strcmp(option, "--case") == 0) {
+        } else if (strcmp(option, "--kernel") == 0 || strcmp(option, "--seed") == 0 || strcmp(option, "--case") == 0 ||
+                   strcmp(option, "--every") == 0) {
             if (++i == argc) return usage("a value is missing after", option);
             char *end = argv[i];
             if (option[2] == 'k') wanted = argv[i];
             if (option[2] == 'c') check_given.single = argv[i];
-            if (option[2] == 's') {
-                check_given.seed = strtoull(argv[i], &end, 10);
-                if (end == argv[i] || *end) return usage("--seed takes a number, not", argv[i]);
-            }
+            if (option[2] == 's') check_given.seed = strtoull(argv[i], &end, 10);
+            if (option[2] == 'e') check_given.every = strtoll(argv[i], &end, 10);
+            if ((strchr("se", option[2]) && (end == argv[i] || *end)) || check_given.every < 1) return usage("not a number:", argv[i]);
         } else {
             return usage("unknown option", option);
         }

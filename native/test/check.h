@@ -21,12 +21,13 @@ check_random check_case_random(int32_t kernel, int32_t family, int32_t index); /
 typedef struct {
     uint64_t seed;
     int quick;
+    int64_t every; /* of the cases of a section, the first and every so many */
     const char *single; /* "conv/17": only this case, or NULL */
 } check_options;
 extern check_options check_given;
 
 /* A case is one problem with one schedule, or one bad call. It passes unless check_fail is called before check_end.
- * `id` repeats it with --case; 0 is returned for a case that --case leaves out. */
+ * `id` repeats it with --case; 0 is returned for a case that --case or --every leaves out. */
 __attribute__((format(printf, 2, 3))) int check_begin(const char *id, const char *description, ...);
 __attribute__((format(printf, 1, 2))) void check_fail(const char *format, ...);
 void check_end(void);

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is installed beside the package: the manual page, completion by shells, and the CUDA kernels as a distribution of their own."""
 
+import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +16,8 @@ from checkout import ROOT
 from command_line import cache, ok, own_files  # noqa: F401
 
 from pysim.cli import COMMANDS, main
+from pysim.errors import MissingError
+from pysim.runtime.cpu import available_kernels
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -48,6 +53,25 @@ def test_every_python_that_is_named_is_one_that_wheels_are_tested_with() -> None
     tested = PROJECT["tool"]["cibuildwheel"]["build"].partition("{")[2].partition("}")[0].split(",")
     assert named == {f"3.{minor}" for minor in tested}
     assert f">={min(named, key=lambda one: int(one[2:]))}" == PROJECT["project"]["requires-python"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has several vector widths")
+@pytest.mark.skipif(not all(map(shutil.which, ("meson", "ninja", "cc"))), reason="meson, ninja and a C compiler build it")
+def test_a_build_for_this_computer_leaves_out_what_its_cpu_does_not_run(tmp_path: Path) -> None:
+    built = {}
+    for targets in ("all", "host"):
+        folder = tmp_path / targets
+        setup = ("meson", "setup", folder, ROOT, "-Dcuda=disabled", f"-Dtargets={targets}")
+        subprocess.run(setup, check=True, capture_output=True, timeout=250)
+        found = json.loads((folder / "meson-info" / "intro-targets.json").read_text())
+        names = {one["name"].removeprefix("pysim_").removeprefix("groups_") for one in found if one["type"] == "static library"}
+        built[targets] = {name.partition("_")[0] for name in names}
+    assert {"portable", "avx2", "avx512"} <= built["all"] and built["host"] <= built["all"]
+    try:
+        runs = {name.rpartition("__")[2] for name in available_kernels()}
+    except MissingError:
+        pytest.skip("the library, which knows what this CPU runs, is not here")
+    assert runs <= built["host"] and ("avx512" in runs or "avx512" not in built["host"])
 
 
 def test_the_cuda_kernels_are_found_in_a_distribution_of_their_own(tmp_path: Path) -> None:
