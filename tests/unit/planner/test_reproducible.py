@@ -122,6 +122,7 @@ EDGES = ["conv:ic20ih9oc12kh3sh2ph1", "conv:ic17ih6oc19kh3ph1", "gemm:37x20x75",
 @native
 @emulation
 @pytest.mark.usefixtures("own_files", "built_worker")
+@pytest.mark.timeout(1000)  # the first waits for the build
 @pytest.mark.parametrize("text", EDGES)
 def test_power10_has_the_bits_of_this_cpu_at_edges_too(text):
     problem = parse(text)

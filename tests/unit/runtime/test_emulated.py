@@ -26,7 +26,7 @@ from pysim.runtime import cpu_launch, emulated, foreign
 from pysim.runtime.emulated import EMULATED, Emulated
 from pysim.runtime.foreign import POWER10
 
-pytestmark = [native, pytest.mark.usefixtures("own_files", "built_worker")]
+pytestmark = [native, pytest.mark.usefixtures("own_files", "built_worker"), pytest.mark.timeout(1000)]  # the first waits for the build
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from pysim.runtime import cpu_launch, emulated, foreign
 from pysim.runtime.emulated import Emulated
 from pysim.runtime.foreign import POWER10
 
-pytestmark = [native, pytest.mark.usefixtures("own_files", "built_worker")]
+pytestmark = [native, pytest.mark.usefixtures("own_files", "built_worker"), pytest.mark.timeout(1000)]  # the first waits for the build
 
 
 @pytest.fixture
@@ -44,11 +44,12 @@ def power10():
 
 @emulation
 def test_two_processes_that_build_at_once_get_one_worker_and_say_once_that_they_build(tmp_path):
-    code = """
-from pysim.runtime import emulated, foreign
-foreign._FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in foreign._FLAGS)  # a build that is soon done
-print(foreign.worker(foreign.POWER10), emulated.EMULATED['mma'].call('pysim_kernel_count'))"""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    """By a compiler that takes its time and writes empty files; `built_worker` is by the real one."""
+    fake, log = tmp_path / POWER10.gcc, tmp_path / "log"
+    fake.write_text(f"#!/bin/sh\nsleep 0.02\nfor last; do :; done\necho $last >> {log}\ntouch $last\n")
+    fake.chmod(0o755)
+    code = "from pysim.runtime import foreign; print(foreign.worker(foreign.POWER10))"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     pipe = subprocess.PIPE
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, env=environment) for _ in range(2)]
     answers = [one.communicate(timeout=600) for one in both]
@@ -56,6 +57,7 @@ print(foreign.worker(foreign.POWER10), emulated.EMULATED['mma'].call('pysim_kern
     assert answers[0][0] == answers[1][0]
     messages = "".join(words for _, words in answers)
     assert re.fullmatch(r"pysim: building the POWER10 kernels with .*\npysim: built in \d+ s\n", messages)
+    assert log.read_text().split().count("worker") == 1
     assert len(list((tmp_path / "pysim").iterdir())) == 2  # the worker and the lock
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True).stderr == ""
 
@@ -102,10 +104,10 @@ def copied(folder: Path) -> Path:
 @emulation
 def test_a_compile_error_is_an_error_with_the_compilers_words_and_leaves_nothing(tmp_path, monkeypatch):
     copy = copied(tmp_path)
-    (copy / "portable" / "portable.c").write_text("int half(\n")
+    (copy / "abi" / "probe.c").write_text("int half(\n")  # the first file that is compiled
     monkeypatch.setattr(foreign, "native_file", lambda name: copy / name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(MissingError, match=r"(?s)cannot be built.*portable\.c:1.*error"):
+    with pytest.raises(MissingError, match=r"(?s)cannot be built.*probe\.c:1.*error"):
         foreign.worker(POWER10)
     assert [path.name for path in (tmp_path / "cache" / "pysim").iterdir()] == ["power10-worker.lock"]
 

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch_models import Residual, assert_close, block, imported, in_threads, settled  # noqa: E402
+from torch_twins import WAYS  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
@@ -114,7 +115,7 @@ def test_a_model_of_torchvision_equals_pytorch(name):
 
 # one with branches, with shuffled channels, with layer norms, and of a segmentation; the others: lab/benchmarks/torch_cpu.py
 @pytest.mark.parametrize("name", ["convnext_tiny", "lraspp_mobilenet_v3_large", "regnet_x_400mf", "shufflenet_v2_x0_5"])
-def test_models_of_torchvision_equal_pytorch_compiled_and_optimized(name):
+def test_models_of_torchvision_equal_pytorch_compiled_and_optimized(name, way):
     """Of seeded weights, where the last layer's are not all zero."""
     backbone = {"weights_backbone": None} if name.startswith("lraspp") else {}
     model = imported("torchvision").models.get_model(name, weights=None, **backbone).eval()
@@ -123,12 +124,10 @@ def test_models_of_torchvision_equal_pytorch_compiled_and_optimized(name):
         for parameter in model.parameters():
             if not parameter.any():
                 parameter.normal_(std=0.02)
-        wanted = model(x)
-        for ours in (pysim.torch.optimize(model), torch.compile(model, backend=pysim.torch.backend)):
-            found = ours(x)
-            pairs = zip(found.values(), wanted.values(), strict=True) if isinstance(wanted, dict) else [(found, wanted)]
-            for y, right in pairs:
-                assert (y - right).abs().max() <= 1e-4 * right.abs().max()
+        wanted, found = model(x), WAYS[way](model)(x)
+        pairs = zip(found.values(), wanted.values(), strict=True) if isinstance(wanted, dict) else [(found, wanted)]
+        for y, right in pairs:
+            assert (y - right).abs().max() <= 1e-4 * right.abs().max()
     torch._dynamo.reset()
 
 
