@@ -36,17 +36,17 @@ from torch.nn.modules import module as torch_module
 
 from pysim.caches import LruCache, once
 from pysim.logs import LOG, is_disabled
-from pysim.torch.capture.compiled import Compiled, compiled, missing_compiler
+from pysim.torch.capture.compiled import by_compiler
 from pysim.torch.capture.effects import effects_of
 from pysim.torch.capture.frames import NotCapturedError, captured_calls
 from pysim.torch.capture.on_cpu import rewrite_on_cpu
-from pysim.torch.capture.rewriting import Rewritten, count_trainings, rewrite
+from pysim.torch.capture.rewriting import count_trainings, rewrite
 from pysim.torch.cuda_graph import GraphedCalls
 from pysim.torch.decisions import Report
 from pysim.torch.fingerprints import WatchedTensors
 from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
-from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy, is_plain_float32
+from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy
 from pysim.torch.saved_calls import SavedCall, save_call
 
 __all__ = ["Decision", "Report", "backend", "load", "optimize", "refresh", "report", "save"]
@@ -64,10 +64,10 @@ class Options(NamedTuple):
 
     accuracy: ModelAccuracy = "strict"
     cuda_graph: CudaGraph = False
-    compiler: bool = False
+    compiler: bool | None = None
 
     @classmethod
-    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = False, **rest: Any) -> "Options":
+    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = None, **rest: Any) -> "Options":
         """OperandError for what is none of them."""
         if rest:
             raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has {', '.join(cls._fields)}")
@@ -76,7 +76,7 @@ class Options(NamedTuple):
         if accuracy == "reproducible":
             raise OperandError(_IRREPRODUCIBLE)
         chosen = cast("ModelAccuracy", word(accuracy, "accuracy", MODEL_ACCURACIES))
-        return cls(chosen, cast("CudaGraph", cuda_graph), flag(compiler, "compiler"))
+        return cls(chosen, cast("CudaGraph", cuda_graph), None if compiler is None else flag(compiler, "compiler"))
 
 
 def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
@@ -89,7 +89,7 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict
 
 
 def optimize(
-    model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False, compiler: bool = False
+    model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False, compiler: bool | None = None
 ) -> torch.nn.Module:
     """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes
     the same faster in inference. The model itself is not touched.
@@ -102,9 +102,10 @@ def optimize(
     time is PyTorch's host time; each kind of input then has its own memory for the values between layers. "caller": the caller captures the
     calls, so layers are chosen without counting host time.
 
-    `compiler`: on a GPU True lets PyTorch's compiler, Inductor, fuse everything between the layers, for half precision; a layer is pysim's
-    only where it is expected to be faster than the compiler's, and the first call takes as long as with `torch.compile`. Without it or
-    Triton, or where sizes differ between calls, PyTorch's operators run one by one between the layers.
+    `compiler`: whether on a GPU PyTorch's compiler, Inductor, fuses everything between the layers. A layer is then pysim's only where it is
+    expected to be faster than the compiler's, and the first call takes as long as with `torch.compile`. None, the default: where that is
+    expected to save a tenth of a call's time. Otherwise, without Triton, or where sizes differ between calls, PyTorch's operators run one
+    by one between the layers.
 
     Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.torch.fingerprints`
     says what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not
@@ -267,18 +268,9 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     if not _any_on_gpu(tensors):
         on_cpu = rewrite_on_cpu(module, inputs, static, options.accuracy)
         return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
-    in_cuda_graph, alone = bool(options.cuda_graph), ""
-    made: Rewritten | Compiled | None = None
-    if options.compiler:
-        differ = any(isinstance(one, torch.SymInt) for one in inputs) and options.accuracy != "tf32" and is_plain_float32(tensors)
-        alone = missing_compiler() or ("sizes differ between calls" if differ else "")
-        try:
-            made = None if alone else compiled(module, inputs, options.accuracy, in_cuda_graph)
-        except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
-            alone = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
-        LOG.info("a graph is %s", f"not compiled: {alone}" if made is None else "compiled by Inductor around pysim's layers")
-    if made is None:
-        made = rewrite(module, options.accuracy, in_cuda_graph)
+    how = options.accuracy, bool(options.cuda_graph)
+    compiled, alone = by_compiler(module, inputs, *how, options.compiler) if options.compiler is not False else (None, "")
+    made = compiled or rewrite(module, *how)
     call = made.call
     if options.cuda_graph is True and made.repeatable:
         call = GraphedCalls(call, {*made.parameters, *static})

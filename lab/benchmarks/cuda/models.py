@@ -250,7 +250,8 @@ def add_pysims(found: Candidates, model: torch.nn.Module, x: torch.Tensor, accur
     for label, accuracy in accuracies.items():
         fused_layer.pytorch_seconds = expected if label != "pysim all" else lambda *_: math.inf
         try:
-            ours = pysim.torch.optimize(model, accuracy, cuda_graph="caller", compiler=label not in ("pysim all", "pysim alone"))
+            asked = False if label in ("pysim all", "pysim alone") else None
+            ours = pysim.torch.optimize(model, accuracy, cuda_graph="caller", compiler=asked)
             before = torch.cuda.memory_allocated()
             y = ours(x).clone()
             prepared[label] = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()

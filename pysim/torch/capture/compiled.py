@@ -18,14 +18,26 @@ import torch
 from torch import fx
 from torch.utils._triton import has_triton
 
-from pysim.torch.capture.compiled_layers import Kept, Taken, insert_layers
-from pysim.torch.capture.effects import effects_of
-from pysim.torch.capture.rewriting import remove_idle, returned, views_to_reshapes
+from pysim.calibration import host
+from pysim.logs import LOG
+from pysim.machine.gpu import Gpu
+from pysim.network.fusion import fuse
+from pysim.torch.capture.compiled_layers import Kept, Taken, insert_layers, is_fused, is_static
+from pysim.torch.capture.effects import Effects, effects_of, is_pure, name_of_operator
+from pysim.torch.capture.nodes import graph_of
+from pysim.torch.capture.rewriting import WEIGHTED_OPS, fuses_alone, remove_idle, returned, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.fused_layer import FusedLayer
+from pysim.torch.layers.pytorch_seconds import HOST_SECONDS
 from pysim.torch.parameters import EPOCH, count_writes
-from pysim.torch.precision import ModelAccuracy
+from pysim.torch.precision import ModelAccuracy, is_plain_float32
 
+# Expected share of a call's time from which on a graph is compiled if nothing is said. Of 12 FP32 and TF32 networks on an H200
+# (lab/benchmarks/cuda/compiler_choice.py) those expected to save less are 0.87 to 1.13 times as fast; super_resolution, expected to save
+# 0.12, is 0.78 times as fast, because Inductor's kernel for its pixel shuffles is slow
+SAVES = 0.15
+# PyTorch's kernels for these need NCHW: beside their three passes, images that layers leave channels last are converted before and after
+_IN_NCHW = ("group_norm", "instance_norm")
 # Random numbers are those of PyTorch's generators. Calls are captured by pysim or by the caller; parameters may change
 _OPTIONS = {"fallback_random": True, "freezing": False, "triton.cudagraphs": False}
 
@@ -70,6 +82,46 @@ def operands_of(layers: Sequence[Taken | Kept], inputs: Sequence[Any]) -> list[A
     return operands
 
 
+class Between(NamedTuple):
+    """Seconds on a GPU of what a graph computes between its layers: by PyTorch's operators one by one, and fused by a compiler."""
+
+    alone: float
+    fused: float
+
+    def saved(self, layers: Sequence[FusedLayer]) -> float:
+        """The share of the whole graph's time that a compiler saves. Layers that it computes faster than a plan are counted, too."""
+        decisions = [one for layer in layers for one in layer.decisions]
+        known = [(one.predicted_seconds, one.torch_seconds) for one in decisions if one.predicted_seconds and one.torch_seconds]
+        whole = self.alone + sum(ours for ours, _ in known)
+        less = self.alone - self.fused + sum(max(0.0, ours - compilers) for ours, compilers in known)
+        return less / whole if whole else 0.0
+
+
+def seconds_between(graph: fx.Graph, effects: Effects, on: Gpu, in_cuda_graph: bool) -> Between:
+    """Each operator reads its inputs and writes its result, and each has a launch; views take no time. A compiler does not write what only
+    operators read with which it fuses. Worked number: an activation, a product and an addition move 8 values of the same size one by one,
+    fused 4."""
+    places = {node.name: node for node in graph.nodes}
+    kept = [places[node.name] for node in fuse(graph_of(graph, effects), fuses_alone).nodes if node.op not in WEIGHTED_OPS]
+    rest = {one for one in kept if is_fused(one) and (effects.owns(one) or not is_pure(one))}
+    least, bandwidth = on.model.pass_seconds.value, on.memory_bytes_per_second.value
+    alone = fused = 0.0
+    for node in rest:
+        stays = not {*node.users} <= rest
+        read = sum(_bytes(one) for one in node.all_input_nodes)
+        apart = sum(_bytes(one) for one in node.all_input_nodes if not (one in rest and {*one.users} <= rest))
+        again = _bytes(node) if name_of_operator(node) in _IN_NCHW else 0  # for the statistics
+        alone += max(least if in_cuda_graph else HOST_SECONDS, (read + _bytes(node) + 5 * again) / bandwidth)
+        fused += max(least * stays, (apart + _bytes(node) * stays + again) / bandwidth)
+    return Between(alone, fused)
+
+
+def _bytes(node: fx.Node) -> int:
+    example = node.meta.get("example_value")
+    tensors = example if isinstance(example, list | tuple) else [example]
+    return sum(one.numel() * one.element_size() for one in tensors if is_static(one))
+
+
 class Compiled(NamedTuple):
     """A graph compiled; all its layers; the positions of the inputs that are parameters of those that pysim computes, and of those among
     them that are running means. `repeatable`: as `rewriting.Rewritten` has it."""
@@ -86,10 +138,61 @@ def missing_compiler() -> str:
     return "" if has_triton() else "PyTorch's compiler needs Triton"
 
 
-def compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool) -> Compiled:
-    """The module itself is left as it is. Raises what the compiler raises."""
-    from torch._inductor.compile_fx import compile_fx
+def by_compiler(
+    module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool, asked: bool | None
+) -> tuple[Compiled | None, str]:
+    """The graph compiled, `asked` for or, if nothing is said (None), because that is expected to pay; or why it is not, though it would be
+    faster or is asked for."""
+    if any(isinstance(one, torch.SymInt) for one in inputs):
+        tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
+        if not asked or (accuracy != "tf32" and is_plain_float32(tensors)):
+            return None, "sizes differ between calls" if asked else ""
+    made, missing = None, missing_compiler()
+    try:
+        graph = None if asked and missing else laid(module, inputs, accuracy, in_cuda_graph)
+        if graph is not None and not asked:
+            LOG.info("a compiler is expected to save %.0f %% of a graph's time", 100 * graph.saved)
+            if graph.saved < SAVES:
+                return None, ""
+        made = None if graph is None or missing else graph.compile()
+    except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
+        missing = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
+    LOG.info("a graph is %s", f"not compiled: {missing}" if made is None else "compiled by Inductor around pysim's layers")
+    return made, missing
 
+
+class Laid(NamedTuple):
+    """A copy of a captured graph in which pysim's operators stand where they are expected to win. `saved`: the share of the time of the
+    graph without the compiler that it is expected to save."""
+
+    captured: fx.GraphModule
+    module: fx.GraphModule
+    inputs: Sequence[Any]
+    layers: list[FusedLayer]
+    taken: list[Taken | Kept]
+    written: Collection[int]
+    repeatable: bool
+    saved: float
+
+    def compile(self) -> Compiled:
+        """Raises what the compiler raises."""
+        from torch._inductor.compile_fx import compile_fx
+
+        for one in self.taken:
+            one.layer.derived.watched = not self.written
+        operands = operands_of(self.taken, self.inputs)
+        assert operands is not None
+        last = any(one.form is torch.channels_last for one in self.taken)
+        options = _OPTIONS | ({"force_layout_optimization": True} if last else {})
+        inner = compile_fx(self.module, [*self.inputs, *map(_static, operands)], config_patches=options)
+        call = CompiledGraph(inner, self.taken, self.captured.forward, self.written)
+        parameters = sorted({at for one in self.taken for at in one.parameters if at is not None})
+        places = self.captured.graph.find_nodes(op="placeholder")
+        return Compiled(call, self.layers, parameters, [at for at in parameters if "running_mean" in places[at].name], self.repeatable)
+
+
+def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool) -> Laid:
+    """The module itself is left as it is."""
     made = fx.GraphModule(module, _copy(module.graph))
     remove_idle(made)
     before = effects_of(made.graph)
@@ -98,6 +201,7 @@ def compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccur
     results = returned(made.graph)
     repeatable = not (written or before.draws_numbers or before.returns_inputs(results))
     only_results = not before.share_memory(results)
+    between = seconds_between(made.graph, before, host.gpu_here(), in_cuda_graph)
     if not before.needs_strides:
         views_to_reshapes(made)
     static = _unwritten(places, inputs, written)
@@ -108,16 +212,8 @@ def compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccur
         restore_strides(made, [one for one in returned(made.graph) if one.op != "placeholder"], only_results)
     made.graph.lint()
     made.recompile()
-    for one in taken:
-        one.layer.derived.watched = not written
-    operands = operands_of(taken, inputs)
-    assert operands is not None
-    last = any(one.form is torch.channels_last for one in taken)
-    options = _OPTIONS | ({"force_layout_optimization": True} if last else {})
-    inner = compile_fx(made, [*inputs, *map(_static, operands)], config_patches=options)
-    call = CompiledGraph(inner, taken, module.forward, [at for at, one in enumerate(places) if one in written])
-    parameters = sorted({at for one in taken for at in one.parameters if at is not None})
-    return Compiled(call, layers, parameters, [at for at in parameters if "running_mean" in places[at].name], repeatable)
+    positions = [at for at, one in enumerate(places) if one in written]
+    return Laid(module, made, inputs, layers, taken, positions, repeatable, between.saved(layers))
 
 
 def _unwritten(places: Sequence[fx.Node], inputs: Sequence[Any], written: Collection[fx.Node]) -> dict[fx.Node, int]:

@@ -157,7 +157,7 @@ def _may_overwrite_residual(node: Node, places: dict[str, fx.Node], order: dict[
     return alike and all(order[user] < anchor for one in sharing for user in one.users if user is not addition)
 
 
-def _is_fused(node: fx.Node) -> bool:
+def is_fused(node: fx.Node) -> bool:
     """Whether the compiler makes its own kernel for an operator, and so may compute the operator's input in it."""
     return node.op in ("call_function", "call_method") and name_of_operator(node) not in _LIBRARY_CALLS
 
@@ -189,7 +189,7 @@ def _taken(
     except PysimError as error:
         return layer.left(str(error))
     residual = operands[RESIDUAL_INPUT] if len(operands) > RESIDUAL_INPUT else None
-    adds, fuses_on = residual is not None, all(map(_is_fused, places[node.output].users))
+    adds, fuses_on = residual is not None, all(map(is_fused, places[node.output].users))
     dtype = layer.result_type(TENSORS[plan.workload.dtype], given, None if residual is None else residual.meta["example_value"])
     if dtype is not result.dtype:
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)

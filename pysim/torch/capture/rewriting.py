@@ -96,7 +96,7 @@ def returned(graph: fx.Graph) -> list[fx.Node]:
 def _insert_layers(module: fx.GraphModule, effects: Effects) -> tuple[list[FusedLayer], list[fx.Node]]:
     """The layers of weights, and the nodes of all layers."""
     places = {node.name: node for node in module.graph.nodes}
-    graph = fuse(graph_of(module.graph, effects), _supports)
+    graph = fuse(graph_of(module.graph, effects), fuses_alone)
     nodes = [node for node in graph.nodes if node.op in WEIGHTED_OPS]
     layers = [layer_of(node, places) for node in nodes]
     made = [_insert(module, node, places, layer) for node, layer in zip(nodes, layers, strict=True)]
@@ -112,7 +112,7 @@ def _insert_layers(module: fx.GraphModule, effects: Effects) -> tuple[list[Fused
     return layers, made
 
 
-def _supports(node: Node, epilogue: Any) -> bool:
+def fuses_alone(node: Node, epilogue: Any) -> bool:
     """What `FusedLayer` and `NormLayer` can compute; a residual only if it may be overwritten."""
     if epilogue == PARTS:
         return node.op == "Concat"

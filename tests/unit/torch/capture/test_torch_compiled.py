@@ -13,7 +13,10 @@ from torch.nn import functional  # noqa: E402
 from torch_models import assert_close, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.torch.capture import compiled_layers  # noqa: E402
+from pysim.machine.load import load_any as load  # noqa: E402
+from pysim.torch.capture import compiled, compiled_layers  # noqa: E402
+from pysim.torch.capture.effects import effects_of  # noqa: E402
+from pysim.torch.layers.pytorch_seconds import HOST_SECONDS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_gpu", "fresh_compiler")
 
@@ -22,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("on_gpu", "fresh_compiler")
 def _compiler_here(monkeypatch):
     """Every layer is expected to be faster than the compiler's."""
     torch.manual_seed(0)
-    monkeypatch.setattr(pysim.torch, "missing_compiler", lambda: "")
+    monkeypatch.setattr(compiled, "missing_compiler", lambda: "")
     monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda *_: float("inf"))
 
 
@@ -242,15 +245,45 @@ def test_layers_that_are_left_to_the_compiler_get_converted_weights(traced, monk
 
 @torch.no_grad()
 def test_without_a_compiler_the_rest_runs_operator_by_operator_and_the_report_says_so(monkeypatch):
-    monkeypatch.setattr(pysim.torch, "missing_compiler", lambda: "there is none")
+    monkeypatch.setattr(compiled, "missing_compiler", lambda: "there is none")
     model, x = settled(Block()), images()
     optimized = pysim.torch.optimize(model, compiler=True)
     assert_close(optimized(x), model(x))
     report = pysim.torch.report(optimized)
     assert report.notes == ["between layers PyTorch's operators run one by one: there is none"] and str(report).endswith(report.notes[0])
-    alone = pysim.torch.optimize(model)
-    alone(x)
-    assert not pysim.torch.report(alone).notes
+    for compiler, notes in ((None, report.notes), (False, [])):
+        alone = pysim.torch.optimize(model, compiler=compiler)
+        alone(x)
+        assert pysim.torch.report(alone).notes == notes
+
+
+@torch.no_grad()
+def test_a_graph_is_compiled_by_itself_where_that_saves_time(traced):
+    x = images()
+    for model, compiles in ((Block(), True), (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), False)):
+        model = settled(model)
+        for asked in (None, False, True):
+            traced.clear()
+            assert_close(pysim.torch.optimize(model, compiler=asked)(x), model(x))
+            assert bool(traced) == (compiles if asked is None else asked)
+
+
+class Gate(nn.Module):
+    def forward(self, x, y, z):
+        return functional.silu(x) * y + z.transpose(0, 1)
+
+
+def test_a_compiler_saves_what_operators_write_for_each_other():
+    graph, on, size = torch.fx.symbolic_trace(Gate()).graph, load("h200"), 64 * 2**20
+    for node in graph.nodes:
+        node.meta["example_value"] = torch.empty(size // 256, 64, device="meta")
+    effects = effects_of(graph)
+    between, one = compiled.seconds_between(graph, effects, on, in_cuda_graph=True), size / on.memory_bytes_per_second.value
+    assert between.alone == pytest.approx(8 * one) and between.fused == pytest.approx(4 * one)
+    assert between.saved([]) == pytest.approx(0.5)
+    for node in graph.nodes:
+        node.meta["example_value"] = torch.empty(1, 2, device="meta")
+    assert compiled.seconds_between(graph, effects, on, in_cuda_graph=False).alone == pytest.approx(3 * HOST_SECONDS)
 
 
 @torch.no_grad()
