@@ -15,7 +15,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from pysim.algorithms.interface import DIRECT_SUM, Bound, Prepared
+from pysim.algorithms.interface import DIRECT_SUM, Bound, Prepared, in_parts
 from pysim.cachemodel.gpu import launch_text, launches, product_columns
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
@@ -27,6 +27,7 @@ from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import AS_HALVES, SUM_BYTES
+from pysim.record.contract import GpuContract
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
@@ -86,6 +87,11 @@ class ByRow:
     def k(self) -> int:
         """Products of an output."""
         return self.windows.k
+
+    @property
+    def order(self) -> str | None:
+        """The order of k (`pysim.record.contract.GpuContract`); None if it depends on more than the layer."""
+        return None
 
     @property
     def threads(self) -> int:
@@ -216,8 +222,23 @@ class Rows:
     def tolerance(self, problem: Conv, schedule: GpuSchedule) -> Bound:
         return self.of(problem, schedule).tolerance()
 
+    def contract(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> GpuContract | None:
+        of = self.of(problem, schedule, layout)
+        return None if of.order is None else in_parts(of.row, of.row.sums, of.order, schedule)
+
     def describe(self, plan: Plan) -> Description:
         return launch_text.describe(plan, self.candidates, self.about, self.of(plan.conv, plan.launch, plan.layout).lines())
+
+
+def order_of(w: Conv, *axes: str) -> str:
+    """The axes of k of which a group has several, the slowest first."""
+    sizes = {"channels": w.group_channels, "rows": w.kernel_h, "columns": w.kernel_w}
+    return ", ".join(axis for axis in axes if sizes[axis] > 1)
+
+
+def order_in_memory(w: Conv, layout: Layout) -> str:
+    """The order of k of filters of this layout."""
+    return order_of(w, *(("rows", "columns", "channels") if layout == "nhwc" else ("channels", "rows", "columns")))
 
 
 @lru_cache(maxsize=64)

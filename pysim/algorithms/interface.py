@@ -16,12 +16,16 @@ nests            on a CPU: the loop nests of a plan's run, as data
 A module may also have `least_cycles(request, best)`: a lower bound on the cycles of all its schedules. It returns a cheap bound if that is
 already above `best`, else a tighter one. The planner costs algorithms in the order of their bounds and rejects an algorithm whose bound is
 above the best plan so far. The bound must be 0 for several threads: the best plan for one thread need not be the best for all.
+
+It may also have `contract`: the numeric contract of a schedule (`pysim.algorithms.reproducible`), of (problem, schedule) on a CPU and of
+(problem, schedule, layout) on a GPU; without it none of its schedules keeps one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,12 +35,13 @@ from pysim.cachemodel.cpu.threads import Part
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.accuracy import ErrorScale
+from pysim.record.contract import GpuContract
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
-from pysim.record.schedule import AnySchedule, Schedule
+from pysim.record.schedule import AnySchedule, GpuSchedule, Schedule
 from pysim.registry.cpu import cpu_kernel
-from pysim.registry.cuda import Finite
+from pysim.registry.cuda import ConvKernel, Finite, GemmKernel
 
 Array = NDArray[np.float64]
 Operands = Literal["plain", "transformed", "split"]
@@ -99,6 +104,14 @@ def _split_sum(problem: Workload) -> Bound:
     k = problem.k if isinstance(problem, Gemm) else problem.group_channels * problem.taps
     growth = max(1.0, (min(k, 16) + 9 + 6 * -(-k // 32)) / k)
     return DIRECT_SUM._replace(growth=growth, source="native/x86/amx/kernels.c, a count of its roundings", operands="split")
+
+
+def in_parts(row: GemmKernel | ConvKernel, sums: str, order: str, schedule: GpuSchedule) -> GpuContract | None:
+    """The contract of a launch of a row; None if the launch decides where a sum begins (stream-K)."""
+    if schedule.decomposition == "stream_k":
+        return None
+    contract = GpuContract(sums, order, last=row.adds_last(schedule.splits))
+    return msgspec.structs.replace(contract, parts=schedule.splits, unit=row.block_k) if schedule.decomposition == "split_k" else contract
 
 
 def least_cycles(algorithm: "Algorithm", request: Request, best: float = 0.0) -> float:

@@ -12,11 +12,13 @@ Worked number: gemm:MxNx4096 is a chain in 4 sets of 1024, whatever M and N.
 """
 
 from pysim.algorithms.interface import Algorithm
+from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
-from pysim.record.contract import Contract
+from pysim.record.contract import Contract, GpuContract
 from pysim.record.cost import Reason
-from pysim.record.schedule import AnySchedule
+from pysim.record.plan import Layout, Request
+from pysim.record.schedule import AnySchedule, GpuSchedule
 from pysim.registry.cpu import cpu_kernel
 
 MIN_WINOGRAD = 16  # channels and filters of a group; with fewer, transforms take longer than they save
@@ -51,9 +53,12 @@ def set_of(problem: Workload) -> int:
     return -(-channels // next(part for part in (1, 2, 3, 4, 6, 8, 12, 16, 32) if part >= min(parts, 32)))
 
 
-def refuses(problem: Workload, algorithm: Algorithm, schedule: AnySchedule) -> Reason | None:
-    """Why a plan does not keep its layer's contract; None if it does."""
-    asked, kept = contract_of(problem), contract(algorithm, problem, schedule)
+def refuses(request: Request, algorithm: Algorithm, schedule: AnySchedule) -> Reason | None:
+    """Why a plan does not keep the contract that a request asks for; None if it does."""
+    problem, asked = request.problem, request.contract
+    kept = contract(algorithm, problem, schedule, request.layout)
+    if asked is None and isinstance(request.machine, Gpu):
+        return Reason("accuracy", f"no kernel of {request.machine.name} sums this layer in an order that is the layer's alone")
     if asked is None:
         return Reason("accuracy", f"sums of {problem.dtype} have no contract; accuracy reproducible takes f32, f64 and s8")
     if kept == asked:
@@ -62,11 +67,15 @@ def refuses(problem: Workload, algorithm: Algorithm, schedule: AnySchedule) -> R
     return Reason("accuracy", f"its results have {own}; accuracy reproducible takes {asked} here")
 
 
-def contract(algorithm: Algorithm, problem: Workload, schedule: AnySchedule) -> Contract | None:
+def contract(algorithm: Algorithm, problem: Workload, schedule: AnySchedule, layout: Layout) -> Contract | GpuContract | None:
     """What the results of a schedule are; None if they depend on more than the layer."""
+    of = getattr(algorithm, "contract", None)
+    if isinstance(schedule, GpuSchedule):
+        on_gpu: GpuContract | None = of(problem, schedule, layout) if of else None
+        return on_gpu
     if problem.dtype == "s8":
         return contract_of(problem)
-    row, of = cpu_kernel(schedule.kernel), getattr(algorithm, "contract", None)
+    row = cpu_kernel(schedule.kernel)
     if row is None or not row.fused or problem.dtype not in ("f32", "f64"):
         return None
     kept: Contract | None = of(problem, schedule) if of else None

@@ -19,7 +19,7 @@ def accurate(request: Request, algorithm: Algorithm, costs: Costs) -> Costs:
     bounds = [algorithm.tolerance(request.problem, schedule) for schedule in schedules]
     reasons = [refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit) for bound in bounds]
     if request.reproducible:
-        breaks = (reproducible.refuses(request.problem, algorithm, schedule) for schedule in schedules)
+        breaks = (reproducible.refuses(request, algorithm, schedule) for schedule in schedules)
         reasons = [reason or other for reason, other in zip(breaks, reasons, strict=True)]
     kept = costs.selected(np.array([reason is None for reason in reasons], dtype=bool)[alike])
 

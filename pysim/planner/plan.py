@@ -19,6 +19,7 @@ from pysim.logs import LOG
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
+from pysim.planner.contracts import asked
 from pysim.planner.table import Table, row_named, tile_of
 from pysim.planner.threads import plan_for_team
 from pysim.problem.conv import Conv
@@ -90,7 +91,7 @@ def candidates(
     if not within >= 1:
         raise PlanError(f"within is {within}; it should be at least 1")
     request = request_of(parse(problem), load_any(machine), **terms)
-    table = Table.of(request, exhaustive=True)
+    table = Table.of(asked(request), exhaustive=True)
     order = table.order()
     if not order.size:
         raise PlanError(table.why_none(table.rejected))
@@ -100,7 +101,7 @@ def candidates(
 
 def _ranked(request: Request, top: int, exhaustive: bool) -> list[Plan]:
     """The `top` best plans, best first."""
-    table = Table.of(request, exhaustive)
+    table = Table.of(asked(request), exhaustive)
     order, above = table.within_memory()
     inaccurate = table.inaccurate()
     if not order.size:

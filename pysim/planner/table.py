@@ -174,7 +174,7 @@ class Table(NamedTuple):
             needs_finite=bound.finite,
             error=accuracies.stated_error(bound, request.problem, request.machine),
             error_scale=bound.scale,
-            contract=reproducible.contract(algorithm, request.problem, schedule),
+            contract=reproducible.contract(algorithm, request.problem, schedule, request.layout),
             accuracy=request.accuracy,
             error_limit=request.error_limit,
         )

@@ -12,7 +12,7 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy, ErrorScale
-from pysim.record.contract import Contract
+from pysim.record.contract import Contract, GpuContract
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import AnySchedule, GpuSchedule, Schedule, name_of
 from pysim.record.state import State
@@ -70,6 +70,8 @@ class Request(NamedTuple):
     prologue         whether a GPU scales, shifts and bounds a convolution's input as it reads it (`pysim_cuda_prologue`)
     algorithm        only this algorithm
     memory_limit     the most bytes of workspace
+    contract         that plans must keep; None: any
+    parts            on a GPU: the only numbers of parts of k that are candidates; none: those that may be fast
     most             None for the best schedule of each kind; cycles, if only the best of all is needed, and that within so many
     """
 
@@ -89,6 +91,8 @@ class Request(NamedTuple):
     prologue: bool = False
     algorithm: str | None = None
     memory_limit: int | None = None
+    contract: Contract | GpuContract | None = None
+    parts: tuple[int, ...] = ()
     most: float | None = None
 
     @property
@@ -169,7 +173,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     needs_finite: Finite = "nothing"
     error: float = 0.0
     error_scale: ErrorScale = "products"
-    contract: Contract | None = None
+    contract: Contract | GpuContract | None = None
     accuracy: Accuracy = "standard"
     error_limit: float | None = None
     threads: int = 1

@@ -20,6 +20,8 @@ _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # a fa
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
 _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 
+CHAIN, WHOLE_NUMBERS = "chain", "whole numbers"  # sums of rows (`pysim.record.contract.GpuContract`)
+
 # Matrix products
 
 WARP, WARPGROUP = 32, 128
@@ -206,6 +208,22 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         """The type of the elements in its tiles."""
         return "s8" if self.residues else self.dtype
 
+    @property
+    def sums(self) -> str | None:
+        """How its results are summed along k (`pysim.record.contract.GpuContract`), whatever its tiles; None if other operands enter."""
+        if self.residues or self.accumulates_f16:
+            return None
+        if self.tiled_dtype == "s8":
+            return WHOLE_NUMBERS
+        if not self.tensor_threads:
+            return CHAIN
+        return f"bf16 thirds on {self.mainloop}, {self.promotion} a sum" if self.promotion else f"{self.dtype} on {self.mainloop}"
+
+    def adds_last(self, splits: int) -> Literal["bias", "residual"]:
+        """Of a bias and a residual, which its epilogue adds last (native/cuda/core/epilogue.cuh; of warpgroups mainloop/wgmma, where a
+        cluster's reduction of `splits` parts has its own)."""
+        return "residual" if self.tiles.by_warpgroups and not 1 < splits <= self.reduces_in_cluster else "bias"
+
     @cached_property
     def families(self) -> tuple[str, ...]:
         """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop."""
@@ -331,6 +349,22 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     def decomposes(self) -> bool:
         """Whether its own tiles may be split along k."""
         return bool(self.block_k) and not self.makes_product and not self.staged
+
+    @property
+    def sums(self) -> str:
+        """How its results are summed, whatever its tiles (`pysim.record.contract.GpuContract`)."""
+        if self.algorithm == "winograd":
+            return f"F({self.outputs}x{self.outputs}, 3x3) {self.variant}"
+        if not self.tensor_threads:
+            return CHAIN
+        unit = "wgmma" if self.tiles.by_warpgroups else "mma"
+        parts = "bf16 thirds" if self.tiles.thirds else "tf32 halves"
+        return f"{parts} on {unit}, {self.promotion} a sum" if self.promotion else f"{self.dtype} on {unit}"
+
+    def adds_last(self, splits: int) -> Literal["bias", "residual"]:
+        """As of a product; the stream of pointwise kernels adds the residual last."""
+        streams = self.algorithm == "pointwise"
+        return "residual" if streams or (self.tiles.by_warpgroups and not 1 < splits <= self.reduces_in_cluster) else "bias"
 
     @cached_property
     def pipe(self) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pysim.algorithms.convolution import Rows
+from pysim.algorithms.convolution import Rows, order_of
 from pysim.algorithms.gpu.direct import BLOCK, ByThreads
 from pysim.cachemodel.gpu.launches import Variant
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
@@ -98,6 +98,11 @@ def spaced(w: Conv) -> Thread | None:
 
 class Depthwise(ByThreads):
     """A convolution of few channels a group by strips of outputs."""
+
+    @property
+    def order(self) -> str:
+        """Of any thread's outputs."""
+        return order_of(self.w, "channels", "rows", "columns")
 
     def refusal(self) -> Reason | None:
         channels, most = self.w.group_channels, cuda_limits()["GROUPED_CHANNELS"]

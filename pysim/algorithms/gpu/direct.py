@@ -5,7 +5,7 @@ filters, whose weights are k apart.
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 64 x 3136 outputs, 6,272 warps of 576 multiply-adds a lane.
 """
 
-from pysim.algorithms.convolution import ByRow, Rows
+from pysim.algorithms.convolution import ByRow, Rows, order_of
 from pysim.cachemodel.gpu import product_columns
 from pysim.cachemodel.gpu.launches import Variant, constants_of
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
@@ -32,6 +32,10 @@ class ByThreads(ByRow):
 
 class Direct(ByThreads):
     """A thread computes an output."""
+
+    @property
+    def order(self) -> str | None:
+        return order_of(self.w, "rows", "columns", "channels")
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         w, row, windows, model = self.w, self.row, self.windows, gpu.model.direct

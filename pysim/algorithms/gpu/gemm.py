@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from pysim.algorithms.accuracy import Size, random_walk, size_of
-from pysim.algorithms.interface import DIRECT_SUM, Bound, nothing_prepared
+from pysim.algorithms.interface import DIRECT_SUM, Bound, in_parts, nothing_prepared
 from pysim.cachemodel.gpu import launch_text, mainloop, product_columns
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
@@ -32,11 +32,12 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import AS_HALVES, GPU_RESULT_BYTES, SUM_BYTES, SUM_UNITS
 from pysim.problem.gemm import Gemm
+from pysim.record.contract import GpuContract
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import WARP, Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import WARP, WHOLE_NUMBERS, Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
 NAME = "gemm"
 COMPUTES = Gemm
@@ -159,9 +160,9 @@ def operands(problem: Gemm, kernel: GemmKernel, placement: Placement = DENSE) ->
         (not problem.trans_a, kernel.k_major == 1, problem.m, False),
         (problem.trans_b, kernel.k_major > 0, problem.n, kernel.tiles.parts > 1),
     )
-    for (k_last, k_major, outer, in_parts), pitch, aligned in zip(sides, *(placement or (pitches(problem), (True, True))), strict=True):
+    for (k_last, k_major, outer, split), pitch, aligned in zip(sides, *(placement or (pitches(problem), (True, True))), strict=True):
         copy = None
-        if in_parts:
+        if split:
             copy = Copied(outer, problem.k, 3 * copied(outer, problem.k, THIRD_BYTES).pitch)
         elif (k_major and not k_last) or pitch * size % alignment or (alignment > size and not aligned):
             copy = copied(*((outer, problem.k) if k_last or k_major else (problem.k, outer)), size, max(VECTOR_BYTES, alignment))
@@ -348,6 +349,19 @@ def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
     if kernel is None or kernel.dtype == problem.dtype:
         return DIRECT_SUM
     return DIRECT_SUM._replace(error=random_walk(size_of(problem), SUM_UNITS[kernel.dtype]))
+
+
+def contract(problem: Gemm, schedule: GpuSchedule, layout: Layout) -> GpuContract | None:
+    return contract_of(problem, gemm_kernel(schedule.kernel), schedule, "k")
+
+
+def contract_of(problem: Gemm, kernel: GemmKernel | None, schedule: GpuSchedule, order: str) -> GpuContract | None:
+    """The contract of a product whose k is in this order. SIMT kernels begin with a k-iteration that is not whole."""
+    if kernel is None or kernel.sums is None:
+        return None
+    if kernel.sums == WHOLE_NUMBERS:
+        return GpuContract(WHOLE_NUMBERS)
+    return in_parts(kernel, kernel.sums, order, schedule) if kernel.tensor_threads or problem.k % kernel.block_k == 0 else None
 
 
 def sums_of_parts(problem: Gemm | Conv, tiles: Tiles) -> Bound:

@@ -11,7 +11,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from pysim.algorithms.convolution import Rows
+from pysim.algorithms.convolution import Rows, order_of
 from pysim.algorithms.gpu.direct import ByThreads
 from pysim.cachemodel.gpu.launches import Variant, round_up
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
@@ -136,6 +136,13 @@ class Grouped(ByThreads):
 
     def tiling(self, sms: int) -> Tiling | None:
         return tiling_of(self.w, sms, self.single, self.layout)
+
+    @property
+    def order(self) -> str:
+        """Of units of 8 bytes, with several columns each in rows for one group of few channels."""
+        channels, units = self.w.group_channels, UNIT // self.size
+        fold = min(max(1, units // channels), self.w.kernel_w) if self.row.variant == "single" else 1
+        return order_of(self.w, "rows", "columns", "channels") + f" in units of {units}" + f", {fold} columns each" * (fold > 1)
 
     def refusal(self) -> Reason | None:
         most = cuda_limits()["GROUPED_TILE_CHANNELS"]

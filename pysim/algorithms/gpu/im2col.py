@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pysim.algorithms.convolution import ByRow, Rows, legal_rows
+from pysim.algorithms.convolution import ByRow, Rows, legal_rows, order_in_memory
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import launch_text
 from pysim.cachemodel.gpu.copy_kernels import Pass
@@ -22,6 +22,7 @@ from pysim.cachemodel.gpu.windows import Windows
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
+from pysim.record.contract import GpuContract
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
@@ -103,6 +104,10 @@ class ByProducts(Rows):
         assert kernel is not None
         total = round_up(of.columns + gemm.launch_bytes(of.problem, kernel, schedule, (of.pitches, of.aligned)), ALIGN)
         return total + ALIGN * bool(total)
+
+    def contract(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> GpuContract | None:
+        of = products_of(problem, layout).problem
+        return gemm.contract_of(of, gemm_kernel(schedule.gemm or ""), schedule, order_in_memory(problem, layout))
 
     def describe(self, plan: Plan) -> Description:
         kernel, of = gemm_kernel(plan.launch.gemm or ""), products_of(plan.conv, plan.layout)

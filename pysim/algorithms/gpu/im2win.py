@@ -7,7 +7,7 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 keeps 64 x 56 rows of 58 x 3 elements 
 
 from functools import cached_property
 
-from pysim.algorithms.convolution import Rows
+from pysim.algorithms.convolution import Rows, order_in_memory, order_of
 from pysim.algorithms.gpu.direct import Direct
 from pysim.algorithms.gpu.implicit import list_refuses
 from pysim.cachemodel.gpu.copy_kernels import Pass
@@ -30,6 +30,15 @@ class Im2win(Direct):
     @property
     def read(self) -> Windows:
         return self.windows._replace(tensor=self.row.keeps_tensor)
+
+    @property
+    def order(self) -> str | None:
+        """A tensor's windows have a column after the other."""
+        if not self.tiles.rows:
+            return None
+        if not self.row.keeps_tensor:
+            return order_in_memory(self.w, self.layout)
+        return order_of(self.w, *(("columns", "rows", "channels") if self.layout == "nhwc" else ("channels", "columns", "rows")))
 
     @cached_property
     def tensor_elements(self) -> int:

@@ -7,7 +7,7 @@ by 16 bytes where they form a matrix. Rows with a table pad filters to whole vec
 Worked number: a k-iteration of 16 of 128 x 64 by offsets gathers 64 x 16 / 32 = 32 elements a lane, with 8 instructions each.
 """
 
-from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows
+from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows, order_in_memory
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES
@@ -53,6 +53,10 @@ class Implicit(ByRow):
         """Filters padded to whole vectors a row, where they are not."""
         line = self.k * self.size
         return {"filters": round_up(self.w.filters * round_up(line, VECTOR_BYTES), ALIGN)} if self.listed and line % VECTOR_BYTES else {}
+
+    @property
+    def order(self) -> str:
+        return order_in_memory(self.w, self.layout)
 
     def refusal(self) -> Reason | None:
         return list_refuses(self.w, self.layout) if self.listed and not self.matrix else None

@@ -11,7 +11,7 @@ Worked number: conv:mb1ic3ih224oc64kh7sh2ph3:f16 has channels padded to 8, so k 
 
 from functools import cached_property
 
-from pysim.algorithms.convolution import Rows
+from pysim.algorithms.convolution import Rows, order_of
 from pysim.algorithms.gpu.wgmma import ChannelsLast
 from pysim.cachemodel.gpu import mainloop
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
@@ -35,6 +35,11 @@ class Mma(ChannelsLast):
     def k(self) -> int:
         """Padded channels of all taps."""
         return self.padded_bytes // self.size * self.w.taps
+
+    @property
+    def order(self) -> str:
+        padded = f" padded to {self.padded_bytes // self.size}" if self.ragged and self.w.taps > 1 else ""
+        return order_of(self.w, "rows", "columns", "channels") + padded
 
     @cached_property
     def copies(self) -> dict[str, int]:

@@ -76,6 +76,10 @@ def tiling_of(w: Conv, sms: int, block_bytes: int | None = None) -> Tiling | Non
 class Pointwise(ByThreads):
     """A pointwise convolution as a stream of windows."""
 
+    @property
+    def order(self) -> str:
+        return "channels in blocks of a stream"
+
     def refusal(self) -> Reason | None:
         w = self.w
         if not w.pointwise or w.groups > 1 or not self.windows.channels_last:

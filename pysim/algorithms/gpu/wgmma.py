@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import NamedTuple
 
-from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows
+from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows, order_of
 from pysim.algorithms.gpu import gemm
 from pysim.algorithms.interface import Bound
 from pysim.cachemodel.gpu import mainloop
@@ -217,6 +217,15 @@ class Wgmma(ChannelsLast):
     def k(self) -> int:
         """In whole k-iterations."""
         return self.boxes.iterations(self.iteration_bytes) * self.row.block_k
+
+    @property
+    def order(self) -> str:
+        """Each tap is padded to whole k-iterations, or each row of taps is."""
+        order, w = order_of(self.w, "rows", "columns", "channels"), self.w
+        if self.folded:
+            return f"{order}, folded by the stride"
+        rows = self.rows_of_taps and w.kernel_w > 1
+        return f"{order}, each row whole" if rows else f"{order}, each tap whole" if w.taps > 1 else order
 
     @property
     def filters_stay(self) -> bool:

@@ -87,6 +87,11 @@ class Winograd(ByRow):
         registers = min(255, tiles.rows * tiles.columns * planes // threads + 100, 65536 // threads)
         return Attributes(threads, registers, stage * max(1, tiles.stages))
 
+    @property
+    def order(self) -> str | None:
+        """Products of a staged row begin with a k-iteration that is not whole."""
+        return None if self.row.staged else "channels"
+
     def refusal(self) -> Reason | None:
         w, row, most = self.w, self.row, cuda_limits()["TILES"]
         if (w.kernel_h, w.kernel_w, w.stride_h, w.stride_w, w.dilation_h, w.dilation_w) != (3, 3, 1, 1, 1, 1):

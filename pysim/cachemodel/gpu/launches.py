@@ -177,8 +177,10 @@ def table_of(gpu: Gpu, c: Columns) -> Table:
     return rasterised(c, divided(gpu, c))
 
 
-def divided(gpu: Gpu, c: Columns) -> Table:
-    """Kernels x decompositions, each in one rasterisation."""
+def divided(gpu: Gpu, c: Columns, parts: tuple[int, ...] = ()) -> Table:
+    """Kernels x decompositions, each in one rasterisation. `parts`: as in a request."""
+    if parts:
+        return _in_parts(c, parts)
     tiles, iterations = np.ceil(c.m / c.tile_m) * np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
     slots = np.floor(gpu.sms.value / c.cluster_blocks) * c.blocks_per_sm
     fill = [np.maximum(1, np.floor(slots * waves / tiles)) for waves in (1, 2)]
@@ -191,8 +193,17 @@ def divided(gpu: Gpu, c: Columns) -> Table:
     whole = np.arange(len(tiles))
     row = np.concatenate([whole, split[0], stream])
     kind = np.repeat([DATA_PARALLEL, SPLIT_K, STREAM_K], [len(whole), len(split[0]), len(stream)])
-    parts = np.concatenate([np.ones(len(whole), int), split[1], slots[stream].astype(int)])
-    return Table(row, kind, parts, np.zeros(len(row), bool), np.ones(len(row), int))
+    numbers = np.concatenate([np.ones(len(whole), int), split[1], slots[stream].astype(int)])
+    return Table(row, kind, numbers, np.zeros(len(row), bool), np.ones(len(row), int))
+
+
+def _in_parts(c: Columns, parts: tuple[int, ...]) -> Table:
+    """Kernels x these numbers of parts, where k has enough k-iterations."""
+    numbers, iterations = np.array(parts), np.ceil(c.k / c.block_k)
+    can_split = (iterations[:, None] >= MIN_PART_ITERATIONS * numbers) & (np.array(c.can_split_k)[:, None] > 0)
+    row, column = np.nonzero(can_split | (numbers == 1))
+    splits = numbers[column]
+    return Table(row, np.where(splits > 1, SPLIT_K, DATA_PARALLEL), splits, np.zeros(len(row), bool), np.ones(len(row), int))
 
 
 def rasterised(c: Columns, launches: Table) -> Table:
@@ -253,7 +264,7 @@ def _best(
     """The launches in their best rasterisations, and a lower bound on the cycles of each variant's launches that were left out: unless all
     are asked for, those that cannot be the best of their kind, or of all (`most`, as in a request). `outside`: times and passes of each
     variant."""
-    whole, hot = divided(gpu, columns), candidates[0].request.state == "hot"
+    whole, hot = divided(gpu, columns, candidates[0].request.parts), candidates[0].request.state == "hot"
     tiled = [(at * MAX_KINDS, one.kinds, variant) for at, one in enumerate(candidates) for variant in one.variants if variant.columns]
     times, passes = outside[whole.variant].T
     first, own = np.array([(start, variant.kind if kinds else -1) for start, kinds, variant in tiled], int).reshape(-1, 2)[whole.variant].T
@@ -339,11 +350,17 @@ class Launches:
             kinds=kinds or DECOMPOSITIONS,
             kind=kind,
             bounds=least,
-            alike=kernel,
+            alike=self.alike(kernel),
             schedule=self.schedule,
             cost=self.cost,
             assumed=self.assumed,
         )
+
+    def alike(self, kernel: Integers) -> Integers:
+        """Candidates of one tolerance, and of one contract where that is asked for."""
+        if not self.candidates.request.parts:
+            return kernel
+        return self.table.variant * MAX_SPLITS + self.table.splits
 
     def variant(self, row: int) -> Variant:
         return self.candidates.variants[int(self.table.variant[row])]

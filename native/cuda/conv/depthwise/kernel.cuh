@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ C
 #pragma unroll
                         for (int q = 0; q < WIDE; q++)
 #pragma unroll
-                            for (int s = 0; s < KERNEL; s++) sum[f][i][q] += line[q * STRIDE + s] * by[f][h - i * STRIDE][s];
+                            for (int s = 0; s < KERNEL; s++) sum[f][i][q] = fmaf(line[q * STRIDE + s], by[f][h - i * STRIDE][s], sum[f][i][q]);
         }
     }
     of.template store<WIDE, PIECE>(c, sum);
@@ -199,7 +199,8 @@ __global__ void __launch_bounds__(THREADS, KERNEL == 3                  ? 3
                     for (int q = 0; q < WIDE; q++)
 #pragma unroll
                         for (int f = 0; f < 2; f++)
-                            sum[i][2 * q + f] += float(line[q * STRIDE + s].value[f]) * float(by[(h - i * STRIDE) * KERNEL + s].value[f]);
+                            sum[i][2 * q + f] = fmaf(float(line[q * STRIDE + s].value[f]),
+                                                     float(by[(h - i * STRIDE) * KERNEL + s].value[f]), sum[i][2 * q + f]);
     }
     with_output<T>(c.product, [&](const auto &epilogue) {
         using Out = std::decay_t<decltype(*epilogue.c)>;
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(THREADS) apart_kernel(const __grid_constant__ 
         for (int i = 0; i < HIGH; i++)
             if (h >= i && h - i < KERNEL)
 #pragma unroll
-                for (int s = 0; s < KERNEL; s++) sum[0][i][0] += line[s] * by[h - i][s];
+                for (int s = 0; s < KERNEL; s++) sum[0][i][0] = fmaf(line[s], by[h - i][s], sum[0][i][0]);
     }
     of.template store<1, 1>(c, sum);
 }
@@ -301,7 +302,7 @@ __global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant_
                     for (int i = 0; i < ROWS; i++)
                         if (tap[i] >= 0)
 #pragma unroll
-                            for (int q = 0; q < WIDE; q++) sum[f][i][q] += line[q * STRIDE] * by[f][i];
+                            for (int q = 0; q < WIDE; q++) sum[f][i][q] = fmaf(line[q * STRIDE], by[f][i], sum[f][i][q]);
             }
         }
     of.template store<WIDE, 1>(c, sum);

@@ -24,7 +24,8 @@ template <class T> __global__ void __launch_bounds__(THREADS)
             const int w = w0 + s * c.dilation_w;
             if ((unsigned)w >= (unsigned)c.width) continue;
             const T *from = image + h * in.row + w * in.column, *by = weights + r * taps.row + s * taps.column;
-            for (int channel = 0; channel < c.channels; channel++) sum += from[channel * in.channel] * by[channel * taps.channel];
+            for (int channel = 0; channel < c.channels; channel++)
+                sum = fma(from[channel * in.channel], by[channel * taps.channel], sum);
         }
     }
     const Epilogue<T, T> epilogue(c.product);

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accuracy reproducible on GPUs: the contract of a layer is its own, and rows of one contract give the same bits on emulated CUDA."""
+
+import numpy as np
+import pytest
+
+from pysim import planner
+from pysim.algorithms import algorithm_named, reproducible
+from pysim.check.reference import shapes
+from pysim.errors import PlanError
+from pysim.explain.text import explain
+from pysim.machine import load as machine
+from pysim.planner.contracts import PARTS, contracts_of, resized
+from pysim.planner.table import Table
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload, parse
+from pysim.record.contract import GpuContract
+from pysim.record.plan import Request
+from pysim.record.schedule import GpuSchedule
+from pysim.registry.cuda import CONV_LAYOUTS, conv_kernel, conv_kernels, gemm_kernel, gemm_kernels
+from pysim.runtime import cuda
+
+GPUS = {name: machine.load_any(name) for name in ("v100", "a100", "h200")}
+LAYERS = [
+    "conv:mb2ic20ih5oc17kh3ph1", "conv:mb2ic6ih5iw6oc9kh3ph1sh2:f16", "conv:g6mb2ic6ih7oc6kh3ph1", "conv:g2mb2ic8ih5oc8kh3ph1:f16",
+    "conv:mb2ic64ih4iw5oc16kh1", "conv:mb2ic32ih4oc16kh1:f16", "gemm:37x20x64", "gemm:5x17x128:nt:f16", "gemm:33x18x64:tn",
+]  # fmt: skip
+MOST_ROWS = 4  # of a contract
+
+
+def kept(problem: Workload, gpu, layout):
+    """Every row, variant and number of parts that keeps a contract: (contract, schedule)."""
+    for algorithm, costs in Table.of(Request(problem, gpu, layout, parts=PARTS), exhaustive=True).costs:
+        for row in np.unique(costs.alike, return_index=True)[1].tolist():
+            schedule = costs.schedule(row)
+            assert isinstance(schedule, GpuSchedule)
+            if contract := reproducible.contract(algorithm, problem, schedule, layout):
+                yield contract, schedule
+
+
+def emulates(schedule: GpuSchedule) -> bool:
+    """Not wgmma and TMA, nor clusters, whose parts the emulation computes as one."""
+    row = gemm_kernel(schedule.gemm or schedule.kernel) or conv_kernel(schedule.kernel)
+    return row is not None and not row.exact_capability and not (schedule.decomposition == "split_k" and row.reduces_in_cluster)
+
+
+def operands(problem: Workload):
+    draw = np.random.default_rng(5)
+    dtype = {"f16": np.float16, "f64": np.float64}.get(problem.dtype, np.float32)
+    x, w, out = (draw.uniform(-1, 1, np.prod(shape)).astype(dtype) for shape in shapes(problem)[:3])
+    return x, w, out, draw.uniform(-1, 1, problem.filters if isinstance(problem, Conv) else problem.n).astype(dtype)
+
+
+def bits(problem: Workload, schedule: GpuSchedule, layout, given) -> bytes:
+    """Of a result with a bias, a residual and an activation."""
+    x, w, out, bias = given
+    y = out[: np.prod(shapes(problem).out)].copy()
+    epilogue = cuda.epilogue_struct(1.0, 1.0, bias.ctypes.data, "silu")
+    cuda.Launch(problem, schedule, layout=layout).on((x.ctypes.data, w.ctypes.data, y.ctypes.data), epilogue=epilogue).run()
+    return y.tobytes()
+
+
+@pytest.mark.parametrize("text", LAYERS)
+def test_rows_of_one_contract_give_the_same_bits_for_every_tile_and_batch(emulated, text):
+    layer = parse(text)
+    given, alone, compared = operands(layer), resized(layer, 1), 0
+    for layout in CONV_LAYOUTS if isinstance(layer, Conv) else ("nchw",):
+        of = dict[GpuContract, dict[GpuSchedule, None]]()
+        for gpu in GPUS.values():
+            for contract, schedule in kept(layer, gpu, layout):
+                if emulates(schedule):
+                    of.setdefault(contract, {})[schedule] = None
+        for contract, schedules in of.items():
+            some = [*schedules][:: -(-len(schedules) // MOST_ROWS)]
+            found = {bits(layer, schedule, layout, given) for schedule in some}
+            assert len(found) == 1, str(contract)
+            if not (isinstance(layer, Gemm) and layer.trans_a):
+                first = bits(alone, some[-1], layout, given)
+                assert next(iter(found))[: len(first)] == first, str(contract)
+            compared += len(some)
+    assert compared > 3
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        ("split_k", 3),  # other parts
+        ("stream_k", 7),
+    ],
+)
+def test_a_launch_of_another_order_is_caught(emulated, planted):
+    problem = parse("gemm:64x64x512")
+    mine, given = planner.plan(problem, "v100", accuracy="reproducible"), operands(problem)
+    other = GpuSchedule("f32_simt_32x32x8_16x32_4x4_s2_c1x1", *planted, False, 1)
+    contract = reproducible.contract(algorithm_named("gemm", problem, GPUS["v100"]), problem, other, "nchw")
+    assert contract != mine.contract and bits(problem, other, "nchw", given) != bits(problem, mine.schedule, "nchw", given)
+
+
+def test_a_product_whose_k_is_no_whole_k_iterations_keeps_none_where_the_rest_comes_first(emulated):
+    problem, small = parse("gemm:64x64x75"), parse("gemm:8x64x75")
+    schedule = GpuSchedule("f32_simt_16x16x16_8x16_2x2_s2_c1x1", "data_parallel", 1, False, 1)
+    given = operands(problem)
+    first = bits(small, schedule, "nchw", given)
+    assert bits(problem, schedule, "nchw", given)[: len(first)] != first, "a tile inside the product begins with the rest of k"
+    assert reproducible.contract(algorithm_named("gemm", problem, GPUS["v100"]), problem, schedule, "nchw") is None
+
+
+@pytest.mark.parametrize("text", ["conv:mb{}ic64ih56oc64kh3ph1", "conv:mb{}ic512ih7oc512kh3ph1:f16", "gemm:{}x1000x2048:nt:bf16"])
+@pytest.mark.parametrize("layout", CONV_LAYOUTS)
+def test_a_contract_is_a_function_of_the_layer_whatever_the_batch_the_memory_and_the_gpu_of_a_generation(text, layout):
+    terms = {"layout": layout, "accuracy": "reproducible"}
+    plans = [planner.plan(text.format(batch), on, **terms) for batch in (1, 7, 64) for on in ("h100", "h200")]
+    plans.append(planner.plan(text.format(7), "h200", memory_limit=plans[3].workspace_bytes, **terms))
+    assert len({plan.contract for plan in plans}) == 1 and plans[0].contract is not None
+    assert f"contract {plans[0].contract}"[:30] in explain(plans[0])
+
+
+def test_a_layer_takes_the_contract_whose_price_over_strict_is_least_at_worst():
+    plans = {size: planner.plan(f"conv:mb{size}ic512ih7oc512kh3ph1", "h200", accuracy="reproducible") for size in (1, 8, 64)}
+    request = Request(plans[8].workload, GPUS["h200"], accuracy="strict", parts=PARTS)
+    assert plans[8].contract in contracts_of(request) and plans[8].contract.parts > 1
+    prices = [plan.seconds / planner.plan(plan.workload, "h200", accuracy="strict").seconds for plan in plans.values()]
+    assert max(prices) < 1.35
+
+
+def test_every_row_states_its_sums_but_those_of_half_accumulators_and_of_residues():
+    assert {row.name for row in gemm_kernels() if row.sums is None} == {
+        row.name for row in gemm_kernels() if row.accumulates_f16 or row.residues
+    }
+    assert {row.sums for row in conv_kernels() if row.promotion} == {"tf32 halves on wgmma, 64 a sum", "bf16 thirds on mma, 16 a sum"}
+
+
+def test_what_no_kernel_sums_in_an_order_of_its_own_is_refused():
+    with pytest.raises(PlanError, match="no kernel of v100 sums this layer in an order that is the layer's alone"):
+        planner.plan("gemm:64x64x75", "v100", accuracy="reproducible")
