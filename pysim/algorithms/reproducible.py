@@ -5,7 +5,8 @@
     any other f32 or f64                                                         chain
     s8                                                                           whole numbers
 
-Neither the batch nor the machine nor the rows of a product are in the rule. An algorithm says by `contract(problem, schedule)` what a
+Neither the batch nor the machine nor the rows of a product are in the rule. For GPUs the cost model chooses a layer's contract
+(`pysim.planner.contracts`). An algorithm says by `contract(problem, schedule)` what a
 schedule's results are, or None if they depend on tiles, vectors or blocks (lanes of partial sums, an order by blocks of channels).
 
 Worked number: gemm:MxNx4096 is a chain in 4 sets of 1024, whatever M and N.

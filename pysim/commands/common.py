@@ -204,7 +204,7 @@ def memory_limit_option(command: Command) -> Command:
 
 def accuracy_options(command: Command) -> Command:
     levels = "standard: any plan; strict: no plan with a stated error above a direct sum's; ieee: no transformed or split operands; "
-    levels += "reproducible: the same bits on any CPU, for any batch and threads."
+    levels += "reproducible: the same bits on any CPU, for any batch and threads, or on one type of GPU for any batch."
     limit = "Largest stated error of a plan (maximum error over the result's root mean square), e.g. 1e-5."
     command = click.option("--error-limit", type=Number(min=0), metavar="E", help=limit)(command)
     return click.option("--accuracy", type=Choice(list(ACCURACIES)), default=ACCURACIES[0], show_default=True, help=levels)(command)

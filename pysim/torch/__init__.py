@@ -41,6 +41,7 @@ from pysim.torch.capture.effects import effects_of
 from pysim.torch.capture.frames import NotCapturedError, captured_calls
 from pysim.torch.capture.on_cpu import rewrite_on_cpu
 from pysim.torch.capture.rewriting import count_trainings, rewrite
+from pysim.torch.capture.whole import ONE_GRAPH, check_layers, check_operators
 from pysim.torch.cuda_graph import GraphedCalls
 from pysim.torch.decisions import Report
 from pysim.torch.fingerprints import WatchedTensors
@@ -52,11 +53,6 @@ from pysim.torch.saved_calls import SavedCall, save_call
 __all__ = ["Decision", "Report", "backend", "load", "optimize", "refresh", "report", "save"]
 
 CudaGraph = bool | Literal["caller"]
-_IRREPRODUCIBLE = (
-    'accuracy "reproducible" is a promise about whole networks, and of a PyTorch model what lies between the networks, is called with '
-    "gradients or breaks a graph runs by PyTorch, whose bits depend on the batch, the threads and the CPU; export the model to ONNX "
-    '(torch.onnx.export) and load it by pysim.load(path, accuracy="reproducible")'
-)
 
 
 class Options(NamedTuple):
@@ -73,9 +69,13 @@ class Options(NamedTuple):
             raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has {', '.join(cls._fields)}")
         if not isinstance(cuda_graph, bool | str) or cuda_graph not in (True, False, "caller"):
             raise OperandError(f'cuda_graph is {quoted(cuda_graph)}; expected True, False or "caller", where the caller captures calls')
-        if accuracy == "reproducible":
-            raise OperandError(_IRREPRODUCIBLE)
         chosen = cast("ModelAccuracy", word(accuracy, "accuracy", MODEL_ACCURACIES))
+        if chosen == "reproducible":
+            if compiler:
+                raise OperandError(
+                    'accuracy "reproducible" leaves nothing to the compiler, which chooses sums by sizes; leave out compiler'
+                )
+            compiler = False
         return cls(chosen, cast("CudaGraph", cuda_graph), None if compiler is None else flag(compiler, "compiler"))
 
 
@@ -83,6 +83,8 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict
     """The backend of `torch.compile`. A graph through which gradients flow stays PyTorch's. Its options are `optimize`'s: accuracy,
     cuda_graph and compiler."""
     chosen = Options.checked(**(options or {}))
+    if chosen.accuracy == "reproducible":
+        raise OperandError(f"{ONE_GRAPH}torch.compile leaves what lies between its graphs to PyTorch; use optimize")
     graph = _pytorchs(module, _say_disabled()) if is_disabled() else _compiled(module, example_inputs, chosen)
     _GRAPHS.add(graph)
     return graph
@@ -95,8 +97,9 @@ def optimize(
     the same faster in inference. The model itself is not touched.
 
     `accuracy`: "strict" (no layer has a larger stated error than a direct sum in its type), "standard" (any plan) or "ieee" (only
-    multiply-adds of the type), as in `pysim.plan`; or "tf32": "strict" with TF32 allowed. On a GPU the types are those that PyTorch would
-    use: TF32 where the program allows it (torch.backends), and autocast's type under autocast.
+    multiply-adds of the type), as in `pysim.plan`; "tf32": "strict" with TF32 allowed; or "reproducible", on a GPU: an image's bits are
+    the same in any batch, or an OperandError says what prevents it (docs/reproducible.md). On a GPU the types are those that PyTorch
+    would use: TF32 where the program allows it (torch.backends), and autocast's type under autocast.
 
     `cuda_graph`: True captures and replays calls on a GPU as CUDA graphs (`pysim.torch.cuda_graph`), for small batches, where most of the
     time is PyTorch's host time; each kind of input then has its own memory for the values between layers. "caller": the caller captures the
@@ -265,12 +268,16 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     if effects.draws_in_order:
         return _pytorchs(module, "it draws random numbers in the order of a value's memory")
     static = _parameters_of(module, inputs)
+    if options.accuracy == "reproducible":
+        check_operators(module, _any_on_gpu(tensors))
     if not _any_on_gpu(tensors):
         on_cpu = rewrite_on_cpu(module, inputs, static, options.accuracy)
         return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
     how = options.accuracy, bool(options.cuda_graph)
     compiled, alone = by_compiler(module, inputs, *how, options.compiler) if options.compiler is not False else (None, "")
     made = compiled or rewrite(module, *how)
+    if options.accuracy == "reproducible":
+        check_layers(module)
     call = made.call
     if options.cuda_graph is True and made.repeatable:
         call = GraphedCalls(call, {*made.parameters, *static})
@@ -345,11 +352,16 @@ class _Calls:
 
     def _compile(self) -> Callable[..., Any]:
         self._with_hooks, self._failed = [], []
-        return captured_calls(self.model, self._capture, self, self._failed.append)
+        return captured_calls(self.model, self._capture, self, self._failed.append, self.whole)
+
+    @property
+    def whole(self) -> bool:
+        """Whether PyTorch may run no part of a call by itself."""
+        return self.options.accuracy == "reproducible"
 
     def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
         graph = _compiled(module, inputs, self.options)
-        if graph.strange:
+        if graph.strange or (graph.reason and self.whole):
             raise OperandError(graph.reason)  # even its results may be of another type than a graph's
         self.graphs.append(graph)
         modules = [*self.model.modules()]  # they and their hooks may be others than before
@@ -381,6 +393,9 @@ class _Calls:
             if error.by is not self:
                 raise
             self._failed.append(str(error))
+            if self.whole:
+                self._compiled, self._failed = None, []
+                raise OperandError(f"{ONE_GRAPH}{error}") from None
         except BaseException:  # of the model's own, perhaps after captures that failed
             self._failed.clear()
             _free_references((*self.model.parameters(), *self.model.buffers()))
@@ -465,6 +480,8 @@ class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not self._pysim.may_run(args, kwargs):
+            if self._pysim.whole:
+                raise OperandError(f"{ONE_GRAPH}this call is training, has gradients or tensors of other kinds, or is traced")
             return self._by_pytorch(*args, **kwargs)
         return self._pysim(args, kwargs)
 

@@ -15,8 +15,8 @@ import torch
 
 from pysim.record.accuracy import ACCURACIES, Accuracy
 
-ModelAccuracy = Literal["standard", "strict", "ieee", "tf32"]
-MODEL_ACCURACIES: tuple[ModelAccuracy, ...] = (*(one for one in ACCURACIES if one != "reproducible"), "tf32")
+ModelAccuracy = Literal["standard", "strict", "ieee", "reproducible", "tf32"]
+MODEL_ACCURACIES: tuple[ModelAccuracy, ...] = (*ACCURACIES, "tf32")
 TENSORS = {"f32": torch.float32, "tf32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 HALF = (torch.float16, torch.bfloat16)

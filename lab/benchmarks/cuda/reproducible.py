@@ -4,6 +4,7 @@
 
     lab/benchmarks/cuda/reproducible.py plan FILE [--layers 300] [--rows 60] [--seed 1] [--set SET:f32:nchw ...]     anywhere
     lab/benchmarks/cuda/reproducible.py run FILE -o RESULTS [--seconds 200]                                          on the GPU
+    lab/benchmarks/cuda/reproducible.py models NAME:f32 ... -o RESULTS [--seconds 100]    torchvision's networks, by pysim.torch.optimize
 
 `plan` writes one line for each case, `run` measures one after another while time is left. Cases are
 
@@ -12,7 +13,7 @@
             strict's plan. Images are compared with those of the largest batch, once more with the images in another order, and once
             more in a CUDA graph. Times are medians of CUDA events.
 
-Epilogues are drawn with the layers: bias, residual, activation.
+Epilogues are drawn with the layers: scale, bias, residual, activation.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import numpy as np
 from pysim import planner
 from pysim.algorithms import reproducible
 from pysim.check.reference import shapes
-from pysim.errors import PlanError
+from pysim.errors import OperandError, PlanError
 from pysim.planner.contracts import PARTS, resized
 from pysim.planner.plan import request_of
 from pysim.planner.table import Table
@@ -65,7 +66,7 @@ def random_layer(rng: np.random.Generator) -> tuple[str, str]:
 def epilogue_of(problem: Workload, rng: np.random.Generator) -> dict[str, Any]:
     narrow = problem.dtype == "s8"
     return {
-        "bias": bool(rng.integers(2)), "residual": bool(rng.integers(2)),
+        "bias": bool(rng.integers(2)), "scale": not rng.integers(4), "residual": bool(rng.integers(2)),
         "activation": ACTIVATIONS[int(rng.integers(2 if narrow else len(ACTIVATIONS)))],
     }  # fmt: skip
 
@@ -143,6 +144,7 @@ class Device:
         )
         self.filters = problem.filters if isinstance(problem, Conv) else problem.n
         self.bias = torch.empty(self.filters, device="cuda").uniform_(-1, 1).to(types[problem.dtype])
+        self.scale = torch.empty(self.filters, device="cuda").uniform_(0.5, 2)
         self.size = problem.batch if isinstance(problem, Conv) else problem.m
 
     def of(self, array: Any, size: int) -> Any:
@@ -154,9 +156,8 @@ class Device:
         _, schedule = from_name(name)
         assert isinstance(schedule, GpuSchedule)
         launch = self.cuda.Launch(resized(self.problem, size), schedule, layout=self.layout)
-        told = self.cuda.epilogue_struct(
-            1.0, float(self.told["residual"]), self.bias.data_ptr() * self.told["bias"], activation(self.told["activation"])
-        )
+        bias, scale = self.bias.data_ptr() * self.told["bias"], self.scale.data_ptr() * self.told.get("scale", False)
+        told = self.cuda.epilogue_struct(1.0, float(self.told["residual"]), bias, activation(self.told["activation"]), scale)
         pointers = ((self.x if x is None else x).data_ptr(), self.w.data_ptr(), y.data_ptr())
 
         def make(count: int) -> tuple[Any, int]:
@@ -254,10 +255,58 @@ def run(path: Path, to: Path, seconds: float) -> None:
     print(f"images of layers {totals['layer'][0]}, differing {totals['layer'][1]}")
 
 
+def run_model(name: str, dtype: str) -> dict[str, Any]:
+    """Images of a network's results in each of BATCHES, with and without a CUDA graph, against those of the largest; and the price."""
+    import torch
+    import torchvision
+    from models import captured, timed
+
+    import pysim.torch
+
+    torch.manual_seed(0)
+    model = getattr(torchvision.models, name)().cuda().train()
+    with torch.no_grad():
+        model(torch.randn(8, 3, 224, 224, device="cuda"))
+        model, x = model.eval(), torch.randn(max(BATCHES), 3, 224, 224, device="cuda")
+        if dtype == "f16":
+            model, x = model.half(), x.half()
+        own = {level: pysim.torch.optimize(model, level, cuda_graph="caller") for level in ("reproducible", "strict")}
+        want, images, differ, prices = own["reproducible"](x).clone(), 0, 0, {}
+        for size in BATCHES:
+            part, calls = x[:size].contiguous(), {}
+            for level, one in own.items():
+                one(part)
+                calls[level] = captured(lambda one=one, part=part: one(part))
+            for y in (own["reproducible"](part), calls["reproducible"]()):
+                torch.cuda.synchronize()
+                images, differ = images + size, differ + differing(y.contiguous(), want[:size].contiguous(), size)
+            ms = timed(calls, 15)
+            prices[size] = round(ms["reproducible"] / ms["strict"], 3)
+        got = own["reproducible"](x.flip(0)).flip(0).contiguous()
+    return {"model": name, "dtype": dtype, "images": images + max(BATCHES), "differing": differ + differing(got, want, max(BATCHES)),
+            "prices": prices}  # fmt: skip
+
+
+def run_models(words: list[str], to: Path, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    with to.open("w") as file:
+        for word in words:
+            if time.monotonic() > end:
+                break
+            try:
+                found = run_model(*word.split(":"))
+            except OperandError as error:
+                found = {"model": word, "refused": str(error)}
+            print(json.dumps(found), flush=True)
+            file.write(json.dumps(found) + "\n")
+            file.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    plans, runs = commands.add_parser("plan"), commands.add_parser("run")
+    plans, runs, models = (commands.add_parser(name) for name in ("plan", "run", "models"))
+    models.add_argument("words", nargs="+")
     for one in (plans, runs):
         one.add_argument("file", type=Path)
     plans.add_argument("-m", "--machine", default="h200")
@@ -265,11 +314,14 @@ def main() -> None:
     plans.add_argument("--layers", type=int, default=300)
     plans.add_argument("--seed", type=int, default=1)
     plans.add_argument("--set", nargs="*", default=[])
-    runs.add_argument("-o", "--to", type=Path, required=True)
-    runs.add_argument("--seconds", type=float, default=200.0)
+    for one in (runs, models):
+        one.add_argument("-o", "--to", type=Path, required=True)
+        one.add_argument("--seconds", type=float, default=200.0)
     told = parser.parse_args()
     if told.command == "plan":
         write(told.file, told.machine, told.rows, told.layers, told.seed, told.set)
+    elif told.command == "models":
+        run_models(told.words, told.to, told.seconds)
     else:
         run(told.file, told.to, told.seconds)
 

@@ -31,9 +31,11 @@ class NotCapturedError(Exception):
         self.by = by
 
 
-def captured_calls(model: Callable[..., Any], capture: Capture, by: object, failed: Callable[[str], None]) -> Callable[..., Any]:
+def captured_calls(
+    model: Callable[..., Any], capture: Capture, by: object, failed: Callable[[str], None], whole: bool = False
+) -> Callable[..., Any]:
     """`model`, each of whose graphs becomes `capture(graph, inputs)`; `failed` gets the reason why a later frame than the first goes on by
-    PyTorch."""
+    PyTorch. `whole`: a call must be one graph."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
@@ -43,7 +45,7 @@ def captured_calls(model: Callable[..., Any], capture: Capture, by: object, fail
     own = FunctionType(code, call.__globals__, closure=call.__closure__)
     # and those of functions that it calls after a graph break for each backend with its options, so an earlier one's are not found
     backend = torch._TorchCompileWrapper(_of_optimized, None, {"capture": lambda module, inputs: capture(module, inputs)}, None)
-    context = torch._dynamo.optimize(backend)
+    context = torch._dynamo.optimize(backend, nopython=whole)
     if convert := getattr(context, "callback", None):  # TORCHDYNAMO_DISABLE leaves none
 
         def converted(frame: Any, *rest: Any) -> Any:

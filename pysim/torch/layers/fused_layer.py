@@ -29,7 +29,7 @@ from pysim import planner
 from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.check.bounds import bound_of
-from pysim.errors import PysimError
+from pysim.errors import OperandError, PysimError
 from pysim.logs import LOG
 from pysim.machine.gpu import Gpu
 from pysim.network.fusion import RESIDUAL_INPUT
@@ -171,16 +171,29 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         # parameters that are a graph's inputs are plain
         others = (residual, factor) if inference and self.derived.watched else (*parameters, residual, factor)
         if self._needs_pytorch(x, others, inference):
+            self._refuse_pytorch("its operands need PyTorch's operators, for gradients or a device")
             return self._fallback(x, parameters, residual, factor), None
         key, choice = self._choice_for(x, w, factor)
         if choice.plan is None:
+            self._refuse_pytorch(choice.decision.reason)
             return self._fallback(x, parameters, residual, factor), None
         try:
             y, record = self._on_gpu(choice, key, x, parameters, residual, factor)
             return y, record and record._replace(swapped=x is not first_argument)
         except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
+            if self.reproducible:
+                raise
             self._put(key, self._keep_pytorch(str(error), choice.plan.workload, choice.plan.seconds))
             return self._fallback(x, parameters, residual, factor), None
+
+    @property
+    def reproducible(self) -> bool:
+        return self.accuracy == "reproducible"
+
+    def _refuse_pytorch(self, reason: str) -> None:
+        """Under accuracy reproducible PyTorch computes no layer."""
+        if self.reproducible:
+            raise OperandError(f"accuracy reproducible: layer {self.name} has no plan of its contract: {reason}")
 
     def _apply_input_op(self, x: Any, parameters: Parameters, factor: Any) -> tuple[Any, NormRecord | None]:
         """The input of the convolution, computed by a launch of its own, and the record of that launch."""
@@ -232,6 +245,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         except PysimError as error:
             return self._keep_pytorch(str(error), problem)
         expected = pytorch_seconds(problem, on, self._passes, self.in_cuda_graph)
+        if self.reproducible:  # nothing is chosen by times, which depend on the batch
+            return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
         if with_prologue is not None and self.input_op is not None:
             seconds, otherwise = with_prologue.seconds or 0, min(plan.seconds or 0, expected) + input_op_seconds
             if seconds <= otherwise:
@@ -252,6 +267,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 plans.append(planner.plan(problem, on, layout=layout, accuracy=plan_accuracy(self.accuracy), prologue=prologue))
             except PysimError as error:
                 errors.append(error)
+            if plans and self.reproducible:  # the fastest type may be another one for another batch
+                break
         if not plans:
             raise errors[0]
         return min(plans, key=lambda plan: plan.seconds or 0.0)
@@ -319,6 +336,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
         adds = residual is not None and tuple(residual.shape) == shape
         target = residual.view(launch.shape) if adds and self.kind == "Linear" and residual.is_contiguous() else residual
+        if self.reproducible and adds and not launch.can_overwrite(target, x):  # added in the kernel, however it lies
+            target = residual.clone(memory_format=form).view(launch.shape)
         if residual is not None and not (adds and launch.can_overwrite(target, x)):
             y = shaped(GpuLaunch(plan, None, out)(image, w, scale, shift, prologue=prologue))
             return apply_activation(y + residual, self.activation), None
@@ -342,7 +361,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         # 1.23 times PyTorch's
         outputs = problem.m * problem.n if isinstance(problem, Gemm) else math.prod(_out_shape(problem))
         copied = weights.dtype is not dtype or not weights.is_contiguous(memory_format=form)
-        folds = (copied or weights.numel() < outputs) and weights.element_size() > 2
+        folds = (copied or weights.numel() < outputs or self.reproducible) and weights.element_size() > 2
 
         def compute() -> tuple[Any, Any, Any]:
             w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters, mean_error)

@@ -270,14 +270,6 @@ def test_an_accuracy_is_what_all_layers_are_planned_for_and_an_unknown_one_is_re
             assert all(accuracy == "standard" or "outputs=4" not in one.reason for one in pysim.torch.report(found))
     with pytest.raises(OperandError, match='no accuracy is named "strikt"; did you mean "strict"'):
         pysim.torch.optimize(model, "strikt")
-    for refused in (
-        lambda: pysim.torch.optimize(model, "reproducible"),
-        lambda: pysim.torch.backend(None, [], {"accuracy": "reproducible"}),
-    ):
-        with pytest.raises(
-            OperandError, match=r"runs by PyTorch, whose bits depend on the batch.* load it by pysim\.load\(path, accuracy="
-        ):
-            refused()
     with pytest.raises(OperandError, match="has no option 'speed'"):
         pysim.torch.backend(None, [], {"speed": 1})
 
