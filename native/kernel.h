@@ -59,7 +59,8 @@ typedef struct pysim_waiting {
  * out: nf rows, out_pitch apart; only nw of each row may be read or written. k may be 0.
  *
  * Form groups: both panels hold groups of neighbouring k, 4 bytes of them, k/group rows of [width][group]; k is a multiple of the group,
- * padded by zeros in one panel, and rows of windows may be read as whole vectors. Of s8, one operand is unsigned and `swapped` says which.
+ * padded by zeros in one panel, and rows of windows may be read as whole vectors. Of s8, one operand is unsigned and `swapped` says which. Form
+ * pairs: the same with two elements of k, each widened to 16 bits.
  *
  * Form tiles: panels of blocks of `group` k, of panel_bytes an element; the two panels differ (native/x86/amx/split.h). Windows are 4 bytes apart.
  * Both panels are padded by zeros to whole blocks. */
@@ -77,7 +78,7 @@ typedef void (*pysim_strided_kernel)(int64_t k, const void *filters, int64_t fil
  *
  * and zero where the column index leaves [0, width). row == NULL packs zeros. Nothing outside row[c][0..width) is read.
  *
- * Packers of forms groups and tiles write whole groups. Those of form groups write k = c*taps + s as dst[(k/group)*group*pitch + j*group + k%group], with zeros up to the end of the last
+ * Packers of forms groups, pairs and tiles write whole groups. Those of forms groups and pairs write k = c*taps + s as dst[(k/group)*group*pitch + j*group + k%group], with zeros up to the end of the last
  * group, and obey `fill` and `flip`; to others these are applied by pysim_fill_segment. */
 typedef struct {
     const void *row;
@@ -190,9 +191,9 @@ typedef struct {
     float (*weight)(const void *block, int64_t filter, int64_t k); /* of a block of filters that are not in panels as they are; else NULL */
     void (*enter)(void);        /* form tiles: called by a thread before its first tile and after its last, */
     void (*leave)(void);        /* or NULL */
-    int32_t rescales;           /* its store rescales sums of bytes: form groups */
-    int32_t group;              /* elements of k beside each other in panels; 1 but for forms groups and tiles */
-    int32_t panel_bytes;        /* of an element in panels, where it is not the operands': form tiles in FP32; else 0 */
+    int32_t rescales;           /* its store rescales sums of bytes: forms groups and pairs */
+    int32_t group;              /* elements of k beside each other in panels; 1 but for forms groups, pairs and tiles */
+    int32_t panel_bytes;        /* of an element in panels, where it is not the operands': form pairs, form tiles in FP32; else 0 */
     pysim_direct_kernel direct; /* rows of depthwise.inc */
     pysim_skinny_kernel skinny; /* rows of skinny.inc */
     pysim_phases_kernel phases; /* rows of polyphase.inc: this and `pack` */

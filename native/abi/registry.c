@@ -147,6 +147,7 @@ typedef struct {
 #define PANELS_chain(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_fused(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_groups(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = GROUP_##dtype
+#define PANELS_pairs(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = 2, .panel_bytes = 2
 #define PANELS_tiles(target, dtype)                                                                                \
     .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target, .leave = leave_tiles__##target, \
     .weight = weight_##dtype##__##target, .group = TILE_DEPTH_##dtype, .panel_bytes = TILE_BYTES_##dtype

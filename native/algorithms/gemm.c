@@ -65,7 +65,11 @@ static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64
     char *panel = dst;
     const int64_t size = pysim_nest_depth(n, nc) * n->schedule.filters;
     const char flip = (char)n->flip;
-    for (int64_t i = 0; i < size; i++) panel[i] ^= flip;
+    int16_t *wide = dst;
+    if (pysim_panel_bytes(n) == (int64_t)sizeof *wide)
+        for (int64_t i = 0; i < size; i++) wide[i] = (int8_t)(wide[i] ^ flip);
+    else
+        for (int64_t i = 0; i < size; i++) panel[i] ^= flip;
 }
 
 static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int in_place_legal,

@@ -89,7 +89,7 @@ void pysim_fill_segment(const pysim_segment *s, void *to) {
 
 /* Form groups multiplies an unsigned first operand, other rows a signed one. */
 int32_t pysim_byte_flip(const pysim_nest *n, const pysim_epilogue *e, int32_t *zero) {
-    const int is_unsigned = n->row.group > 1;
+    const int is_unsigned = n->row.group > 2;
     *zero = e->first_zero;
     if (e->first_unsigned == is_unsigned) return 0;
     *zero += is_unsigned ? 128 : -128;

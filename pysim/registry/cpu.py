@@ -22,6 +22,7 @@ _TABLES = {
         "win": "vector lanes hold windows; each filter value is broadcast",
         "fil": "vector lanes hold filters; each window value is broadcast",
         "groups": "vector lanes hold windows, each a group of neighbouring k of 4 bytes; each filter's group is broadcast",
+        "pairs": "as groups: pairs of neighbouring k of s8, widened to 16 bits in panels",
         "tiles": "tiles of 16x16 results on a matrix unit; of f32 six products of operands split in three bf16",
         "fused": "win in plain C, multiply-adds round once; for accuracy reproducible alone",
         "chain": "outer on a matrix unit, each result one chain along k; for accuracy reproducible alone",
@@ -72,10 +73,11 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @property
     def group(self) -> int:
-        """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in form groups, a block in tiles, else 1."""
+        """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in form groups, two in pairs, a block in
+        tiles, else 1."""
         if self.form == "tiles":
             return _TILE_DEPTH[self.dtype]
-        return 4 // SIZES[self.dtype] if self.form == "groups" else 1
+        return {"groups": 4 // SIZES[self.dtype], "pairs": 2}.get(self.form, 1)
 
     @property
     def split(self) -> bool:
@@ -84,8 +86,8 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @property
     def panel_bytes(self) -> int:
-        """Bytes of an element in panels: of a split one, those of its three parts."""
-        return 3 * SIZES["bf16"] if self.split else SIZES[self.dtype]
+        """Bytes of an element in panels: of a split one, those of its three parts; of form pairs, those of a wider element."""
+        return 3 * SIZES["bf16"] if self.split else SIZES[self.dtype] * (2 if self.form == "pairs" else 1)
 
     @property
     def fused(self) -> bool:

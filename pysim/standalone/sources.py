@@ -34,7 +34,7 @@ GROUPS = {
 _FOLDERS = {"avx2": "x86", "avx512": "x86", "mma": "power10", "portable": "portable"}
 _ROOMS = ("abi", "algorithms", "threads", "portable")  # where functions of other files are looked for
 _APART = {"abi/probe.c", "abi/worker.c"}
-NEST_FORMS = ("win", "fil", "outer", "groups", "fused")  # of rows of kernels.inc
+NEST_FORMS = ("win", "fil", "outer", "groups", "pairs", "fused")  # of rows of kernels.inc
 _DEFINED = re.compile(r"^(?!static|extern|typedef|return|else)[a-z][\w *]*?\b(\w+)(?:\(| = )", re.MULTILINE)
 _BY_MACRO = re.compile(r"^DEFINE_\w+\((?:\w+, )?(\w+__\w+)", re.MULTILINE)
 _PASTED = re.compile(r"#define \w+\(([^)]*)\)((?:.*\\\n)*.*)")

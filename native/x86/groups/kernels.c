@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Micro-kernels and packing of form `groups` (native/kernels.inc): 4 bytes of neighbouring k fill a lane of windows, and a filter's 4 bytes are
- * broadcast. Of bytes one operand is unsigned; packing makes it so by adding 128, and the caller's bias takes 128 times the other's sum off
- * again. Compiled once per target and type; TARGET names the target. */
+ * Micro-kernels and packing of forms `groups` and `pairs` (native/kernels.inc): 4 bytes of neighbouring k fill a lane of windows, and a filter's
+ * 4 bytes are broadcast. Of groups of bytes one operand is unsigned; packing makes it so by adding 128, and the caller's bias takes 128 times the
+ * other's sum off again. Pairs are two bytes that packing widens to 16 bits, both signed. Compiled once per target and type; TARGET names the
+ * target. */
 #include "vectors.h"
+#ifdef PAIRS
+#define FORM pairs
+#include "pack_pairs.h"
+#else
+#define FORM groups
 #include "pack.h"
+#endif
 #ifndef HALVES
 #include "portable/depthwise_portable.h"
 #include "depthwise.h"
@@ -18,22 +25,32 @@ enum { ROWS_AHEAD = 96, MIN_PREFETCHED_FILTERS = 5 };
     int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, \
         const pysim_store *store
 
+#ifdef PAIRS
+#define MULTIPLIED(sum, x, y) s_add(sum, I(madd_epi16)(x, y))
+#define OPERAND_OF(x, is_unsigned) (x)
+typedef WORDS FACTORS;
+#else
+#define MULTIPLIED(sum, x, y) s_dot(sum, x, y)
+#define OPERAND_OF(x, is_unsigned) ((is_unsigned) ? unsigned_of(x) : signed_of(x))
+typedef OPERAND FACTORS;
+#endif
+
 /* `swapped`: filters are the unsigned operand. */
 INLINE void k_loop(const int nv, const int nf, const int swapped, int64_t groups, const uint32_t *f, int64_t f_pitch, const uint32_t *w,
                    int64_t w_pitch, SUMS acc[MAX_FILTERS][MAX_VECTORS]) {
 #pragma GCC unroll 2
     for (int64_t p = 0; p < groups; p++, f += f_pitch, w += w_pitch) {
-        OPERAND x[MAX_VECTORS];
+        FACTORS x[MAX_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; nf >= MIN_PREFETCHED_FILTERS && v < nv; v++) __builtin_prefetch(w + ROWS_AHEAD * w_pitch + v * LANES);
         __builtin_prefetch(f + ROWS_AHEAD * f_pitch);
 #pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) x[v] = swapped ? signed_of(w_load(w + v * LANES)) : unsigned_of(w_load(w + v * LANES));
+        for (int v = 0; v < nv; v++) x[v] = OPERAND_OF(w_load(w + v * LANES), !swapped);
 #pragma GCC unroll 16
         for (int j = 0; j < nf; j++) {
-            const OPERAND y = swapped ? unsigned_of(w_set1(f[j])) : signed_of(w_set1(f[j]));
+            const FACTORS y = OPERAND_OF(w_set1(f[j]), swapped);
 #pragma GCC unroll 4
-            for (int v = 0; v < nv; v++) acc[j][v] = swapped ? s_dot(acc[j][v], y, x[v]) : s_dot(acc[j][v], x[v], y);
+            for (int v = 0; v < nv; v++) acc[j][v] = swapped ? MULTIPLIED(acc[j][v], y, x[v]) : MULTIPLIED(acc[j][v], x[v], y);
         }
     }
 }
@@ -137,14 +154,15 @@ INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const
     for (int j = 0; j < nf; j++, out += out_pitch) {
 #pragma GCC unroll 4
         for (int v = 0; v < nv - 1; v++) s_store(out + v * LANES, acc[j][v]);
-        s_store_mask(out + (nv - 1) * LANES, acc[j][nv - 1], tail);
+        if (WIDTH == 256 && nw == nv * LANES) s_store(out + (nv - 1) * LANES, acc[j][nv - 1]); /* masked stores are microcoded on Zen */
+        else s_store_mask(out + (nv - 1) * LANES, acc[j][nv - 1], tail);
     }
 }
 
 /* Every tile size is an instance with constant bounds, shared by all rows; f_pitch: filters of the row. */
 typedef void (*instance)(int64_t k, const void *filters, int64_t f_pitch, const void *windows, int64_t w_pitch, T *out, int64_t out_pitch,
                          int64_t nw, const pysim_store *s);
-#ifdef HALVES
+#if defined HALVES || defined PAIRS /* operands are alike */
 enum { SWAPS = 1 };
 #define EACH(nv, nf) DEFINE(nv, nf, 0)
 #define LIST(nv, nf) [0][nv][nf] = size_##nv##x##nf##_0,
@@ -165,7 +183,7 @@ enum { SWAPS = 2 };
 #if WIDTH == 512
 #define SIZES(M) TO14(M, 1) TO14(M, 2) TO9(M, 3) TO6(M, 4)
 #define ROWS(M) M(32, 14) M(48, 9) M(64, 6)
-#elif defined PRODUCTS
+#elif defined PRODUCTS || defined PAIRS
 #define SIZES(M) TO6(M, 1) TO6(M, 2)
 #define ROWS(M) M(16, 6)
 #else
@@ -178,9 +196,9 @@ static const instance sizes[SWAPS][MAX_VECTORS + 1][MAX_FILTERS + 1] = {SIZES(LI
 #define ROW(w, f)                                                                                                             \
     void NAME(w, f)(ARGUMENTS);                                                                                               \
     void NAME(w, f)(ARGUMENTS) {                                                                                              \
-        sizes[store->swapped][(nw + LANES - 1) / LANES][nf](k, filters, f, windows, window_pitch, out, out_pitch, nw, store); \
+        sizes[SWAPS > 1 && store->swapped][(nw + LANES - 1) / LANES][nf](k, filters, f, windows, window_pitch, out, out_pitch, nw, store); \
     }
-#define NAME3(dtype, w, f, target) dtype##_groups_##w##x##f##__##target
-#define NAME2(dtype, w, f, target) NAME3(dtype, w, f, target)
-#define NAME(w, f) NAME2(DTYPE, w, f, TARGET)
+#define NAME3(dtype, form, w, f, target) dtype##_##form##_##w##x##f##__##target
+#define NAME2(dtype, form, w, f, target) NAME3(dtype, form, w, f, target)
+#define NAME(w, f) NAME2(DTYPE, FORM, w, f, TARGET)
 ROWS(ROW)

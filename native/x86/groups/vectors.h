@@ -5,10 +5,14 @@
  *   HALVES    elements are bf16 and results FP32; else bytes and INT32
  *   PRODUCTS  the CPU multiplies groups in one instruction (VNNI, AVX-VNNI, AVX512-BF16)
  *
- * Without PRODUCTS a group is split into elements of even and of odd k, widened to 16 bits (vpmaddwd) or FP32. vpmaddubsw would
- * saturate: 255 * 127 + 255 * 127 leaves int16. */
+ * Without PRODUCTS a group is split into elements of even and of odd k, widened to FP32 or 16 bits (vpmaddwd). vpmaddubsw would
+ * saturate: 255 * 127 + 255 * 127 leaves int16. Panels of bytes are widened while they are packed (PAIRS). */
 #include <immintrin.h>
 #include <string.h>
+
+#if !defined PRODUCTS && !defined HALVES
+#define PAIRS
+#endif
 
 #include "kernel.h"
 
@@ -163,17 +167,41 @@ INLINE FLOATS f_scaled(SUMS x, FLOATS scale, FLOATS low, FLOATS high) {
     return I(min_ps)(high, I(max_ps)(low, I(mul_ps)(I(cvtepi32_ps)(x), scale)));
 }
 #if WIDTH == 256
+/* A row of up to 2 vectors of sums as bytes, bounded as in 512 bits. */
 typedef struct {
-    FLOATS low, high;
-    SUMS zero;
+    FLOATS high;
+    __m256i zero, order;
+    __m128i least, flip;
 } BYTE_ROW;
-INLINE BYTE_ROW byte_row(const pysim_rescale *r) { return (BYTE_ROW){_mm256_set1_ps(r->low), _mm256_set1_ps(r->high), s_set1(r->zero)}; }
-INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by, uint8_t *p, int64_t count) {
-#pragma GCC unroll 2
-    for (int v = 0; v < nv; v++, p += LANES, count -= LANES) {
-        const FLOATS scaled = f_scaled(sums[v], by[v], of->low, of->high);
-        b_store(p, scaled, of->zero, m_first(count), v < nv - 1 || count == LANES, count);
+INLINE BYTE_ROW byte_row(const pysim_rescale *r) {
+    const int32_t flip = r->result == PYSIM_S8 ? 0x80 : 0, zero = r->zero + flip;
+    return (BYTE_ROW){_mm256_set1_ps(r->high), _mm256_set1_epi16((int16_t)zero), _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5),
+                      _mm_set1_epi8((char)((int32_t)r->low + zero)), _mm_set1_epi8((char)flip)};
+}
+INLINE __m256i b_whole(const BYTE_ROW *of, SUMS a, FLOATS by) {
+    return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(a), by), of->high));
+}
+/* The first `count` of 16 bytes. */
+INLINE void b_store_some(uint8_t *p, __m128i bytes, int64_t count) {
+    if (count >= 8) {
+        _mm_storel_epi64((__m128i *)(void *)p, bytes);
+        bytes = _mm_unpackhi_epi64(bytes, bytes), p += 8, count -= 8;
     }
+    uint64_t rest = (uint64_t)_mm_cvtsi128_si64(bytes);
+    for (int64_t some = 4; some; some /= 2) {
+        if (!(count & some)) continue;
+        memcpy(p, &rest, (size_t)some);
+        rest >>= 8 * some, p += some;
+    }
+}
+INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by, uint8_t *p, int64_t count) {
+    const __m256i a = b_whole(of, sums[0], by[0]), b = nv > 1 ? b_whole(of, sums[nv - 1], by[nv - 1]) : a;
+    const __m256i halves = _mm256_adds_epi16(_mm256_packs_epi32(a, b), of->zero);
+    const __m256i ordered = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(halves, halves), of->order);
+    const __m128i bytes = _mm_xor_si128(_mm_max_epu8(_mm256_castsi256_si128(ordered), of->least), of->flip);
+    if (nv == 2 && count == 2 * LANES) _mm_storeu_si128((__m128i *)(void *)p, bytes);
+    else if (nv == 1 && count == LANES) _mm_storel_epi64((__m128i *)(void *)p, bytes);
+    else b_store_some(p, bytes, count);
 }
 #endif
 /* x is unsigned, y signed. */

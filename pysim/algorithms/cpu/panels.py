@@ -46,7 +46,7 @@ def nest_of(problem: Gemm, packs: bool = False) -> loops.Nest:
 
 _IN_PLACE = OnNest(nest_of, "matrix product, B packed in advance", (BROADCASTS,), NAME, rooms=1)
 _PACKED = _IN_PLACE._replace(nest=partial(nest_of, packs=True))
-_NARROW = _PACKED._replace(form=(BROADCASTS, "groups", "tiles"))
+_NARROW = _PACKED._replace(form=(BROADCASTS, "groups", "pairs", "tiles"))
 refuses = broadcasts
 
 

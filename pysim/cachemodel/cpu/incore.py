@@ -228,7 +228,7 @@ def line_accesses(pitch: int, vector: int, line: int) -> float:
 
 def k_depth(kernel: Kernel, width: int) -> int:
     """k-iterations that one multiply-add covers: as many operands as fill the width of a result (rank-2 and rank-4 updates)."""
-    return 1 if _plain(kernel) or kernel.split else width
+    return 1 if _plain(kernel) or kernel.split else kernel.group if kernel.form == "pairs" else width
 
 
 def products_per_cycle(kernel: Kernel, unit: Unit, width: int) -> float:
