@@ -430,12 +430,27 @@ static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (k->s.algorithm != CHECK_sconv || k->c.depth) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
         const int own_rows =
-            i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc || i == CHECK_blocked;
+            i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc || i == CHECK_blocked ||
+            i == CHECK_integer_winograd;
         if (check_computes[i] != PYSIM_CONV || own_rows || (k->groups_of_k && i == CHECK_im2col)) continue;
         k->s.algorithm = i;
         if (pack(k, side)) as_expected(k, e, side);
         k->s.algorithm = CHECK_sconv;
     }
+}
+
+/* A 3x3 case of a row of form pairs again, by Winograd. */
+static void by_integer_winograd(conv_case *k, const pysim_epilogue *e, guard_side side) {
+    const pysim_conv *c = &k->c;
+    const pysim_schedule own = k->s;
+    pysim_kernel_info row;
+    if (pysim_kernel_at(k->s.kernel, &row) != PYSIM_OK || strcmp(row.form, "pairs") != 0 || c->kernel_h != 3 || c->kernel_w != 3 || c->stride_h != 1 || c->stride_w != 1 || c->dilation_h != 1 ||
+        c->dilation_w != 1 || c->depth)
+        return;
+    k->s.algorithm = CHECK_integer_winograd, k->s.stationary = PYSIM_INPUT_STATIONARY;
+    k->s.channels = c->channels / c->groups, k->s.k2 = k->s.k3 = 1;
+    if (pack(k, side)) as_expected(k, e, side);
+    k->s = own;
 }
 
 /* A case of channel blocks again, on planes by the algorithm `blocked`. */
@@ -466,6 +481,7 @@ static void check_case(conv_case *k) {
     if (expect_random(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT))
         as_expected(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     others(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
+    if (!check_failed()) by_integer_winograd(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     if (!check_failed() && !check_is_exact(k->result)) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     if (!check_failed()) by_way_of_blocks(k, side);
 }

@@ -202,3 +202,7 @@ static const instance sizes[SWAPS][MAX_VECTORS + 1][MAX_FILTERS + 1] = {SIZES(LI
 #define NAME2(dtype, form, w, f, target) NAME3(dtype, form, w, f, target)
 #define NAME(w, f) NAME2(DTYPE, FORM, w, f, TARGET)
 ROWS(ROW)
+
+#ifdef PAIRS
+#include "winograd.h"
+#endif
