@@ -32,7 +32,7 @@ GROUPS = {
     ("avx2", "bf16"): f"{FLAGS['avx2']} -DWIDTH=256 -DHALVES",
 }
 _FOLDERS = {"avx2": "x86", "avx512": "x86", "mma": "power10", "portable": "portable"}
-_ROOMS = ("abi", "algorithms", "threads", "portable")  # where functions of other files are looked for
+_ROOMS = ("abi", "algorithms", "algorithms/integers", "threads", "portable")  # where functions of other files are looked for
 _APART = {"abi/probe.c", "abi/worker.c"}
 NEST_FORMS = ("win", "fil", "outer", "groups", "pairs", "fused")  # of rows of kernels.inc
 _DEFINED = re.compile(r"^(?!static|extern|typedef|return|else)[a-z][\w *]*?\b(\w+)(?:\(| = )", re.MULTILINE)
@@ -71,7 +71,8 @@ def sources_of(plan: Plan, with_epilogue: bool) -> Sources:
     own, target = _isa_file(row, row.name), _vectors_of(row.target)
     plain = _closure([f"pysim_algorithm_{algorithm}", "pysim_run_job"])
     templates = _templates(row, own, plain)
-    plain = sorted(path for path in _closure([*plain, *templates]) if path not in templates)
+    apart = list(_with_includes([own])) if own and (row.target, row.dtype) in GROUPS else list[str]()  # it calls plain C, too
+    plain = sorted(path for path in _closure([*plain, *templates, *apart]) if path not in (*templates, *apart))
     rows = _rows(plan, row, plain)
     units = dict.fromkeys(Unit(path) for path in plain)
     for one in rows:
