@@ -56,6 +56,14 @@ def norm_constants(gamma: Array, beta: Array, mean: Array, variance: Array, epsi
     return scale, beta.astype(np.float64) - mean.astype(np.float64) * scale
 
 
+def _in_range(weights: Array, scale: Array, scaled: Array) -> bool:
+    """Whether weights stay numbers of their type: neither infinite, nor all so tiny that they are rounded as such. Else a layer and its
+    scale give other results together than one after the other."""
+    largest, found = (float(np.abs(one).max(initial=0)) for one in (weights, scaled))
+    far = float(np.finfo(weights.dtype).tiny / np.finfo(weights.dtype).eps)
+    return bool(np.isfinite(scale).all() and np.isfinite(found)) and (found >= min(far, largest) or not scale.any())
+
+
 def fuse(graph: Graph, supports: Supports) -> Graph:
     """An equivalent graph with fewer nodes."""
     fusion = _Fusion(graph, supports)
@@ -148,8 +156,11 @@ class _Fusion:
             return  # an Affine scales axis 1, a Linear's filters are its last axis; Views may lie between
         old = rest[0].astype(np.float64) if rest else np.zeros_like(shift)
         along = scale.reshape(-1, *[1] * (weights.ndim - 1))
-        scaled = np.multiply(weights, along, out=np.empty_like(weights), casting="unsafe")  # computed in float64 in blocks
-        folded = (scaled, (old * scale + shift).astype(weights.dtype))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            scaled = np.multiply(weights, along, out=np.empty_like(weights), casting="unsafe")  # computed in float64 in blocks
+            folded = (scaled, (old * scale + shift).astype(weights.dtype))
+        if not (_in_range(weights, along, scaled) and np.isfinite(folded[1]).all()):
+            return
         names = tuple(f"{later.output}:{what}" for what in ("scale" if layer.op == "Affine" else "weights", "shift"))
         self._constants.update(zip(names, folded, strict=True))
         self._absorb(before, layer._replace(inputs=(layer.inputs[0], *names)), at, view)

@@ -13,11 +13,10 @@ call.
 """
 
 import gc
-import sys
 from collections.abc import Callable, Sequence
-from operator import attrgetter, itemgetter
+from math import copysign
+from operator import itemgetter
 from pathlib import Path
-from types import FunctionType
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakSet, getweakrefcount
 
@@ -41,6 +40,7 @@ from pysim.torch.capture.effects import effects_of
 from pysim.torch.capture.frames import NotCapturedError, captured_calls
 from pysim.torch.capture.on_cpu import rewrite_on_cpu
 from pysim.torch.capture.rewriting import count_trainings, rewrite
+from pysim.torch.capture.unguarded import Unguarded
 from pysim.torch.capture.whole import ONE_GRAPH, check_layers, check_operators
 from pysim.torch.cuda_graph import GraphedCalls
 from pysim.torch.decisions import Report
@@ -341,18 +341,13 @@ class _Calls:
         self.graphs: list[Graph] = []
         self.refusal = ""  # why all calls run by PyTorch
         self.saved: SavedCall | None = None  # what calls of one kind need no capture for
-        self._hooks: list[dict[int, Any]] = []
-        self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
-        self._modules: list[torch.nn.Module] = []
-        self._kinds: list[type] = []
+        self._unguarded = Unguarded()
         self._failed: list[str] = []  # why frames of a call that has begun went on by PyTorch
-        self._functions: list[tuple[type, Callable[[type], Any], Any]] = []
-        self._codes: tuple[list[FunctionType], list[Any]] = [], []
         self._compiled: Callable[..., Any] | None = None  # made by the first call that needs it: PyTorch's compiler takes seconds to import
 
     def _compile(self) -> Callable[..., Any]:
-        self._with_hooks, self._failed = [], []
-        return captured_calls(self.model, self._capture, self, self._failed.append, self.whole)
+        self._failed, self._unguarded = [], Unguarded()
+        return captured_calls(self.model, self._capture, self, self._failed.append, self._guarded, self.whole)
 
     @property
     def whole(self) -> bool:
@@ -360,33 +355,22 @@ class _Calls:
         return self.options.accuracy == "reproducible"
 
     def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+        self._unguarded.note_graph(module.graph, self.model.modules())
         graph = _compiled(module, inputs, self.options)
         if graph.strange or (graph.reason and self.whole):
             raise OperandError(graph.reason)  # even its results may be of another type than a graph's
         self.graphs.append(graph)
-        modules = [*self.model.modules()]  # they and their hooks may be others than before
-        graph.touched = [one for of in modules for one in (*of._parameters.values(), *of._buffers.values())]
-        hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
-        self._with_hooks = [(one, [*one]) for one in hooks if one]
-        self._hooks = [one for one in hooks if not one]
-        self._modules, self._kinds = modules, [*map(type, modules)]
-        self._functions = [(kind, pick := _functions_of(kind), pick(kind)) for kind in {*self._kinds, *_kinds_held_by(modules)}]
-        coded = [one for *_, functions in self._functions for one in functions if isinstance(one, FunctionType)]
-        self._codes = coded, [*map(_code, coded)]
+        graph.touched = [one for of in self.model.modules() for one in (*of._parameters.values(), *of._buffers.values())]
         return graph
 
-    def _has_other_code(self) -> bool:
-        """Whether there are other hooks, modules or functions of their classes: torch.compile has few guards for these or none."""
-        hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
-        if hooked or [*map(type, self._modules)] != self._kinds or [*map(_code, self._codes[0])] != self._codes[1]:
-            return True
-        return any(pick(of) != before for of, pick, before in self._functions)
+    def _guarded(self, guards: Any) -> None:
+        self._unguarded.note_guards(guards, [*self.model.modules()])  # they and their hooks may be others than before
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.saved is not None and (found := self.saved(args, kwargs)) is not None:
             return found[0]
-        if self._compiled is None or self._has_other_code():
-            self._compiled, self._hooks, self._modules, self._kinds, self._functions, self.graphs = self._compile(), [], [], [], [], []
+        if self._compiled is None or self._unguarded.changed():
+            self._compiled, self.graphs = self._compile(), []
         try:
             y = self._compiled(*args, **kwargs)
         except NotCapturedError as error:
@@ -428,31 +412,15 @@ class _Calls:
         given = _leaves((*args, *kwargs.values()))
         if not all(is_plain(one) for one in given if isinstance(one, torch.Tensor)) or any(isinstance(one, fx.Proxy) for one in given):
             return False
+        if any(type(one) is float and one == 0.0 and copysign(1.0, one) < 0.0 for one in given):  # which guards take for 0.0
+            return False
         if not torch.is_grad_enabled():
             return True
         return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
 
 
-_code = attrgetter("__code__")
 _functional = itemgetter(*(name for name, one in vars(functional).items() if callable(one) and name[:1] != "_"))
 _FUNCTIONAL = _functional(vars(functional))
-
-
-def _functions_of(kind: type) -> Callable[[type], Any]:
-    """What reads a class for its functions, which torch.compile has no guards for; those that all modules have are left out."""
-    bodies = [vars(base) for base in kind.__mro__ if base not in (torch.nn.Module, object)]
-    of = {name for body in bodies for name, one in body.items() if isinstance(one, FunctionType | property | classmethod | staticmethod)}
-    return attrgetter("__init__", *sorted(name for name in of if name not in vars(torch.nn.Module) or name in ("forward", "__call__")))
-
-
-def _kinds_held_by(modules: Sequence[torch.nn.Module]) -> set[type]:
-    """The user's own classes of which modules hold objects in their attributes."""
-    kinds = {type(one) for module in modules for one in vars(module).values()}
-    return {
-        kind
-        for kind in kinds
-        if kind.__module__.partition(".")[0] not in ("torch", *sys.stdlib_module_names) or kind.__module__ == "__main__"
-    }
 
 
 def _has_global_hooks() -> bool:

@@ -8,7 +8,7 @@ PyTorch raises. Dynamo's own means, suppress_errors, is a setting for all thread
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import count
 from types import FunctionType
 from typing import Any, cast
@@ -32,10 +32,15 @@ class NotCapturedError(Exception):
 
 
 def captured_calls(
-    model: Callable[..., Any], capture: Capture, by: object, failed: Callable[[str], None], whole: bool = False
+    model: Callable[..., Any],
+    capture: Capture,
+    by: object,
+    failed: Callable[[str], None],
+    guarded: Callable[[Any], None],
+    whole: bool = False,
 ) -> Callable[..., Any]:
-    """`model`, each of whose graphs becomes `capture(graph, inputs)`; `failed` gets the reason why a later frame than the first goes on by
-    PyTorch. `whole`: a call must be one graph."""
+    """`model`, each of whose graphs becomes `capture(graph, inputs)`; `guarded` then gets its guards, and may refuse it, too. `failed` gets
+    the reason why a later frame than the first goes on by PyTorch. `whole`: a call must be one graph."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
@@ -45,14 +50,14 @@ def captured_calls(
     own = FunctionType(code, call.__globals__, closure=call.__closure__)
     # and those of functions that it calls after a graph break for each backend with its options, so an earlier one's are not found
     backend = torch._TorchCompileWrapper(_of_optimized, None, {"capture": lambda module, inputs: capture(module, inputs)}, None)
-    context = torch._dynamo.optimize(backend, nopython=whole)
+    context = torch._dynamo.optimize(backend, guard_export_fn=guarded, nopython=whole)
     if convert := getattr(context, "callback", None):  # TORCHDYNAMO_DISABLE leaves none
 
         def converted(frame: Any, *rest: Any) -> Any:
             # a later frame may be that of several modules of a class, which without guards for hooks are taken for one another
-            guarded = nullcontext() if frame.f_code is code else torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+            hooks = {} if frame.f_code is code else {"skip_nnmodule_hook_guards": False}
             try:
-                with guarded:
+                with torch._dynamo.config.patch(use_numpy_random_stream=True, **hooks):  # else NumPy's random numbers are PyTorch's
                     return convert(frame, *rest)
             except Exception as error:
                 reason = _reason(error)  # and nothing else of it is kept: its frames hold weak references to the model's tensors

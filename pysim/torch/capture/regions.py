@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pysim.errors import OperandError
 from pysim.torch.capture.aten import is_view, lowered
-from pysim.torch.capture.effects import Effects, may_trace
+from pysim.torch.capture.effects import Effects, may_trace, name_of_operator
 from pysim.torch.capture.forms import ABSENT, Form, forms_in, module_name
 from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.layers.network_layer import NetworkLayer
@@ -240,6 +240,7 @@ def _replace(module: fx.GraphModule, segment: Segment, regions: _Regions) -> Non
     """Replaces a segment by its networks and what stays PyTorch's."""
     graph, inside, traced = module.graph, {*segment.nodes}, regions.traced
     emitted: dict[fx.Node, fx.Node] = dict(regions.places)
+    detaches = any(name_of_operator(node) == "detach" for node in segment.nodes)
 
     def value(node: fx.Node) -> fx.Node:
         """The node in the captured graph: of PyTorch's operators, constants and views inserted when something reads it."""
@@ -253,6 +254,8 @@ def _replace(module: fx.GraphModule, segment: Segment, regions: _Regions) -> Non
             emitted[node] = graph.node_copy(node, emitted.__getitem__)
             if node.target is torch.ops.aten.view.default:  # by strides of the trace, which are not those of all operators
                 emitted[node].target = torch.ops.aten.reshape.default
+            elif node.target is torch.ops.aten.alias.default and detaches:  # which traces write so
+                emitted[node].target = torch.ops.aten.detach.default
         return emitted[node]
 
     def insert(level: int) -> None:

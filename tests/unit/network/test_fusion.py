@@ -107,6 +107,14 @@ def test_an_affine_is_folded_into_weights_and_an_activation_follows():
     assert (weights[:, 0, 0, 0] == s).all() and (bias == t).all()
 
 
+@pytest.mark.parametrize(("weight", "scale"), [(1e30, 1e10), (1e-30, 1e-20), (1.0, np.inf), (2.0, np.nan)])
+def test_a_scale_that_leads_out_of_the_types_range_stays_apart(weight, scale):
+    """Of inputs that bring the sums back into it, results are ordinary numbers."""
+    constants = {"w": np.full((4, 4, 1, 1), weight, np.float32), "s": np.full(4, scale, np.float32), "t": np.zeros(4, np.float32)}
+    graph = chain(node("Conv", "x w", "a"), node("Affine", "a s t", "b"), constants=constants)
+    assert [one.op for one in fuse(graph, _supports).nodes] == ["Conv", "Affine"]
+
+
 def matrix_chain(shown):
     """A Linear of 2 x 3 rows, a View of its result, an Affine of that, another View and HardSwish."""
     rng = np.random.default_rng(0)

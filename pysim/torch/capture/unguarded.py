@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a captured call rests on that torch.compile has no guards for.
+
+    hooks and classes    of the modules that the call read, whether they are a module's children or not
+    functions            of the classes of these modules and of other objects that it read, and their code; methods of tensors
+    refused              what a capture takes for constant though each call changes it: generators of Python's random numbers other than
+                         those of random.random and its like, deques, functools.lru_cache; and `nn.TransformerEncoder` with a mask of
+                         padding, where eager's nested tensors fill rows with zeros that a capture computes
+
+Which objects a call read is what its guards tell: each has the object, or its class.
+"""
+
+import collections
+import functools
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import fx
+
+from pysim.errors import OperandError
+
+_code = attrgetter("__code__")
+_tensor_method = vars(torch.Tensor).get
+_FROZEN: dict[Any, str] = {
+    random.Random: "random.Random",
+    collections.deque: "a deque",
+    functools._lru_cache_wrapper: "a function with functools.lru_cache",
+}
+
+
+class Unguarded:
+    """Of the calls of one model, since it was last captured anew."""
+
+    def __init__(self) -> None:
+        self._hooks: list[dict[int, Any]] = []
+        self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
+        self._modules: list[torch.nn.Module] = []
+        self._kinds: list[type] = []
+        self._functions: list[tuple[type, Callable[[type], Any], Any]] = []
+        self._codes: tuple[list[FunctionType], list[Any]] = [], []
+        self._others: dict[int, Any] = {}  # by identity: objects that no module of the model is
+        self._methods: dict[str, Any] = {}
+
+    def note_graph(self, graph: fx.Graph, modules: Iterable[torch.nn.Module]) -> None:
+        """OperandError for what is refused."""
+        called = [node for node in graph.nodes if node.op.startswith("call") and node.meta.get("nn_module_stack")]
+        inside = [[*node.meta["nn_module_stack"].values()][-1][1] for node in called]
+        if torch.nn.TransformerEncoder in inside and any(getattr(one, "use_nested_tensor", False) for one in modules):
+            raise OperandError("nn.TransformerEncoder is called with a mask, which its own nested tensors make zeros of")
+        names = {str(node.target) for node in graph.find_nodes(op="call_method")}
+        for node in graph.nodes:
+            if node.op == "call_function" and getattr(operator, name := getattr(node.target, "__name__", ""), None) is node.target:
+                names |= {f"__{name.strip('_')}__", f"__r{name.strip('_')}__"}
+        self._methods |= {name: _tensor_method(name) for name in names}
+
+    def note_guards(self, guards: Iterable[Any], modules: Iterable[torch.nn.Module]) -> None:
+        """Of a call that was just captured; `modules`: those of the model. OperandError for what is refused."""
+        for guard in guards:
+            of, kind = (reference() if reference is not None else None for reference in (guard.obj_weakref, guard.guarded_class_weakref))
+            cached = functools._lru_cache_wrapper if guard.name.endswith(".__wrapped__") else None
+            if frozen := _FROZEN.get(cached or (kind if of is None else type(of))):
+                raise OperandError(f"it reads {frozen}, which torch.compile takes for constant")
+            if isinstance(of, torch.nn.Module | FunctionType | type) or _is_users(type(of)):
+                self._others[id(of)] = of
+        self._note({**{id(one): one for one in modules}, **self._others}.values())
+
+    def _note(self, read: Iterable[Any]) -> None:
+        """How these are now."""
+        modules = [one for one in read if isinstance(one, torch.nn.Module)]
+        hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
+        self._hooks, self._with_hooks = [one for one in hooks if not one], [(one, [*one]) for one in hooks if one]
+        self._modules, self._kinds = modules, [*map(type, modules)]
+        others = [one if isinstance(one, type) else type(one) for one in read]
+        kinds = {*self._kinds, *(one for one in others if _is_users(one))}
+        self._functions = [(kind, pick := _functions_of(kind), pick(kind)) for kind in kinds]
+        coded = [one for *_, functions in self._functions for one in functions] + [*read]
+        coded = [*{id(one): one for one in coded if isinstance(one, FunctionType)}.values()]
+        self._codes = coded, [*map(_code, coded)]
+
+    def changed(self) -> bool:
+        hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
+        if hooked or [*map(type, self._modules)] != self._kinds or [*map(_code, self._codes[0])] != self._codes[1]:
+            return True
+        if self._methods != {name: _tensor_method(name) for name in self._methods}:
+            return True
+        return any(pick(of) != before for of, pick, before in self._functions)
+
+
+def _is_users(kind: type) -> bool:
+    """Whether a class is neither PyTorch's nor the standard library's."""
+    return kind.__module__.partition(".")[0] not in ("torch", *sys.stdlib_module_names) or kind.__module__ == "__main__"
+
+
+def _functions_of(kind: type) -> Callable[[type], Any]:
+    """What reads a class for its functions; those that all modules have are left out."""
+    bodies = [vars(base) for base in kind.__mro__ if base not in (torch.nn.Module, object)]
+    of = {name for body in bodies for name, one in body.items() if isinstance(one, FunctionType | property | classmethod | staticmethod)}
+    return attrgetter("__init__", *sorted(name for name in of if name not in vars(torch.nn.Module) or name in ("forward", "__call__")))

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects that a call reads and torch.compile does not guard or takes for constant: results of optimized models are eager's."""
+
+import collections
+import copy
+import functools
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from torch import nn  # noqa: E402
+from torch_twins import WAYS, difference  # noqa: E402
+
+import pysim.torch  # noqa: E402
+
+pytestmark = [
+    pytest.mark.usefixtures("every_layer_is_ours", "fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
+]
+
+
+class Model(nn.Module):
+    """`forward` is `of`, beside a convolution and an object that `made` gives."""
+
+    def __init__(self, of, made=lambda: None):
+        super().__init__()
+        self.conv, self.of, self.held = nn.Conv2d(3, 8, 3), of, made()
+
+    def forward(self, *given):
+        return self.of(self, *given)
+
+
+def results(model, calls):
+    """Of calls with seeds, and the numbers that are drawn after each."""
+    found = []
+    with torch.no_grad():
+        for at in range(calls):
+            torch.manual_seed(at)
+            random.seed(at)
+            np.random.seed(at)
+            found.append((model(torch.randn(2, 3, 9, 9)), torch.rand(1), random.random(), np.random.rand()))
+    return found
+
+
+def shuffled(model, x):
+    numbers = [1, 2, 3, 4]
+    random.shuffle(numbers)
+    return model.conv(x) * numbers[0]
+
+
+def turned(model, x):
+    model.held.append(model.held[0] + 1)
+    model.held.rotate(1)
+    return model.conv(x) * model.held[0]
+
+
+def cached():
+    return functools.lru_cache(None)(torch.randn)
+
+
+STATES = {
+    "choice": (lambda model, x: model.conv(x) * random.choice([1, 2, 3, 4]), lambda: None),
+    "gauss": (lambda model, x: model.conv(x) * random.gauss(0, 1), lambda: None),
+    "shuffle": (shuffled, lambda: None),
+    "a generator of its own": (lambda model, x: model.conv(x) + model.held.random(), lambda: random.Random(3)),
+    "NumPy's numbers": (lambda model, x: model.conv(x) + torch.from_numpy(np.random.rand(1)).float(), lambda: None),
+    "a deque": (turned, lambda: collections.deque([1.0, 2.0, 3.0], maxlen=3)),
+    "a cache": (lambda model, x: model.conv(x) + model.held(1), cached),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_that_each_call_changes_is_no_constant(name):
+    of, made = STATES[name]
+    model, twin = Model(of, made).eval(), Model(of, made).eval()
+    twin.load_state_dict(model.state_dict())
+    assert not (fault := difference(results(pysim.torch.optimize(model), 4), results(twin, 4))), fault
+
+
+class Helper:
+    def doubled(self, y):
+        return y * 2
+
+
+HELPER, LAYER = Helper(), nn.Conv2d(8, 8, 1)
+OBJECTS = {
+    "a layer in a list": (lambda model, x: model.held[0](model.conv(x)), lambda: [nn.Conv2d(8, 8, 1)], lambda model: model.held[0]),
+    "a layer in a dictionary": (lambda model, x: model.held["a"](model.conv(x)), lambda: {"a": nn.ReLU()}, lambda model: model.held["a"]),
+    "a global layer": (lambda model, x: LAYER(model.conv(x)), lambda: None, lambda model: LAYER),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_hook_of_a_module_that_is_no_child_takes_effect(name):
+    of, made, layer = OBJECTS[name]
+    model, x = Model(of, made).eval(), torch.randn(2, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        before = optimized(x)
+        handle = layer(model).register_forward_hook(lambda module, given, y: y * 3)
+        assert not (fault := difference(optimized(x), 3 * before)), fault
+        handle.remove()
+        assert not (fault := difference(optimized(x), before)), fault
+
+
+@pytest.mark.parametrize(
+    ("of", "made"),
+    [
+        (lambda model, x: model.held[0].doubled(model.conv(x)), lambda: [Helper()]),
+        (lambda model, x: HELPER.doubled(model.conv(x)), lambda: None),
+    ],
+    ids=["in a list", "global"],
+)
+def test_a_method_of_an_object_that_is_no_attribute_takes_effect(of, made, monkeypatch):
+    model, x = Model(of, made).eval(), torch.randn(2, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        optimized(x)
+        monkeypatch.setattr(Helper, "doubled", lambda self, y: y - 5)
+        assert not (fault := difference(optimized(x), model(x))), fault
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "__mul__"])
+def test_a_method_of_tensors_that_is_replaced_takes_effect(name):
+    model, x = Model(lambda model, x: model.conv(x).sigmoid() * 2).eval(), torch.randn(2, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        before = optimized(x)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, name, lambda y, *_: torch.add(y, 1))
+            assert not (fault := difference(optimized(x), model(x))), fault
+        assert not (fault := difference(optimized(x), before)), fault
+
+
+def test_a_detached_parameter_needs_no_gradient(way):
+    model = Model(lambda model, x: (model.conv(x), model.conv.weight.detach(), model.conv.weight.view(-1))).eval()
+    ours, x = WAYS[way](model), torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        assert not (fault := difference(ours(x), model(x))), fault
+
+
+def test_zero_has_a_sign():
+    model, x = Model(lambda model, x, by: model.conv(x) / by).eval(), torch.randn(2, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        for by in (0.0, -0.0, 0.0):
+            assert not (fault := difference(optimized(x, by), model(x, by))), fault
+
+
+def test_an_encoder_fills_what_a_mask_leaves_out_as_eager_does():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x, mask = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for given in ({}, {"src_key_padding_mask": mask}):
+        optimized = pysim.torch.optimize(copy.deepcopy(model))
+        with torch.no_grad():
+            assert not (fault := difference(optimized(x, **given), model(x, **given))), fault
+        assert any(one.reason.startswith("nn.TransformerEncoder is called") for one in pysim.torch.report(optimized)) == bool(given)
