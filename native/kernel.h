@@ -158,7 +158,7 @@ typedef struct {
 /* Computes `windows` neighbouring outputs of one row. Reads x in whole vectors of up to 64 bytes. */
 typedef void (*pysim_phases_kernel)(const pysim_phases *of, const void *x, void *out, int64_t windows);
 
-/* One channel set of a tile: neighbouring pixels of an output row x vectors of filters, one block of filters per vector. Strides are in
+/* One channel set of some tiles: neighbouring pixels of a row x vectors of filters, one block of filters per vector. Strides are in
  * elements: of the input between channel blocks, kernel rows, taps and pixels; of the filters between channel blocks, kernel rows and
  * taps. At each tap, `inner` consecutive elements of the input meet `inner` consecutive rows of filters. */
 typedef struct {
@@ -167,7 +167,7 @@ typedef struct {
     int64_t filter_block, filter_row, filter_tap;
     const void *input, *filters;
     void *out;
-    int64_t pixels, vectors;     /* of the tile; `out` is not touched beyond these vectors */
+    int64_t pixels, vectors;     /* of all tiles; `out` is not touched beyond these vectors */
     int64_t out_vector;          /* elements of `out` between vectors of filters */
     int first, last;             /* first set: sums start at the bias, else at `out`; last set: results are clamped */
     const void *bias, *residual; /* one bias per filter; residual in the layout of `out`; either may be NULL */

@@ -10,13 +10,14 @@
 #include "instance.h"
 
 enum { MAX_PIXELS = 28, MAX_FILTER_VECTORS = 4 };
+enum { WHOLE, EDGE, DENSE, HAS_DENSE = sizeof(VEC) <= 32 };
 
 /* Prefetches the output lines of the next tile but one: memory is further away than a tile of few channels takes. Pixels of a block are
  * contiguous in memory, and so are rows. */
-enum { TILES_AHEAD = 2, ROWS_AHEAD = 96, LINE = 64 / sizeof(T) };
-INLINE void fetch_tile(const int P, const int F, const void *at, int64_t vector, int64_t vectors) {
+enum { TILES_AHEAD = 2, ROWS_AHEAD = 96, LINE = 64 / sizeof(T), LINE_VECTORS = 64 / sizeof(VEC) };
+INLINE void fetch_tile(const int P, const int F, const T *at, int64_t vector, int64_t vectors) {
     for (int f = 0; f < F && f < vectors; f++)
-        for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
+        for (int p = 0; p < P; p += LINE_VECTORS) __builtin_prefetch(at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
 }
 
 /* Adds the products of one element and F vectors of filters to pixel p. */
@@ -55,13 +56,13 @@ INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, i
     }
 }
 
-/* Adds all blocks, kernel rows and taps of a tile. */
-INLINE void add_blocks(const int P, const int F, const int EDGES, const pysim_nchwc_tile *t, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
-    const char *ahead = t->ahead;
+/* Adds all blocks, kernel rows and taps of a tile. Returns what is prefetched next. */
+INLINE const char *add_blocks(const int P, const int F, const int EDGES, const pysim_nchwc_tile *t, const T *input, const char *ahead,
+                              VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
     const int64_t run = (P - 1) * t->pixel + (t->taps - 1) * t->tap + t->inner;
     for (int64_t b = 0; b < t->blocks; b++)
         for (int64_t r = 0; r < t->rows; r++) {
-            const T *row = (const T *)t->input + b * t->block + r * t->row, *next = row;
+            const T *row = input + b * t->block + r * t->row, *next = row;
             if (r + 1 < t->rows) next = row + t->row;
             else if (b + 1 < t->blocks) next = row + t->block - r * t->row;
             const T *next_end = next + run;
@@ -74,24 +75,59 @@ INLINE void add_blocks(const int P, const int F, const int EDGES, const pysim_nc
                 else add_tap(P, F, 1, with_first, with_last, t, x, w, &next, next_end, acc);
             }
         }
+    return ahead;
 }
 
-INLINE void direct_tile(const int P, const int F, const int EDGES, const pysim_nchwc_tile *t) {
-    VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS];
-#pragma GCC unroll 4
-    for (int f = 0; f < F; f++)
+/* Adds one tap of a whole block for neighbouring pixels, x: with constant strides each element has a constant place, and one prefetch a line
+ * suffices. `next`: from x to what is prefetched. Unrolled further, GCC loads elements early and spills accumulators. */
+INLINE void add_block(const int P, const int F, const T *x, int64_t next, const T *w, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
 #pragma GCC unroll 28
-        for (int p = 0; p < P; p++) acc[f][p] = v_zero();
-    fetch_tile(P, F, t->out, t->out_vector, t->vectors);
-    if (t->residual) fetch_tile(P, F, t->residual, t->out_vector, t->vectors);
-    add_blocks(P, F, EDGES, t, acc);
+    for (int p = 0; p < P; p += LINE_VECTORS) __builtin_prefetch(x + next + p * LANES);
+#pragma GCC unroll 2
+    for (int i = 0; i < LANES; i++, x++, w += F * LANES) {
+        VEC filter[MAX_FILTER_VECTORS];
+#pragma GCC unroll 4
+        for (int f = 0; f < F; f += LINE_VECTORS) __builtin_prefetch(w + (ROWS_AHEAD * F + f) * LANES);
+#pragma GCC unroll 4
+        for (int f = 0; f < F; f++) filter[f] = v_load(w + f * LANES);
+#pragma GCC unroll 28
+        for (int p = 0; p < P; p++) multiply_pixel(F, filter, x + p * LANES, acc, p);
+    }
+}
+
+/* As add_blocks, by add_block. */
+INLINE const char *add_dense_blocks(const int P, const int F, const pysim_nchwc_tile *t, const T *x, const char *ahead,
+                                    VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
+    const T *w = t->filters;
+    const int64_t blocks = t->blocks, block = t->block, rows = t->rows, taps = t->taps, lines = t->ahead_lines;
+    if (rows == 1 && taps == 1) {
+        for (int64_t b = 0; b < blocks; b++, x += block, w += t->filter_block) {
+            for (int64_t l = 0; l < lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+            add_block(P, F, x, block, w, acc);
+        }
+        return ahead;
+    }
+    for (int64_t b = 0; b < blocks; b++)
+        for (int64_t r = 0; r < rows; r++) {
+            const T *row = x + b * block + r * t->row, *filters = w + b * t->filter_block + r * t->filter_row;
+            const int64_t next = r + 1 < rows ? t->row : b + 1 < blocks ? block - r * t->row : 0;
+            for (int64_t s = 0; s < taps; s++, row += t->tap, filters += t->filter_tap) {
+                for (int64_t l = 0; l < lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+                add_block(P, F, row, next, filters, acc);
+            }
+        }
+    return ahead;
+}
+
+/* Adds a channel set to the results of a tile: bias, residual, bounds. `out_vector` elements between vectors of both. */
+INLINE void store_tile(const int P, const int F, const pysim_nchwc_tile *t, T *out, const T *residual,
+                       VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
     const VEC low = v_set1((T)t->bounds.low), high = v_set1((T)t->bounds.high);
     const int bounded = t->last && (t->bounds.low > -__builtin_inf() || t->bounds.high < __builtin_inf());
-    const T *bias = t->bias, *residual = t->residual;
+    const T *bias = t->bias;
 #pragma GCC unroll 4
-    for (int f = 0; f < F; f++) {
+    for (int f = 0; f < F; f++, out += t->out_vector) {
         if (f >= t->vectors) break;
-        T *out = (T *)t->out + f * t->out_vector;
         const VEC start = bias ? v_load(bias + f * LANES) : v_zero();
         if (t->first)
 #pragma GCC unroll 28
@@ -110,8 +146,28 @@ INLINE void direct_tile(const int P, const int F, const int EDGES, const pysim_n
     }
 }
 
+/* `tiles` neighbouring tiles of P pixels. Returns what is prefetched next. */
+INLINE const char *direct_tiles(const int P, const int F, const int KIND, const pysim_nchwc_tile *t, int64_t tiles) {
+    const T *input = t->input, *residual = t->residual;
+    const char *ahead = t->ahead;
+    T *out = t->out;
+    for (int64_t n = 0; n < tiles; n++, input += P * t->pixel, out += P * LANES, residual += residual ? P * LANES : 0) {
+        VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS];
+#pragma GCC unroll 4
+        for (int f = 0; f < F; f++)
+#pragma GCC unroll 28
+            for (int p = 0; p < P; p++) acc[f][p] = v_zero();
+        fetch_tile(P, F, out, t->out_vector, t->vectors);
+        if (residual) fetch_tile(P, F, residual, t->out_vector, t->vectors);
+        if (KIND == DENSE) ahead = add_dense_blocks(P, F, t, input, ahead, acc);
+        else ahead = add_blocks(P, F, KIND == EDGE, t, input, ahead, acc);
+        store_tile(P, F, t, out, residual, acc);
+    }
+    return ahead;
+}
+
 #define NCHWC_CASE(P, F) \
-    case P: direct_tile(P, F, EDGES, t); break;
+    case P: return direct_tiles(P, F, KIND, t, tiles);
 #define NCHWC_PIXELS_3(F) NCHWC_CASE(1, F) NCHWC_CASE(2, F) NCHWC_CASE(3, F)
 #define NCHWC_PIXELS_4(F) NCHWC_PIXELS_3(F) NCHWC_CASE(4, F)
 #define NCHWC_PIXELS_6(F) NCHWC_PIXELS_4(F) NCHWC_CASE(5, F) NCHWC_CASE(6, F)
@@ -126,20 +182,35 @@ INLINE void direct_tile(const int P, const int F, const int EDGES, const pysim_n
     NCHWC_CASE(28, F)
 /* clang-format on */
 
-#define NCHWC_TILES(name, P, F, EDGE)                                       \
-    static __attribute__((noinline)) void name(const pysim_nchwc_tile *t) { \
-        enum { EDGES = EDGE };                                              \
-        switch (t->pixels) { NCHWC_PIXELS_##P(F) default : break; }         \
+#define NCHWC_TILES(name, P, F, kind)                                                             \
+    static __attribute__((noinline)) const char *name(const pysim_nchwc_tile *t, int64_t tiles) { \
+        enum { KIND = kind };                                                                     \
+        switch (t->pixels) { NCHWC_PIXELS_##P(F) default : return t->ahead; }                     \
     }
+
+/* Divides the pixels evenly: some tiles, and others of one pixel less. */
+INLINE void each_size(const int P, const pysim_nchwc_tile *t, const char *(*compute)(const pysim_nchwc_tile *, int64_t)) {
+    pysim_nchwc_tile some = *t;
+    for (int64_t rest = t->pixels, tiles = (rest + P - 1) / P, count; tiles > 0; tiles -= count, rest -= count * some.pixels) {
+        some.pixels = (rest + tiles - 1) / tiles;
+        count = rest - (some.pixels - 1) * tiles;
+        some.ahead = compute(&some, count);
+        some.input = (const T *)some.input + count * some.pixels * t->pixel;
+        some.out = (T *)some.out + count * some.pixels * LANES;
+        if (some.residual) some.residual = (const T *)some.residual + count * some.pixels * LANES;
+    }
+}
 
 /* Defines a row of the registry: tiles of up to P pixels x F vectors. Tiles that leave out pixels have a function of their own: in a common one
  * GCC allocates registers differently, and tiles that leave out nothing take up to 5 % longer (Zen 4, 1x1, tiles of 12 x 8 on AVX2). */
-#define DEFINE_NCHWC(name, P, F)                                 \
-    NCHWC_TILES(name##_whole, P, F, 0)                           \
-    NCHWC_TILES(name##_edge, P, F, 1)                            \
-    void name(const pysim_nchwc_tile *t) {                       \
-        if (t->without_first || t->without_last) name##_edge(t); \
-        else name##_whole(t);                                    \
+#define DEFINE_NCHWC(name, P, F)                                                                  \
+    NCHWC_TILES(name##_whole, P, F, WHOLE)                                                        \
+    NCHWC_TILES(name##_edge, P, F, EDGE)                                                          \
+    NCHWC_TILES(name##_dense, P, F, HAS_DENSE ? DENSE : WHOLE)                                    \
+    void name(const pysim_nchwc_tile *t) {                                                        \
+        if (t->without_first || t->without_last) each_size(P, t, name##_edge);                    \
+        else if (HAS_DENSE && t->pixel == LANES && t->inner == LANES) each_size(P, t, name##_dense); \
+        else each_size(P, t, name##_whole);                                                       \
     }
 
 /* The rows of direct_nchwc.inc for these vectors */
