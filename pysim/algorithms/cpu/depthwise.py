@@ -20,7 +20,7 @@ blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are 
 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
 
-    kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts
+    kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts + MASKED * masked loads (rows, AVX2)
              + transposition: max(loads / load rate, shuffles + MERGE merges), one shuffle per cycle as in `fil` kernels
     store    vectors of outputs and of transposed planes. Outputs that are not blocks begin anywhere in a line: a share
              (vector - element) / line of the vectors crosses into the next line, one access more.
@@ -90,6 +90,9 @@ TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 DEINTERLEAVE = 3  # operations per vector in AVX2: a shuffle within halves, a permute across them (Agner Fog's tables, Zen 2 to 5)
 PART_BYTES = 16  # loaded at once for transposition
+# Of a load in one of AVX2's tiles at an edge of the image: a mask, and a test whether its row is inside (form rows; Zen 3: eight layers of
+# MobileNet-v3, 1.4 to 3.7 cycles; predicted at 0.40 to 0.95 of their time without it, 0.81 to 1.19 with it)
+MASKED = 2.75
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
 # padding a line and starting a group are worth
 GATHERS, RESCALES, PADDED, STARTED = 2.0, 3.0, 9.0, 190.0
@@ -114,6 +117,7 @@ class Work(NamedTuple):
     aligned_stores: float = 0.0  # that cross no line
     rows: float = 0.0  # of tiles (blocks)
     taps: float = 0.0  # rows of outputs, once per tap (plain C)
+    masked: float = 0.0  # loads in tiles at edges, where masks are not cheap
     restarts: float = 0.0  # loops within a tile, after its first, that start with an exposed load and multiply-add
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
@@ -123,7 +127,7 @@ class Work(NamedTuple):
         tiles = max(issue, chains)
         tiles += (self.tiles + self.restarts) * (machine.levels[0].latency_cycles.value + unit.fma_latency_cycles.value)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
-        tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
+        tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES + self.masked * MASKED
         return tiles + max(self.parts / narrow, self.transposing + MERGE * self.merges), store
 
     def free_cycles(self, unit: Unit, dtype: str) -> float:
@@ -158,9 +162,16 @@ def _calls(w: Conv, high: int) -> float:
     if w.is_volume:
         return blocks
     group = (w.group_channels * w.height * w.width + w.group_filters * w.windows) * w.element_bytes
-    below = (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1 > w.pad_top + w.height
-    edges = min(blocks, (w.pad_top > 0) + below)
+    edges = min(blocks, (w.pad_top > 0) + (kept_rows(w) > w.pad_top + w.height))
     return blocks - edges + edges / max(1, direct_bytes()[0] // group)
+
+
+def _at_edges(w: Conv, high: int, lanes: int) -> float:
+    """The share of tiles of `high` rows x `lanes` columns that are at an edge of the image."""
+    blocks, vectors = ceil_div(w.out_h, high), ceil_div(w.out_w, lanes)
+    edges = min(blocks, (w.pad_top > 0) + (kept_rows(w) > w.pad_top + w.height))
+    sides = min(vectors, (w.pad_left > 0) + (kept_columns(w) > w.pad_left + w.width or w.out_w % lanes > 0))
+    return 1 - (1 - edges / blocks) * (1 - sides / vectors)
 
 
 def _stores_of_row(w: Conv, kernel: Kernel) -> int:
@@ -212,6 +223,7 @@ def _slice_work(w: Conv, kernel: Kernel, channels: float, calls: float) -> Work:
         float(_stores_of_row(w, kernel) * filters * w.out_h),
         float(tiles * blocks * vectors),
         channels * w.taps,
+        masked=each * blocks * read * loads * alive * _at_edges(w, high, kernel.lane_windows) if kernel.target == "avx2" else 0.0,
         calls=calls * phases * blocks if shared else float(tiles * blocks),
         restarts=max(0.0, tiles * blocks * vectors * (channels - 1)) if shared else tiles * blocks * each * w.taps * alive,
     )

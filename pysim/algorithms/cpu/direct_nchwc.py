@@ -17,9 +17,9 @@ kernel  Per channel and tap of a tile: max(P F / fma rate, F / load rate + (P + 
         Kernel rows and taps in the padding are left out; taps that some pixels of a tile need cost those pixels only. Vectors without
         filters in the last panel are computed all the same. Each run of consecutive input elements costs RUN_CYCLES more.
 store   P F vectors are stored once per set, and loaded again in every set after the first.
-call    TILE_CYCLES per tile and set, and call_cycles per call: of up to RUN_TILES neighbouring tiles of as many pixels, or of one tile
-        at a side of a padded image. Those take one call more per tap that at least two pixels (of an NCHW input: one) have in the
-        padding, and one to clear the accumulators.
+call    TILE_CYCLES per tile and set, and call_cycles per call: of up to RUN_TILES neighbouring tiles, or of one at a side of a padded
+        image. Those take one call more per tap that at least two pixels (of an NCHW input: one) have in the padding, and one to clear
+        the accumulators.
 
 Transfers overlap with all compute but loops whose loads take longer than their multiply-adds, since lines that come into L1 compete with
 those loads. On 213 random layers (Zen 4, lab/benchmarks/regret.py) transfers cost all of their time beside tiles of 12 x 8 on AVX2, with 7
@@ -141,7 +141,8 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
     skipped = 0 if shape.inner == 1 and w.dilation_w == 1 else w.stride_w  # columns of padding that the kernel skips
     reaching = [min(w.kernel_w, ceil_div(pad - skipped, w.dilation_w)) for pad in (w.pad_left, behind) if pad > skipped]
     sides = sum(reaching) + min(len(reaching), shape.per_row)
-    called = shape.rows * (_calls_of_row(shape, len(reaching)) + sides)
+    apart = min(len(reaching), shape.per_row)  # tiles of a row with calls of their own
+    called = shape.rows * (ceil_div(shape.per_row - apart, RUN_TILES) + apart + sides)
     stored = w.windows * shape.vectors
     return (
         each * of_rows,
@@ -150,13 +151,6 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
         stored / unit.stores_per_cycle.value,
         stored / unit.loads_per_cycle.value,
     )
-
-
-def _calls_of_row(shape: Shape, sides: int) -> int:
-    """Calls of the kernel for a row of tiles, of which some are at sides in the padding."""
-    apart = min(sides, shape.per_row)
-    longer = min(shape.pixels % shape.per_row, shape.per_row - apart)
-    return apart + ceil_div(longer, RUN_TILES) + ceil_div(shape.per_row - apart - longer, RUN_TILES)
 
 
 @lru_cache(maxsize=64)

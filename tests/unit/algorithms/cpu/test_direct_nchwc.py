@@ -54,6 +54,9 @@ def runnable():
         ("conv:g48mb1ic48ih7oc48kh7ph3", 3, 1, 1, 48),
         ("conv:g32mb1ic32ih15oc32kh3dh1ph2", 2, 1, 2, 32),
         ("conv:g16mb1ic16ih10oc16kh4sh3ph1", 1, 3, 1, 16),
+        ("conv:mb1ic32ih19iw23oc48kh1", 0, 1, 1, 1),  # more tiles than a call computes, of two sizes
+        ("conv:mb1ic16ih7iw401oc32kh3sh2ph1", 1, 2, 1, 1),
+        ("conv:mb1ic16ih7iw333oc48kh3dh1ph1", 1, 1, 2, 1),
     ],
 )
 def test_blocks_of_channels_give_what_planes_give(text, padding, stride, dilation, groups):

@@ -90,6 +90,13 @@ def test_small_blocks_of_rows_copy_their_halos_again() -> None:
     assert one.terms["kernel"] == many.terms["kernel"]
 
 
+def test_calls_that_pack_one_row_make_its_masks_for_it_alone() -> None:
+    """On a Zen 3 one row a block takes 2.1 times as long as 14, which copy twice as many rows."""
+    plan = planner.plan("conv:ic32ih112oc48kh1sh2", "zen3", algorithm="polyphase")
+    one, many = (planner.plan("conv:ic32ih112oc48kh1sh2", "zen3", name=in_blocks(plan, rows).name).cost for rows in (1, 14))
+    assert one.cycles > 1.8 * many.cycles
+
+
 def test_blocks_of_rows_that_leave_rows_between_have_one() -> None:
     """Larger blocks would copy the rows that no tap reads."""
     for text, sizes in (("conv:ic8ih64iw300oc16kh5kw1sh8sw1", {1}), ("conv:ic8ih64iw300oc16kh5kw1sh4sw1", {1, 2, 4, 8, 15})):
