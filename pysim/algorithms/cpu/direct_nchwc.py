@@ -15,7 +15,8 @@ kernel  Per channel and tap of a tile: max(P F / fma rate, F / load rate + (P + 
         is broadcast for F multiply-adds; each filter vector is loaded for P and prefetched. A broadcast may be faster than a vector load
         (Zen 4: 0.50 cycles instead of 1.00 for 64 bytes). Rows of outputs are divided into tiles of equal size, give or take a pixel.
         Kernel rows and taps in the padding are left out; taps that some pixels of a tile need cost those pixels only. Vectors without
-        filters in the last panel are computed all the same. Each run of consecutive input elements costs RUN_CYCLES more.
+        filters in the last panel are computed all the same. Each run of consecutive input elements costs RUN_CYCLES more, BLOCK_CYCLES
+        where a kernel has constant places (1x1 and stride 1, from blocks, vectors of up to DENSE_BYTES).
 store   P F vectors are stored once per set, and loaded again in every set after the first.
 call    TILE_CYCLES per tile and set, and call_cycles per call: of up to RUN_TILES neighbouring tiles, or of one at a side of a padded
         image. Those take one call more per tap that at least two pixels (of an NCHW input: one) have in the padding, and one to clear
@@ -72,6 +73,8 @@ SET_BLOCKS = (1, 4, 8, 16, 32)  # channel blocks per set; also all of them
 TILE_CYCLES = 40  # to start and end a tile (213 random layers on a Zen 4: 20 to 60; 238 schedules of 22 layers on a Zen 5: 85)
 RUN_TILES = 8  # of native/algorithms/direct_nchwc.c
 RUN_CYCLES = 8  # to start a run of consecutive input elements (Zen 5: 256 -> 128 channels 1x1 from NCHW, runs of one element)
+DENSE_BYTES = 32  # HAS_DENSE of native/templates/direct_nchwc.c
+BLOCK_CYCLES = 2.5  # tiles of 6 x 16 take 6.4 cycles a channel, six of them multiply-adds, where other loops take 7.2 (Zen 3, AVX2)
 
 
 class Shape(NamedTuple):
@@ -125,6 +128,8 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
     set)."""
     unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
     runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # taps per run of the input
+    is_dense = w.pointwise and shape.inner > 1 and unit.vector_bytes <= DENSE_BYTES and kernel.target != "portable"
+    start = (BLOCK_CYCLES if is_dense else RUN_CYCLES) / runs
     if kernel.target == "portable":  # plain C: the rate includes the loop overhead
         each = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs
         of_rows, loading = shape.rows * shape.steps * each, 0.0
@@ -134,7 +139,7 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
         for pixels, count in _pixels(shape):
             computing = max(pixels * f / unit.rate(w.dtype), unit.fma_latency_cycles.value)
             loads = f / unit.loads_per_cycle.value + (pixels + f) / broadcasts
-            of_rows += count * (max(computing, loads) + RUN_CYCLES / runs)
+            of_rows += count * (max(computing, loads) + start)
             loading += count * loads * (loads > computing)
     each = shape.panels * shape.channels
     behind = (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1 - w.pad_left - w.width  # padded columns at the end
