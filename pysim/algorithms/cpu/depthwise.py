@@ -37,9 +37,6 @@ a few vectors of each input row when they need them.
 
 Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 7 of 16 or of 8 lanes, `planes` all of them; for 16
 groups it transposes 13 parts of 4 columns of the input, 3 of the weights and 13 of the outputs. One call of `rows` computes 41 groups.
-144 groups of 56x56, 3x3, on 16 lanes and 8 rows: 7 x 4 tiles a group with 72 multiply-adds, 20 shuffles and 29 loads each. At 2
-multiply-adds per cycle that is 46 cycles, where chains of 9 need 36, and 9 to start; 8 vectors are stored. 10 cycles are free. At 1 per
-cycle (Zen 4) 92 - 36 = 56 are: the stores hide in 31 of them.
 """
 
 from collections.abc import Sequence
@@ -52,7 +49,7 @@ import numpy as np
 from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
-from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, row_of, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Terms, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part, rows_of
@@ -90,8 +87,7 @@ TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 DEINTERLEAVE = 3  # operations per vector in AVX2: a shuffle within halves, a permute across them (Agner Fog's tables, Zen 2 to 5)
 PART_BYTES = 16  # loaded at once for transposition
-# Of a load in one of AVX2's tiles at an edge of the image: a mask, and a test whether its row is inside (form rows; Zen 3: eight layers of
-# MobileNet-v3, 1.4 to 3.7 cycles; predicted at 0.40 to 0.95 of their time without it, 0.81 to 1.19 with it)
+# Of a load in AVX2's tiles at edges: its mask, and the test of its row (form rows; Zen 3, eight layers of MobileNet-v3: 1.4 to 3.7)
 MASKED = 2.75
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
 # padding a line and starting a group are worth
@@ -451,19 +447,11 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     return None
 
 
-def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Sizes:
-    return problem.group_channels, 1
-
-
 def _by_form() -> list[Kernel]:
     return sorted(direct_kernels(), key=lambda kernel: kernel.form)
 
 
-def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Sizes]:
-    return [(problem.group_channels, 1)]
-
-
-_LISTED = ListedAlgorithm(NAME, _by_form, _schedules, _nearest, terms, passed, _unfit)
+_LISTED = ListedAlgorithm(NAME, _by_form, lambda w, *_: [(w.group_channels, 1)], lambda w, *_: (w.group_channels, 1), terms, passed, _unfit)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
