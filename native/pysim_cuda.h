@@ -57,7 +57,7 @@ typedef struct {
     int32_t splits;        /* SPLIT_K: parts of k, 2..; STREAM_K: blocks that share all k-iterations, 2..; else 1 */
     int32_t along_n;       /* 0: neighbouring blocks go down a column of tiles (along m), 1: along n */
     int32_t group;         /* tiles of the other direction per group of the rasterisation, 1.. */
-    /* row of native/cuda/gemm where a convolution's algorithm makes products; of a row of residues (f64i8): the f64 row that computes in this decomposition
+    /* row of native/cuda/gemm where a convolution's algorithm makes products; of a row of residues: the row that computes in this decomposition
      * where operands are outside the bound, or -1: the first; else -1 */
     int32_t gemm;
 } pysim_cuda_schedule;

@@ -54,7 +54,7 @@ class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class GpuResidues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of f64 products by residues (algorithm f64i8): instructions per residue of an operand's element, and per residue of an
+    """Constants of products by residues (algorithm residues): instructions per residue of an operand's element, and per residue of an
     element of the result. Without them such products are not planned."""
 
     operand_instructions: Number

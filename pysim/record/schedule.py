@@ -56,7 +56,7 @@ class GpuSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
     """A launch on a GPU, field for field the struct `pysim_cuda_schedule`; tile sizes are the kernel's own.
 
     `kernel`: a row of native/cuda/gemm, or of native/cuda/conv for a convolution. `gemm`: the row of native/cuda/gemm of a convolution
-    algorithm that makes products; of f64i8 the f64 row that computes operands outside its bound, in this decomposition. `splits`: 1 for
+    algorithm that makes products; of residues the row that computes operands outside its bound, in this decomposition. `splits`: 1 for
     data_parallel, the parts of k for split_k, the blocks that share all k-iterations for stream_k; for a staged row (always data_parallel),
     its chunks of windows. Rasterisation runs along n if `along_n`, else along m, in strips of `group` tiles. In a convolution n is the
     windows under NCHW, the filters under NHWC and with wgmma.

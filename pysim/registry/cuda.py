@@ -143,7 +143,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     other rows replace this one from `below` on and on `replaced_on` (0: never). `alignment`: base and pitch of an operand are multiples of
     this many bytes. `k_major`: 1 if both operands must be K-major, 2 if B must be (if only A is, the kernel computes C' = B' A').
     `producer`: one warpgroup only loads, by TMA. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`: the most parts of split-K that
-    a cluster reduces without workspace. `residues`: number of s8 products that make one product of f64 (algorithm f64i8); its tiles are
+    a cluster reduces without workspace. `residues`: number of s8 products that make one (algorithm residues); its tiles are
     theirs. `ablation`: built only to measure what it leaves out.
     """
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Products: check the arguments, convert the layout of operands that the kernel cannot read in place, launch.
  *
- * The workspace holds, each aligned to 256 bytes: converted A, converted B or B's thirds, the tiles' flags, the partial sums. */
+ * The workspace holds, each aligned to 256 bytes: what a row of residues needs, converted A, converted B or B's thirds, the tiles' flags, the partial sums. */
 #include <algorithm>
 #include <utility>
 
@@ -77,6 +77,7 @@ Operand thirds_of(bool k_last, int64_t outer, int64_t k) {
 
 struct Workspace {
     Operand a, b;
+    int64_t residues; /* flags and scratch of a row of residues; what follows is of the row that computes in its place (`outside_of`) */
     int64_t flags, partials, total;
 };
 
@@ -93,14 +94,19 @@ struct Computed {
     }
 };
 
+/* Whether a row's kernels look at Problem::only_if, and it multiplies this type. */
+bool looks_at_condition(const GemmRow &row, int dtype) {
+    return dtype == PYSIM_F64 ? row.info.dtype == PYSIM_F64 && row.reduces_in_cluster : row.info.dtype == PYSIM_TF32X3 && row.needs.thirds;
+}
+
 /* What computes, in the schedule's decomposition, in place of a row of residues where operands are outside its bound: row `gemm`, or if there is none the first
- * that can. Only the f64 rows that reduce in clusters look at Problem::only_if. */
-pysim_status outside_of(const pysim_cuda_schedule *s, const GemmRow **row) {
+ * that can. */
+pysim_status outside_of(const pysim_cuda_schedule *s, int dtype, const GemmRow **row) {
     for (int32_t index = s->gemm < 0 ? 0 : s->gemm;; index++) {
         const pysim_status status = registry.find(index, row);
-        if (status != PYSIM_OK || ((*row)->info.dtype == PYSIM_F64 && (*row)->reduces_in_cluster)) return status;
+        if (status != PYSIM_OK || looks_at_condition(**row, dtype)) return status;
         if (s->gemm >= 0)
-            return fail(PYSIM_UNSUPPORTED, "gemm is row %s; products of residues need an f64 row on mma.sync beside them",
+            return fail(PYSIM_UNSUPPORTED, "gemm is row %s; products of residues need one beside them that can wait for a condition",
                         (*row)->info.name);
     }
 }
@@ -122,13 +128,14 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
             return fail(PYSIM_UNSUPPORTED, "k is %lld; kernel %s takes up to %lld", (long long)g->k, row.info.name,
                         (long long)limit::RESIDUES_K);
         const GemmRow *outside = nullptr;
-        pysim_status status = outside_of(s, &outside);
+        pysim_status status = outside_of(s, g->dtype, &outside);
         if (status == PYSIM_OK) status = workspace_of(of, s, *outside, w);
         if (status != PYSIM_OK) return status;
-        w->flags += ALIGN, w->partials += row.scratch(p.m, p.n, p.k);
-        w->total = w->flags + w->partials + ALIGN;
+        w->residues = ALIGN + row.scratch(p.m, p.n, p.k);
+        w->total = w->residues + std::max(w->total, (int64_t)ALIGN);
         return PYSIM_OK;
     }
+    w->residues = 0;
     if (tiles > limit::TILES || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > limit::TILES))
         return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name, (long long)tiles,
                     (long long)limit::TILES);
@@ -236,20 +243,39 @@ pysim_status workspace_bytes(const Call &call, int64_t *bytes) {
     return status;
 }
 
-/* After a row of residues: the f64 product, which does nothing unless flag 2 says that operands were outside the bound. */
-pysim_status run_outside(Problem p, const GemmRow &residues, const pysim_cuda_schedule *s, int sms, cudaStream_t stream) {
-    const GemmRow *row = nullptr;
-    const pysim_status status = outside_of(s, &row);
+/* Copies of operands, flags, the product; `at`: the workspace from the copies on. */
+pysim_status run_row(Problem p, const Workspace &w, char *at, const GemmRow &row, int element, int sms, cudaStream_t stream) {
+    if (w.a.transpose) p.trans_a = 0;
+    if (w.b.transpose) p.trans_b = 1;
+    const LayoutConversion a = take(w.a, &p.a, &p.lda, &at), b = take(w.b, &p.b, &p.ldb, &at);
+    if (w.flags) p.flags = (unsigned *)at, p.partials = at + w.flags;
+    if (a.rows || b.rows || w.flags) {
+        const PartsOf parts = !w.b.thirds ? PartsOf::NONE : p.trans_a ? PartsOf::THIRDS : PartsOf::THIRDS_INTERLEAVED;
+        const pysim_status status =
+            check(convert_layouts(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), p.only_if, stream),
+                  "layout conversion of operands, flags of partial sums");
+        if (status != PYSIM_OK) return status;
+        p.follows = has_dependent_launch();
+    }
+    return check(row.launch(p, sms, stream), row.info.name);
+}
+
+/* A row of residues, and behind it the product of `w`, which does nothing unless flag 2 says that operands were outside the bound. */
+pysim_status run_residues(Problem p, const Workspace &w, char *at, const GemmRow &row, const pysim_cuda_schedule *s, int dtype, int sms,
+                          cudaStream_t stream) {
+    const GemmRow *outside = nullptr;
+    pysim_status status = outside_of(s, dtype, &outside);
     if (status != PYSIM_OK) return status;
-    p.only_if = p.flags + 2, p.follows = 0;
-    const bool in_cluster = p.kind == PYSIM_SPLIT_K && p.splits <= row->reduces_in_cluster;
-    p.flags += ALIGN / sizeof(unsigned);
-    p.partials = in_cluster ? nullptr : (char *)p.partials + residues.scratch(p.m, p.n, p.k);
+    p.flags = (unsigned *)at, p.partials = at + ALIGN;
+    status = check(convert_layouts({}, {}, 1, PartsOf::NONE, p.flags, ALIGN / sizeof(unsigned), nullptr, stream), "flags of operands");
+    if (status == PYSIM_OK) status = check(row.launch(p, sms, stream), row.info.name);
+    if (status != PYSIM_OK) return status;
+    p.only_if = p.flags + 2, p.flags = nullptr, p.partials = nullptr;
 #ifdef PYSIM_EMULATED
-    (void)sms;
-    return check(reference(p, PYSIM_F64, stream), row->info.name);
+    (void)w;
+    return check(reference(p, dtype, stream), outside->info.name); /* rows on Hopper's own instructions do not run there */
 #else
-    return check(row->launch(p, sms, stream), row->info.name);
+    return run_row(p, w, at + w.residues, *outside, dtypes[dtype].bytes, sms, stream);
 #endif
 }
 
@@ -277,18 +303,7 @@ pysim_status run(const Call &call) {
     p.transposed = of.transposed;
     p.kind = s->decomposition, p.splits = s->splits, p.along_n = s->along_n, p.group = s->group;
     char *at = (char *)round_up((int64_t)(uintptr_t)call.workspace, ALIGN);
-    if (w.a.transpose) p.trans_a = 0;
-    if (w.b.transpose) p.trans_b = 1;
-    const LayoutConversion a = take(w.a, &p.a, &p.lda, &at), b = take(w.b, &p.b, &p.ldb, &at);
-    if (w.flags) p.flags = (unsigned *)at, p.partials = at + w.flags;
-    if (a.rows || b.rows || w.flags) {
-        const PartsOf parts = !w.b.thirds ? PartsOf::NONE : p.trans_a ? PartsOf::THIRDS : PartsOf::THIRDS_INTERLEAVED;
-        status = check(convert_layouts(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream),
-                       "layout conversion of operands, flags of partial sums");
-        p.follows = has_dependent_launch();
-    }
-    if (status == PYSIM_OK) status = check(row->launch(p, sms, call.stream), row->info.name);
-    return status == PYSIM_OK && row->residues ? run_outside(p, *row, s, sms, call.stream) : status;
+    return row->residues ? run_residues(p, w, at, *row, s, g->dtype, sms, call.stream) : run_row(p, w, at, *row, element, sms, call.stream);
 }
 
 pysim_status plain_loops(const Call &call) {

@@ -27,7 +27,7 @@ struct Problem {
     short transposed; /* 1: the kernel computes C' = B' A'; its element (i, j) is stored at c[j ldc + i] */
     short placed;     /* 1: each block has one tile: row blockIdx.x, column blockIdx.y, split-K part blockIdx.z (core/decomposition.cuh) */
     void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by core/decomposition.cuh */
-    const unsigned *only_if; /* f64 kernels by warps: if it points to 0, the launch does nothing */
+    const unsigned *only_if; /* abi/gemm.cu, looks_at_condition: if it points to 0, the launch does nothing */
     unsigned *flags;         /* zeroed before the launch; if it `follows`, by the previous launch */
 };
 }

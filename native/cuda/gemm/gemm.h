@@ -26,7 +26,7 @@ struct GemmRow {
     cudaError_t (*launch)(const Problem &p, int sms, cudaStream_t stream);   /* NULL: not in this build */
     cudaError_t (*attributes)(const Problem &p, pysim_cuda_attributes *out); /* blocks_per_sm by the occupancy calculator */
     int below = 0, reduces_in_cluster = 0, replaced_on = 0;                  /* see gemm/rows.h */
-    /* products that make one, and the bytes at Problem::partials that they need, beside flags; the schedule's decomposition is of the f64 row behind it */
+    /* products that make one, and the bytes at Problem::partials that they need, beside flags; the schedule's decomposition is of the row behind it */
     int residues = 0;
     int64_t (*scratch)(int m, int n, int k) = nullptr;
 };
@@ -53,9 +53,9 @@ struct LayoutConversion {
 /* The form of B's copy: halves or thirds (core/split.cuh), each kind in `rows` rows, one kind after the other. INTERLEAVED: every eight columns are in
  * the order in which A's k is read; the pitch is a multiple of 8. */
 enum class PartsOf { NONE, HALVES, THIRDS, THIRDS_INTERLEAVED };
-/* Copies A and B (elements of 1, 2, 4 or 8 bytes) and clears `count` flags, in one launch. */
+/* Copies A and B (elements of 1, 2, 4 or 8 bytes) and clears `count` flags, in one launch; nothing if `only_if` points to 0. */
 cudaError_t convert_layouts(const LayoutConversion &a, const LayoutConversion &b, int element_bytes, PartsOf parts, unsigned *flags,
-                            int count, cudaStream_t stream);
+                            int count, const unsigned *only_if, cudaStream_t stream);
 /* reference.cu; alpha == 0: without the product */
 enum { REFERENCE_ROWS = 16 * 65535 }; /* the most that it takes */
 cudaError_t reference(const Problem &p, int dtype, cudaStream_t stream);

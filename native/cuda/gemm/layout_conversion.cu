@@ -152,8 +152,10 @@ template <class T, class To> struct Piece {
     }
 };
 
-template <class A, class B> __global__ void __launch_bounds__(256) layout_conversion_kernel(A a, B b, unsigned *flags, int count) {
+template <class A, class B> __global__ void __launch_bounds__(256)
+    layout_conversion_kernel(A a, B b, unsigned *flags, int count, const unsigned *only_if) {
     launch_dependents();
+    if (only_if && !*only_if) return;
     const int block = (int)blockIdx.x;
     if (block == 0)
         for (int i = threadIdx.y * 32 + threadIdx.x; i < count; i += 256) flags[i] = 0;
@@ -162,7 +164,7 @@ template <class A, class B> __global__ void __launch_bounds__(256) layout_conver
 }
 
 template <class T, class ToB> cudaError_t start(const LayoutConversion &a, const LayoutConversion &b, unsigned *flags, int count,
-                                                cudaStream_t stream) {
+                                                const unsigned *only_if, cudaStream_t stream) {
     const Piece<T, Copy<T>> first(a);
     const Piece<T, ToB> second(b);
     /* GEMM kernels use all of shared memory; with another carveout an SM would first drain to repartition */
@@ -170,23 +172,23 @@ template <class T, class ToB> cudaError_t start(const LayoutConversion &a, const
                                                             cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     if (divided != cudaSuccess) return divided;
     return launch(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)std::max(1, first.blocks + second.blocks)),
-                  dim3(32, ROWS), 0, stream, first, second, flags, count);
+                  dim3(32, ROWS), 0, stream, first, second, flags, count, only_if);
 }
 }
 
 cudaError_t convert_layouts(const LayoutConversion &a, const LayoutConversion &b, int element_bytes, PartsOf parts, unsigned *flags,
-                            int count, cudaStream_t stream) {
+                            int count, const unsigned *only_if, cudaStream_t stream) {
     switch (parts) {
-    case PartsOf::HALVES: return start<unsigned, Halves>(a, b, flags, count, stream);
-    case PartsOf::THIRDS: return start<unsigned, Thirds<false>>(a, b, flags, count, stream);
-    case PartsOf::THIRDS_INTERLEAVED: return start<unsigned, Thirds<true>>(a, b, flags, count, stream);
+    case PartsOf::HALVES: return start<unsigned, Halves>(a, b, flags, count, only_if, stream);
+    case PartsOf::THIRDS: return start<unsigned, Thirds<false>>(a, b, flags, count, only_if, stream);
+    case PartsOf::THIRDS_INTERLEAVED: return start<unsigned, Thirds<true>>(a, b, flags, count, only_if, stream);
     case PartsOf::NONE: break;
     }
     switch (element_bytes) {
-    case 1: return start<unsigned char, Copy<unsigned char>>(a, b, flags, count, stream);
-    case 2: return start<unsigned short, Copy<unsigned short>>(a, b, flags, count, stream);
-    case 4: return start<unsigned, Copy<unsigned>>(a, b, flags, count, stream);
-    default: return start<unsigned long long, Copy<unsigned long long>>(a, b, flags, count, stream);
+    case 1: return start<unsigned char, Copy<unsigned char>>(a, b, flags, count, only_if, stream);
+    case 2: return start<unsigned short, Copy<unsigned short>>(a, b, flags, count, only_if, stream);
+    case 4: return start<unsigned, Copy<unsigned>>(a, b, flags, count, only_if, stream);
+    default: return start<unsigned long long, Copy<unsigned long long>>(a, b, flags, count, only_if, stream);
     }
 }
 }

@@ -31,7 +31,7 @@ struct GemmColumns {
     int promotion = 0;   /* k after which tensor-core accumulators are added to f32 registers and restart from zero; 0: never */
     int accumulates_f16 = 0;
     int reduces_in_cluster = 0; /* split-K parts that a cluster reduces without workspace, at most */
-    int residues = 0;           /* number of s8 products of residues that make one product of f64 (gemm/f64i8/scheme.h); 0: none */
+    int residues = 0;           /* number of s8 products of residues that make one product of f64 or f32 (gemm/residues/scheme.h); 0: none */
     int ablation = 0;           /* 1: built only to measure what it leaves out */
 };
 using Columns = GemmColumns; /* of the tables that follow */

@@ -179,7 +179,7 @@ void check_row(int index, int every) {
             c.offset_a = r >> 14 & 1 ? (int)(r >> 15) % 3 : 0, c.offset_b = r >> 17 & 1 ? (int)(r >> 18) % 3 : 0,
             c.offset_c = r >> 20 & 1 ? 1 : 0;
             const int steps = (k + bk - 1) / bk, tiles = (int)tiles_of(g, row);
-            const int kind = (int)(r >> 21) % 3; /* of f64i8: of the f64 kernel in its place */
+            const int kind = (int)(r >> 21) % 3; /* of residues: of the kernel in its place */
             c.s = {index, PYSIM_DATA_PARALLEL, 1, (int)(r >> 23 & 1), 1 + (int)(r >> 24) % 3, -1};
             if (kind == PYSIM_SPLIT_K && steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (steps - 1);
             if (kind == PYSIM_STREAM_K && tiles * steps >= 2)

@@ -195,7 +195,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     assert isinstance(problem, Gemm)
     named = request.schedule.kernel if request.schedule else None
     other = other_dtype(problem)
-    rows = [row for row in gemm_kernels() if not row.residues]  # those are the algorithm f64i8
+    rows = [row for row in gemm_kernels() if not row.residues]  # those are the algorithm residues
     others = [row for row in rows if row.dtype == other and named in (None, row.name)]
     rows = [row for row in rows if row not in others]
     kernels, rejected = usable(request, problem, NAME, rows) if rows else ([], [])

@@ -26,6 +26,7 @@ namespace pysim::hopper {
 struct Gathered {
     using Arguments = Windows;
     static constexpr bool RAGGED = false, OWN_STORE = false;
+    template <class> static constexpr bool CONDITIONAL = false;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
     /* Whether the input is planes as they lie; else TMA gathers pixels. */

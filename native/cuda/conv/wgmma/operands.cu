@@ -223,7 +223,7 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     const int channels = copies.filters.padded, taps = to.channels / channels * to.kernel_h * to.kernel_w;
     void *const halves = (char *)c.own + own.input + own.filters;
     const LayoutConversion copy = {halves, channels, to.weights, channels, (int64_t)c.groups * c.filters * taps, channels, false};
-    status = check(convert_layouts({}, copy, sizeof(float), PartsOf::HALVES, nullptr, 0, stream), "halves of filters");
+    status = check(convert_layouts({}, copy, sizeof(float), PartsOf::HALVES, nullptr, 0, nullptr, stream), "halves of filters");
     to.weights = halves;
     return status;
 }

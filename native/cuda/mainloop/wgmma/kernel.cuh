@@ -81,8 +81,10 @@ template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whol
 struct Matrices {
     using Arguments = Problem;
     static constexpr bool RAGGED = true;     /* not for convolutions: their rows are seldom ragged, and their kernels are the largest */
-    static constexpr bool OWN_STORE = false; /* true: store() stores a tile's sums, and a launch may do nothing (gemm/f64i8/product.cuh) */
+    static constexpr bool OWN_STORE = false; /* true: store() stores a tile's sums (gemm/residues/product.cuh) */
+    template <class S> static constexpr bool CONDITIONAL = S::DTYPE == BF16X6; /* a launch may do nothing: skips() */
     static __device__ const Problem &product(const Problem &p) { return p; }
+    static __device__ bool skips(const Problem &p) { return p.only_if && !*p.only_if; }
     static __device__ bool b_is_one(const Problem &) { return false; } /* not measured for products */
 
     /* Calls take(A, B), each 1 if MN-major, for the layouts that the type allows. */
@@ -364,7 +366,7 @@ template <class S, class Operands>
 __global__ void __launch_bounds__(S::THREADS, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ Precomputed precomputed, const __grid_constant__ typename Operands::Arguments arguments) {
-    if constexpr (Operands::OWN_STORE)
+    if constexpr (Operands::template CONDITIONAL<S>)
         if (Operands::skips(arguments)) return;
     PYSIM_DYNAMIC_SHARED(memory);
     Stages<S> shared;

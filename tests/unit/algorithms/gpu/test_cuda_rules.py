@@ -17,7 +17,7 @@ import pytest
 import pysim.api
 from pysim import planner
 from pysim.algorithms import algorithm_named
-from pysim.algorithms.gpu import f64i8, gemm, im2col
+from pysim.algorithms.gpu import gemm, im2col, residues
 from pysim.check.reference import shapes
 from pysim.comparison.bench import GpuBench
 from pysim.errors import NativeError, OperandError, PlanError, ProblemError
@@ -45,7 +45,7 @@ H200 = load_any("h200")
 
 def product_bytes(row: GemmKernel, w: Gemm, schedule: GpuSchedule, lies: Lies) -> int | None:
     if row.residues:
-        return None if gemm.refuses(w, H200) or f64i8.kernel_refuses(w, row) else f64i8.workspace_bytes(w, schedule)
+        return None if gemm.refuses(w, H200) or residues.kernel_refuses(w, row, lies) else residues.launch_bytes(w, schedule, lies)
     if gemm.refuses(w, H200) or gemm.too_large(w, row, lies):
         return None
     return gemm.launch_bytes(w, row, schedule, lies)

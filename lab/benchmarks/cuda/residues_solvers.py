@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Solvers on products of f64 by residues beside the same on torch's (cuBLAS), and both products in CUDA graphs, on this computer's GPU.
 
-    python lab/benchmarks/cuda/f64i8_solvers.py [--n 8192] [lu] [cg] [graphs] > lab/data/<gpu>/f64i8-solvers.jsonl
+    python lab/benchmarks/cuda/residues_solvers.py [--n 8192] [lu] [cg] [graphs] > lab/data/<gpu>/f64i8-solvers.jsonl
 
 lu: factors with partial pivots, panels by torch.linalg, updates by products; max |P A - L U| / max |A|, and |A x - b| / (|A| |x|) of a
 solve. cg: conjugate gradients with n / 32 right-hand sides; |b - A x| / |b| after 1, 11 and 40 steps. Matrices are formulas (MATRICES).
-graphs: three products in a graph, TFLOP/s. One line each: {"device", "what", "problem", "cublas", "f64i8"}. Needs torch.
+graphs: three products in a graph, TFLOP/s. One line each: {"device", "what", "problem", "cublas", "residues"}. Needs torch.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def by_torch(c: Any, a: Any, b: Any, alpha: float, beta: float) -> None:
     c.addmm_(a, b, alpha=alpha, beta=beta)
 
 
-WAYS: dict[str, Multiply] = {"cublas": by_torch, "f64i8": by_residues}
+WAYS: dict[str, Multiply] = {"cublas": by_torch, "residues": by_residues}
 
 
 def matrix(name: str, n: int) -> Any:

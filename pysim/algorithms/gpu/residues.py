@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of f64 by s8 products of residues (native/cuda/gemm/f64i8/scheme.h; the bound: docs/accuracy.md).
+"""Products of f64 and f32 by s8 products of residues (native/cuda/gemm/residues/scheme.h; the bound: docs/accuracy.md).
 
-Five launches: residues of A, residues of B, the s8 products of all residues as one persistent kernel, the results from their residues, and
-the f64 product as the planner has it, which does nothing unless operands are outside the bound. The products are those of a matrix as
-high as all residues of A, one below the other; they store a byte an element.
+Residues of A, residues of B, the s8 products of all residues as one persistent kernel, the results from their residues, and the product as
+the planner has it without residues, which does nothing unless operands are outside the bound. The s8 products are those of a matrix as high
+as all residues of A, one below the other; they store a byte an element.
 
 Worked number: gemm:8192x8192x8192:f64 takes 15 s8 products of 1.1e12 operations: 10.8 ms at the 1,533 TOP/s that an H200 sustains, which is
-102 TFLOP/s. The passes move 6.8 GB.
+102 TFLOP/s. The passes move 6.8 GB. In f32 7 products take 5.0 ms.
 """
 
 import math
+from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +24,7 @@ from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, prunes, ro
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
 from pysim.machine.gpu import Gpu
+from pysim.problem.dtypes import AS_HALVES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
@@ -29,21 +32,31 @@ from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Decomposition, GpuSchedule
 from pysim.registry.cuda import GemmKernel, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
-NAME = "f64i8"
+NAME = "residues"
 COMPUTES = Gemm
 prepare = nothing_prepared
 CHUNK = 1024  # of k, whose squares are summed by one block
 PERMUTED = 64  # columns of the product's residues that are stored together
-EXPONENT_BYTES = 4
-NORM = 2.0**58.3887  # of a scaled row or column, at most (scheme.h)
-UNIT = 2.0**-53
+EXPONENT_BYTES, SQUARES_BYTES = 4, 8
+
+
+class Scheme(NamedTuple):
+    """`norm`: of a scaled row or column, at most (scheme.h); `unit`: the type's unit roundoff."""
+
+    norm: float
+    unit: float
+
+
+SCHEMES = {"f64": Scheme(2.0**58.3887, 2.0**-53), "f32": Scheme(2.0**27.3526, 2.0**-24)}
 
 
 def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | None:
-    if problem.dtype != "f64":
-        return Reason("type", f"it multiplies f64, not {problem.dtype}")
+    if problem.dtype not in SCHEMES:
+        return Reason("type", f"it multiplies {' and '.join(SCHEMES)}, not {problem.dtype}")
     if machine.model.residues is None:
         return Reason("machine", f"nobody measured products of residues on {machine.name} (model.residues of its file)")
+    if problem.dtype in AS_HALVES and problem.k < gemm.MIN_PARTS_K:
+        return Reason("size", f"below k = {gemm.MIN_PARTS_K} no kernel computes operands outside its bound")
     return gemm.refuses(problem, machine, layout)
 
 
@@ -59,36 +72,47 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     kernels, rejected = gemm.usable(request, problem, NAME, [row for row in gemm_kernels() if row.residues])
     refused = [(kernel, kernel_refuses(problem, kernel)) for kernel in kernels]
     rejected += [Rejected(kernel.name, reason.sentence, reason.code) for kernel, reason in refused if reason]
-    able = tuple(variant(request, kernel, outside(request, limit)) for kernel, reason in refused if not reason)
+    able = tuple(variant(request, kernel) for kernel, reason in refused if not reason)
     return Candidates(request, able, (NAME,), tuple(rejected), prunes(request, limit))
 
 
-def kernel_refuses(problem: Gemm, kernel: GemmKernel) -> Reason | None:
-    """Why a kernel cannot compute a product of this size."""
+def kernel_refuses(problem: Gemm, kernel: GemmKernel, placement: gemm.Placement = gemm.DENSE) -> Reason | None:
+    """Why a kernel cannot compute a product of this size, or the first that waits cannot in its place."""
     if problem.k > (most := cuda_limits()["RESIDUES_K"]):
         return Reason("size", f"sums of residues are exact for k up to {most:,}")
-    return gemm.too_large(stacked(problem, kernel), kernel, gemm.DENSE)
+    return gemm.too_large(stacked(problem, kernel), kernel, gemm.DENSE) or gemm.too_large(problem, first_waiting(problem), placement)
 
 
-def outside(request: Request, limit: float | None) -> GpuSchedule:
-    """The launch that computes operands outside the bound: the f64 kernels' best, or as a schedule names it."""
+def outside(request: Request) -> GpuSchedule:
+    """The launch that computes operands outside the bound: the best without residues, or as a schedule names it."""
     if isinstance(request.schedule, GpuSchedule):
         return request.schedule
-    found = gemm.candidates(request._replace(micro_kernel=None, most=None), limit)
-    able = tuple(one for one in found.variants if runs_on_condition(gemm_kernel(one.kernel)))
+    problem = request.problem
+    assert isinstance(problem, Gemm)
+    found = gemm.candidates(request._replace(micro_kernel=None, most=None))
+    able = tuple(one for one in found.variants if waits(gemm_kernel(one.kernel), problem.dtype))
     (costs,) = cost(request.gpu, [found._replace(variants=able)])
     best = costs.schedule(int(costs.cycles.argmin()))
     assert isinstance(best, GpuSchedule)
     return msgspec.structs.replace(best, gemm=best.kernel)
 
 
-def runs_on_condition(kernel: GemmKernel | None) -> bool:
-    """Whether a kernel looks at the verdict on the operands (native/cuda/abi/gemm.cu)."""
-    return kernel is not None and kernel.dtype == "f64" and kernel.reduces_in_cluster > 0
+def waits(kernel: GemmKernel | None, dtype: str) -> bool:
+    """Whether a kernel multiplies this type and looks at the verdict on the operands (native/cuda/abi/gemm.cu)."""
+    if kernel is None or kernel.residues:
+        return False
+    if dtype in AS_HALVES:
+        return kernel.dtype == AS_HALVES[dtype] and kernel.producer
+    return kernel.dtype == dtype and kernel.reduces_in_cluster > 0
 
 
-def variant(request: Request, kernel: GemmKernel, other: GpuSchedule) -> Variant:
-    """A kernel as the model sees it; `other`: for operands outside the bound."""
+def first_waiting(problem: Gemm) -> GemmKernel:
+    """The kernel that computes operands outside the bound if the schedule names none."""
+    return next(row for row in gemm_kernels() if waits(row, problem.dtype))
+
+
+def variant(request: Request, kernel: GemmKernel) -> Variant:
+    """A kernel as the model sees it."""
     gpu, problem = request.gpu, request.problem
     assert isinstance(problem, Gemm)
     known = gemm_attributes(gpu.capability_number)
@@ -100,8 +124,10 @@ def variant(request: Request, kernel: GemmKernel, other: GpuSchedule) -> Variant
     assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
     passes = passes_of(gpu, problem, kernel)
 
+    other = cache(lambda: outside(request))  # only for a plan that is made
+
     def schedule(decomposition: Decomposition, splits: int, along_n: bool, group: int) -> GpuSchedule:
-        return GpuSchedule(kernel.name, other.decomposition, other.splits, along_n, group, other.gemm)
+        return GpuSchedule(kernel.name, other().decomposition, other().splits, along_n, group, other().gemm)
 
     return Variant(
         kernel.name, schedule, attributes, kernel.name in known, numbers, columns, work, passes=passes, assumed=assumed
@@ -110,7 +136,7 @@ def variant(request: Request, kernel: GemmKernel, other: GpuSchedule) -> Variant
 
 def passes_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> tuple[Pass, ...]:
     """Residues of both operands, which are read once for their norms and once more from a cache if they lie k-major; the results. The last
-    launch is that of the f64 kernel."""
+    launches are those of the product without residues."""
     assert gpu.model.residues is not None
     own, result = gpu.model.residues, problem.m * problem.n
     sides = ((problem.m, not problem.trans_a), (problem.n, problem.trans_b))
@@ -124,23 +150,28 @@ def passes_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> tuple[Pass, ...]:
 
 
 def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> int:
-    """As native/cuda counts it: residues of A, B and C, exponents, the verdict on the operands, and what the f64 kernel needs."""
-    kernel, first = gemm_kernel(schedule.kernel), next(row for row in gemm_kernels() if runs_on_condition(row))
+    return launch_bytes(problem, schedule)
+
+
+def launch_bytes(problem: Gemm, schedule: GpuSchedule, placement: gemm.Placement = gemm.DENSE) -> int:
+    """As native/cuda counts it: residues of A, B and C, exponents, the verdict on the operands, and what the other product needs."""
+    kernel, first = gemm_kernel(schedule.kernel), first_waiting(problem)
     assert kernel is not None
-    other = gemm.launch_bytes(problem, gemm_kernel(schedule.gemm or "") or first, schedule)
+    other = gemm.launch_bytes(problem, gemm_kernel(schedule.gemm or "") or first, schedule, placement)
     rows, pitch = stacked(problem, kernel).m, round_up(problem.k, LINE_BYTES)
     parts = [rows * pitch, kernel.residues * problem.n * pitch, rows * round_up(problem.n, PERMUTED)]
     parts += [problem.m * EXPONENT_BYTES, problem.n * EXPONENT_BYTES, ALIGN]
-    sums = (-(-problem.k // CHUNK) + 1) * problem.element_bytes
+    sums = (-(-problem.k // CHUNK) + 1) * SQUARES_BYTES
     parts += [problem.m * sums, problem.n * sums]
     return sum(round_up(part, ALIGN) for part in parts) + max(ALIGN, other)
 
 
 def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
-    """Operands are rounded to multiples of up to 2 norm / NORM, and results once."""
+    """Operands are rounded to multiples of up to 2 norms of their row over the scheme's, and results once."""
     results, k = size_of(problem)
-    each = math.sqrt(2 / 3) * math.sqrt(k) / NORM + UNIT  # standard deviation over the result's, for operands uniform in [-1, 1)
-    source = "k 2^-53 |A||B| of the rounded operands, and one rounding (docs/accuracy.md)"
+    norm, unit = SCHEMES[problem.dtype]
+    each = math.sqrt(2 / 3) * math.sqrt(k) / norm + unit  # standard deviation over the result's, for operands uniform in [-1, 1)
+    source = "k u |A||B| of the rounded operands, u the unit roundoff, and one rounding (docs/accuracy.md)"
     return Bound(1 + 2 / k, 0.0, source, operands="split", error=math.sqrt(2 * math.log(max(2, results))) * each)
 
 

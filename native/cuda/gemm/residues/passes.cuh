@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The passes before and after the s8 products: operands to residues, residues to C. */
-#ifndef PYSIM_CUDA_F64I8_PASSES_CUH
-#define PYSIM_CUDA_F64I8_PASSES_CUH
+#ifndef PYSIM_CUDA_RESIDUES_PASSES_CUH
+#define PYSIM_CUDA_RESIDUES_PASSES_CUH
 #include "core/epilogue.cuh"
 #include "core/launch.h"
-#include "gemm/f64i8/scheme.h"
+#include "gemm/residues/scheme.h"
 
-namespace pysim::f64i8 {
+namespace pysim::residues {
 
 enum { THREADS = 256, NOT_FINITE = 1 << 30, CHUNK = 1024 };
 inline int chunks_of(int k) { return (k + CHUNK - 1) / CHUNK; }
 
-/* 2^exponent, for normal numbers. */
+/* 2^exponent, for normal numbers of f64. */
 __device__ inline double power_of_two(int exponent) {
 #ifdef PYSIM_EMULATED
     return ldexp(1., exponent);
@@ -36,8 +36,8 @@ __device__ inline double whole(unsigned x) {
 }
 
 /* An operand: element (row, k) at data[row ld + k], or MAJOR data[k ld + row]. Its residues: s8, K-major, `plane` bytes per modulus. */
-struct Operand {
-    const double *data;
+template <class T> struct Operand {
+    const T *data;
     int64_t ld;
     int rows, k;
     int8_t *to;
@@ -49,28 +49,40 @@ struct Operand {
     unsigned long long *counted;
 };
 
+/* A scaled element as a whole number from 0 on: its low and high bytes. */
+__device__ inline void lift(double x, unsigned &low, unsigned &high) {
+    const uint64_t shifted = (uint64_t)(__double2ll_rn(x) + ((int64_t)1 << Scheme<double>::LIFT));
+    low = (unsigned)shifted, high = (unsigned)(shifted >> 32);
+}
+__device__ inline void lift(float x, unsigned &low, unsigned &) {
+#ifdef PYSIM_EMULATED
+    const int rounded = (int)lrintf(x);
+#else
+    const int rounded = __float2int_rn(x);
+#endif
+    low = (unsigned)(rounded + (1 << Scheme<float>::LIFT));
+}
+
 /* Writes the residues of COUNT neighbouring elements of a row. */
-template <int COUNT> __device__ inline void put_residues(const double (&x)[COUNT], double scale, int8_t *to, int64_t plane) {
+template <class T, int COUNT> __device__ inline void put_residues(const T (&x)[COUNT], T scale, int8_t *to, int64_t plane) {
     unsigned low[COUNT], high[COUNT];
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        const uint64_t shifted = (uint64_t)(__double2ll_rn(x[i] * scale) + ((int64_t)1 << 59)); /* 0 to 2^60 */
-        low[i] = (unsigned)shifted, high[i] = (unsigned)(shifted >> 32);
-    }
-    each_modulus([&](auto of) {
+    for (int i = 0; i < COUNT; i++) lift(x[i] * scale, low[i], high[i]);
+    each_modulus<T>([&](auto of) {
         constexpr int I = decltype(of)::value;
-        constexpr Constants all = CONSTANTS;
-        constexpr unsigned n = (unsigned)all.modulus[I], first = all.start[I];
+        constexpr Constants<T> all = CONSTANTS<T>;
+        constexpr unsigned n = (unsigned)MODULUS[I], first = all.start[I];
         constexpr float reciprocal = all.reciprocal[I], bias = all.bias[I];
-        constexpr unsigned near = all.power[I][0] | all.power[I][1] << 8 | all.power[I][2] << 16 | all.power[I][3] << 24;
-        constexpr unsigned far = all.power[I][4] | all.power[I][5] << 8 | all.power[I][6] << 16 | all.power[I][7] << 24;
+        constexpr unsigned near = all.powers[I][0];
+        [[maybe_unused]] constexpr unsigned far = all.powers[I][1];
         unsigned word[COUNT / 4];
 #pragma unroll
         for (int w = 0; w < COUNT / 4; w++) {
             unsigned r[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const unsigned sum = __dp4a(high[w * 4 + i], far, __dp4a(low[w * 4 + i], near, first));
+                unsigned sum = __dp4a(low[w * 4 + i], near, first);
+                if constexpr (Scheme<T>::LIFT >= 32) sum = __dp4a(high[w * 4 + i], far, sum);
                 r[i] = sum - __float_as_uint(fmaf(__uint_as_float(sum), reciprocal, bias)) * n; /* the residue in the low byte */
             }
             word[w] = __byte_perm(__byte_perm(r[0], r[1], 0x0040), __byte_perm(r[2], r[3], 0x0040), 0x5410);
@@ -91,52 +103,54 @@ template <int ROWS, class T> __device__ inline T sum_of_row(T value, T *shared) 
 }
 
 /* MAJOR: the squares of a chunk of k of 32 rows. */
-__global__ void __launch_bounds__(THREADS) squares_kernel(const Operand o) {
+template <class T> __global__ void __launch_bounds__(THREADS) squares_kernel(const Operand<T> o) {
     __shared__ double sums[THREADS];
     const int row = (int)blockIdx.x * 32 + (int)threadIdx.x % 32, begin = (int)blockIdx.y * CHUNK, end = min(begin + CHUNK, o.k);
-    double sum = 0;
+    T part = 0;
     if (row < o.rows)
 #pragma unroll 16
         for (int k = begin + (int)threadIdx.x / 32; k < end; k += THREADS / 32) {
-            const double x = o.data[k * o.ld + row];
-            sum += x * x;
+            const T x = o.data[k * o.ld + row];
+            part += x * x;
         }
-    sum = sum_of_row<32>(sum, sums);
+    const double sum = sum_of_row<32>((double)part, sums);
     if (threadIdx.x >= 32 || row >= o.rows) return;
     o.squares[(int64_t)blockIdx.y * o.rows + row] = sum;
     if (blockIdx.y == 0) o.counted[row] = 0;
 }
 
 /* A block converts one row, which it reads for its norm and again for its residues; MAJOR: a chunk of k of 16 rows. */
-template <bool MAJOR> __global__ void __launch_bounds__(THREADS) residues_kernel(const Operand o) {
+template <class T, bool MAJOR> __global__ void __launch_bounds__(THREADS) residues_kernel(const Operand<T> o) {
     enum { ROWS = MAJOR ? 16 : 1, PARTS = THREADS / ROWS, RUN = MAJOR ? 16 : 4, WARPS = THREADS / 32 };
     __shared__ double sums[WARPS * ROWS];
     __shared__ int counts[WARPS * ROWS];
     const int thread = (int)threadIdx.x, own = thread % ROWS, part = thread / ROWS, chunks = (int)gridDim.y;
     const int row = (int)blockIdx.x * ROWS + own, k = row < o.rows ? o.k : 0;
-    const double *const from = o.data + (MAJOR ? (int64_t)row : row * o.ld);
+    const T *const from = o.data + (MAJOR ? (int64_t)row : row * o.ld);
     const int64_t step = MAJOR ? o.ld : 1;
     double sum = 0;
     if (!MAJOR) {
+        T squares = 0;
 #pragma unroll 8
         for (int i = part; i < k; i += PARTS) {
-            const double x = from[i];
-            sum += x * x;
+            const T x = from[i];
+            squares += x * x;
         }
+        sum = (double)squares;
     } else if (row < o.rows)
         for (int i = part; i < chunks; i += PARTS) sum += o.squares[(int64_t)i * o.rows + row];
     sum = sum_of_row<ROWS>(sum, sums);
     /* outside, squares or scaled numbers may overflow, or lose what is small; NaN is outside. Rows of zeros are exact, but squares may vanish. */
-    const bool good = sum >= 0x1p-800 && sum <= 0x1p800, vanishes = sum == 0;
-    const int exponent = good ? exponent_of(CONSTANTS.largest / sqrt(sum)) : 0;
-    const double scale = good ? power_of_two(exponent) : 0, least = sum / ((double)SMALL * o.k);
+    const bool good = sum >= power_of_two(Scheme<T>::MIN_SQUARES) && sum <= power_of_two(Scheme<T>::MAX_SQUARES), vanishes = sum == 0;
+    const int exponent = good ? exponent_of(CONSTANTS<T>.largest / sqrt(sum)) : 0;
+    const T scale = good ? (T)power_of_two(exponent) : T(0), least = (T)(sum / ((double)Scheme<T>::SMALL * o.k));
     int count = 0; /* of elements that are small, or do not vanish */
     const int begin = MAJOR ? (int)blockIdx.y * CHUNK : 0, end = MAJOR ? min(begin + CHUNK, (int)o.pitch) : (int)o.pitch;
     if (good || vanishes)
         for (int first = begin + part * RUN; first < end; first += PARTS * RUN) {
-            double x[RUN];
+            T x[RUN];
 #pragma unroll
-            for (int i = 0; i < RUN; i++) x[i] = first + i < k ? from[(first + i) * step] : 0;
+            for (int i = 0; i < RUN; i++) x[i] = first + i < k ? from[(first + i) * step] : T(0);
 #pragma unroll
             for (int i = 0; i < RUN; i++) count += vanishes ? x[i] != 0 : first + i < k && x[i] * x[i] < least;
             if (row < o.rows) put_residues(x, scale, o.to + row * o.pitch + first, o.plane);
@@ -153,15 +167,44 @@ template <bool MAJOR> __global__ void __launch_bounds__(THREADS) residues_kernel
     if (deficit) atomicMax(o.deficit, deficit);
 }
 
-inline cudaError_t make_residues(const Operand &o, bool major, cudaStream_t stream) {
-    if (!major) return launch(residues_kernel<false>, dim3((unsigned)o.rows), THREADS, 0, stream, o);
+template <class T> cudaError_t make_residues(const Operand<T> &o, bool major, cudaStream_t stream) {
+    if (!major) return launch(residues_kernel<T, false>, dim3((unsigned)o.rows), THREADS, 0, stream, o);
     const unsigned chunks = (unsigned)chunks_of(o.k);
-    const cudaError_t error = launch(squares_kernel, dim3((unsigned)(o.rows + 31) / 32, chunks), THREADS, 0, stream, o);
-    return error == cudaSuccess ? launch(residues_kernel<true>, dim3((unsigned)(o.rows + 15) / 16, chunks), THREADS, 0, stream, o) : error;
+    const cudaError_t error = launch(squares_kernel<T>, dim3((unsigned)(o.rows + 31) / 32, chunks), THREADS, 0, stream, o);
+    return error == cudaSuccess ? launch(residues_kernel<T, true>, dim3((unsigned)(o.rows + 15) / 16, chunks), THREADS, 0, stream, o)
+                                : error;
+}
+
+/* X from its residues, byte `at` of each word: exact but for one rounding. */
+template <class T> __device__ inline double number_of(const unsigned (&packed)[Scheme<T>::MODULI], int at) {
+    enum { WORDS = Scheme<T>::WORDS };
+    constexpr double UNIT = 0x1p40, over = CONSTANTS<T>.over_product;
+    const auto each_word = [](auto body) { each(body, std::make_integer_sequence<int, WORDS>()); };
+    double words[WORDS] = {}; /* exact: whole numbers below 2^53 */
+    each_modulus<T>([&](auto of) {
+        constexpr int I = decltype(of)::value;
+        const double r = whole(packed[I] >> 8 * at & 0xff);
+        each_word([&](auto w) {
+            constexpr int W = decltype(w)::value;
+            constexpr double weight = CONSTANTS<T>.weight[I][W];
+            words[W] = fma(r, weight, words[W]);
+        });
+    });
+    const double q = rint(fma(words[WORDS - 2], 1 / UNIT, words[WORDS - 1]) * over);
+    each_word([&](auto w) {
+        constexpr int W = decltype(w)::value;
+        constexpr double product = CONSTANTS<T>.product[W];
+        words[W] = fma(-q, product, words[W]);
+    });
+    if constexpr (WORDS == 2) return fma(words[1], UNIT, words[0]);
+    else { /* `sum` and `rest` are 2^40 times the highest word and the middle one */
+        const double sum = fma(words[WORDS - 1], UNIT, words[1]), rest = fma(words[WORDS - 1], UNIT, -sum) + words[1];
+        return fma(sum, UNIT, fma(rest, UNIT, words[0]));
+    }
 }
 
 /* C from residues: a thread reconstructs the four columns of a word. */
-__global__ void __launch_bounds__(THREADS)
+template <class T> __global__ void __launch_bounds__(THREADS)
     reconstruct_kernel(const Problem p, const Residues from, const int *row_exponents, const int *column_exponents, const Verdict verdict) {
     const bool refused = refuses(verdict);
     if (refused || (blockIdx.x == 0 && blockIdx.y == 0)) {
@@ -172,42 +215,30 @@ __global__ void __launch_bounds__(THREADS)
     /* of 16 words of 64 columns, word 4 t + j has columns 16 j + 2 t, 16 j + 2 t + 1, and those 8 further */
     const int column = word / 16 * 64 + word % 4 * 16 + word % 16 / 4 * 2;
     if (column >= p.n) return;
-    unsigned packed[MODULI];
-    each_modulus([&](auto of) {
+    unsigned packed[Scheme<T>::MODULI];
+    each_modulus<T>([&](auto of) {
         constexpr int I = decltype(of)::value;
         packed[I] = *(const unsigned *)(from.data + I * from.plane + row * from.pitch + word * 4);
     });
     const double row_scale = power_of_two(-row_exponents[row]);
-    const Epilogue<double, double> epilogue(p);
-    constexpr Constants all = CONSTANTS;
-    constexpr double p0 = all.product[0], p1 = all.product[1], p2 = all.product[2], over = all.over_product, UNIT = 0x1p40;
+    const Epilogue<T, T> epilogue(p);
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) {
-        double value[2];
+        T value[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            double low = 0, middle = 0, high = 0; /* exact: whole numbers below 2^53 */
-            each_modulus([&](auto of) {
-                constexpr int I = decltype(of)::value;
-                constexpr double w0 = all.weight[I][0], w1 = all.weight[I][1], w2 = all.weight[I][2];
-                const double r = whole(packed[I] >> 8 * (pair * 2 + i) & 0xff);
-                low = fma(r, w0, low), middle = fma(r, w1, middle), high = fma(r, w2, high);
-            });
-            const double q = rint(high * over);
-            low = fma(-q, p0, low), middle = fma(-q, p1, middle), high = fma(-q, p2, high);
-            /* one rounding: `sum` and `rest` are 2^40 high + middle */
-            const double sum = fma(high, UNIT, middle), rest = fma(high, UNIT, -sum) + middle;
             const int at = column + pair * 8 + i;
-            value[i] = fma(sum, UNIT, fma(rest, UNIT, low)) * (at < p.n ? power_of_two(-column_exponents[at]) : 0) * row_scale;
+            value[i] = (T)(number_of<T>(packed, pair * 2 + i) * (at < p.n ? power_of_two(-column_exponents[at]) : 0) * row_scale);
         }
         epilogue.store(row, column + pair * 8, value);
     }
 }
 
-inline cudaError_t reconstruct(const Problem &p, const Residues &from, const int *rows, const int *columns, const Verdict &verdict,
+template <class T>
+cudaError_t reconstruct(const Problem &p, const Residues &from, const int *rows, const int *columns, const Verdict &verdict,
                                cudaStream_t stream) {
     const int words = (p.n + 63) / 64 * 16;
-    return launch(reconstruct_kernel, dim3((unsigned)p.m, (unsigned)(words + THREADS - 1) / THREADS), THREADS, 0, stream, p, from, rows,
+    return launch(reconstruct_kernel<T>, dim3((unsigned)p.m, (unsigned)(words + THREADS - 1) / THREADS), THREADS, 0, stream, p, from, rows,
                   columns, verdict);
 }
 }
