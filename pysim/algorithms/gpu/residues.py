@@ -23,6 +23,7 @@ from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
+from pysim.cachemodel.gpu.traffic import l2_miss_share
 from pysim.machine.gpu import Gpu
 from pysim.problem.dtypes import AS_HALVES
 from pysim.problem.gemm import Gemm
@@ -30,12 +31,14 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Decomposition, GpuSchedule
-from pysim.registry.cuda import GemmKernel, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import WARP, GemmKernel, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
 NAME = "residues"
 COMPUTES = Gemm
 prepare = nothing_prepared
 CHUNK = 1024  # of k, whose squares are summed by one block
+THREADS, RUNS = 256, 1024  # of a block that converts k-major rows: threads, elements at a time
+WORDS = {"f64": 3, "f32": 2}  # of 40 bits, in which results are reconstructed
 PERMUTED = 64  # columns of the product's residues that are stored together
 EXPONENT_BYTES, SQUARES_BYTES = 4, 8
 
@@ -53,8 +56,8 @@ SCHEMES = {"f64": Scheme(2.0**58.3887, 2.0**-53), "f32": Scheme(2.0**27.3526, 2.
 def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | None:
     if problem.dtype not in SCHEMES:
         return Reason("type", f"it multiplies {' and '.join(SCHEMES)}, not {problem.dtype}")
-    if machine.model.residues is None:
-        return Reason("machine", f"nobody measured products of residues on {machine.name} (model.residues of its file)")
+    if problem.dtype not in machine.model.residues:
+        return Reason("machine", f"nobody measured products of residues of {problem.dtype} on {machine.name} (model.residues of its file)")
     if problem.dtype in AS_HALVES and problem.k < gemm.MIN_PARTS_K:
         return Reason("size", f"below k = {gemm.MIN_PARTS_K} no kernel computes operands outside its bound")
     return gemm.refuses(problem, machine, layout)
@@ -120,7 +123,9 @@ def variant(request: Request, kernel: GemmKernel) -> Variant:
     columns, work, family = gemm.product(gpu, own, kernel.tiles, kernel.families, attributes, attributes.efficiency)
     of_b = problem.n * problem.k * kernel.residues
     columns = columns._replace(can_split_k=False, bytes_b=of_b, bytes_c=own.m * own.n, result_bytes=1, unaligned_c=False, sectors=1.0)
-    numbers = product_columns.numbers_of(gpu, kernel.pipe, family, "model.residues.")
+    rate = gpu.model.residues[problem.dtype].efficiency.value
+    columns = columns._replace(iteration=columns.iteration / rate, lone=columns.lone / rate, sustained=columns.sustained * rate)
+    numbers = product_columns.numbers_of(gpu, kernel.pipe, family, f"model.residues.{problem.dtype}.")
     assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
     passes = passes_of(gpu, problem, kernel)
 
@@ -135,18 +140,30 @@ def variant(request: Request, kernel: GemmKernel) -> Variant:
 
 
 def passes_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> tuple[Pass, ...]:
-    """Residues of both operands, which are read once for their norms and once more from a cache if they lie k-major; the results. The last
-    launches are those of the product without residues."""
-    assert gpu.model.residues is not None
-    own, result = gpu.model.residues, problem.m * problem.n
-    sides = ((problem.m, not problem.trans_a), (problem.n, problem.trans_b))
-    read = sum((1 if k_major else 2) * rows * problem.k * problem.element_bytes for rows, k_major in sides)
-    residues = (problem.m + problem.n) * problem.k * kernel.residues
-    results = result * kernel.residues
+    """Residues of both operands, the results, and what clears the flags and ends at once: the product without residues and, of f32, its
+    layout conversion."""
+    own, result = gpu.model.residues[problem.dtype], problem.m * problem.n
+    results, words = result * kernel.residues, WORDS[problem.dtype]
+    size, seconds = problem.element_bytes, own.launch_seconds.value
+    idle = 2 + (problem.dtype in AS_HALVES)
     return (
-        Pass("residues", read, residues, residues * own.operand_instructions.value, 2),
-        Pass("results", results, result * problem.element_bytes, results * own.result_instructions.value, 2),
+        conversion(gpu, problem, kernel, "residues of A", problem.m, k_major=not problem.trans_a),
+        conversion(gpu, problem, kernel, "residues of B", problem.n, k_major=problem.trans_b),
+        Pass("results", results, result * size, results * words * own.result_instructions.value, 1, launch_seconds=seconds),
+        Pass("flags and the other product", 0, 0, 0, idle, launch_seconds=seconds),
     )
+
+
+def conversion(gpu: Gpu, problem: Gemm, kernel: GemmKernel, name: str, rows: int, k_major: bool) -> Pass:
+    """An operand's elements are read for the norm and again for residues: from memory, unless the rows that are converted at once fit L2.
+    A block of k-major rows has one row, RUNS elements at a time; few rows do not fill the SMs."""
+    own, size, k = gpu.model.residues[problem.dtype], problem.element_bytes, problem.k
+    at_once = min(rows, gpu.sms.value * gpu.warps_per_sm.value * WARP // THREADS)
+    reads = 1 + float(l2_miss_share(gpu, at_once * k * size)) if k_major else 2
+    filled = min(1.0, rows / (own.blocks_at_once.value * gpu.sms.value)) * k / round_up(k, RUNS) if k_major else 1.0
+    residues, instructions = rows * round_up(k, LINE_BYTES) * kernel.residues, own.operand_instructions.value
+    launches, seconds = 1 if k_major else 2, own.launch_seconds.value
+    return Pass(name, reads * rows * k * size, residues, residues * instructions, launches, filled, seconds)
 
 
 def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> int:

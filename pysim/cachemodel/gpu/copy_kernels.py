@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels that only move data before or after the main kernel: im2col columns, the im2win tensor, transforms, layout conversions.
 
-    cycles = launches x pass_seconds + max(bytes / (rate_share x copy rate), instructions / 32 / schedulers / SMs)
+    cycles = launches x pass_seconds + max(bytes / (rate_share x share x copy rate), instructions / 32 / schedulers / SMs)
 
 The machine file's `model.passes` has rate_share and the instructions per element: index divisions, load, store.
 
@@ -16,13 +16,16 @@ from pysim.registry.cuda import WARP
 
 
 class Pass(NamedTuple):
-    """A kernel that moves data: bytes read and written, instructions of all lanes, launches."""
+    """A kernel that moves data: bytes read and written, instructions of all lanes, launches; the share of a pass' rate that it reaches, and
+    seconds of a launch, if others than the model's."""
 
     name: str
     read: float
     written: float
     instructions: float
     launches: int = 1
+    share: float = 1.0
+    launch_seconds: float | None = None
 
 
 def copy_rate(gpu: Gpu, size: N, l2_slowdown: Number = 1.0) -> Number:
@@ -34,6 +37,7 @@ def copy_rate(gpu: Gpu, size: N, l2_slowdown: Number = 1.0) -> Number:
 def pass_cycles(gpu: Gpu, one: Pass) -> float:
     """Cycles of a pass at the machine's clock, launches included. Whether the data fit L2 depends on what one launch moves."""
     model, moved = gpu.model.passes, one.read + one.written
-    transfer = moved / float(copy_rate(gpu, moved / max(1, one.launches))) / model.rate_share.value * gpu.clock_hz
+    transfer = moved / float(copy_rate(gpu, moved / max(1, one.launches))) / (model.rate_share.value * one.share) * gpu.clock_hz
     issue = one.instructions / WARP / gpu.schedulers_per_sm.value / gpu.sms.value
-    return one.launches * gpu.model.pass_seconds.value * gpu.clock_hz + max(transfer, issue)
+    launch = gpu.model.pass_seconds.value if one.launch_seconds is None else one.launch_seconds
+    return one.launches * launch * gpu.clock_hz + max(transfer, issue)
