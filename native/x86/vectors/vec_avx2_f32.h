@@ -59,3 +59,29 @@ INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
 INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {
     return _mm256_blendv_ps(sofar, _mm256_permutevar8x32_ps(source, g->index), _mm256_castsi256_ps(g->from[i]));
 }
+
+/* Contract: byte_sums.h. */
+#define V_BYTE_SUMS 32
+#include "byte_sums.h"
+INLINE int v_byte_sums(const BYTE_SUMS *s, const uint8_t *a, const uint8_t *b, uint8_t *y) {
+    const __m256i zero = _mm256_set1_epi16((int16_t)s->zero), quarter = _mm256_set1_epi32(4);
+    const __m256i x = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)a), _mm256_set1_epi8((char)s->a_flip));
+    const __m256i z = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)b), _mm256_set1_epi8((char)s->b_flip));
+    const VEC f = v_set1(s->f), g = v_set1(s->g), shift = v_set1(s->shift), sign = v_set1(-0.0f);
+    __m256i whole[4], spread = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1));
+    VEC furthest = v_zero();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++, spread = _mm256_add_epi8(spread, quarter)) {
+        const VEC left = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(x, spread)), right = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(z, spread));
+        const VEC t = v_fma(left, f, v_fma(right, g, shift));
+        const VEC off = _mm256_sub_ps(t, _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        whole[i] = _mm256_cvtps_epi32(t);
+        furthest = _mm256_max_ps(furthest, _mm256_andnot_ps(sign, off));
+    }
+    const __m256i low = _mm256_adds_epi16(_mm256_packs_epi32(whole[0], whole[1]), zero);
+    const __m256i high = _mm256_adds_epi16(_mm256_packs_epi32(whole[2], whole[3]), zero);
+    __m256i bytes = _mm256_max_epu8(_mm256_packus_epi16(low, high), _mm256_set1_epi8((char)s->low));
+    bytes = _mm256_min_epu8(bytes, _mm256_set1_epi8((char)s->high));
+    _mm256_storeu_si256((__m256i *)(void *)y, _mm256_xor_si256(bytes, _mm256_set1_epi8((char)s->y_flip)));
+    return _mm256_movemask_ps(_mm256_cmp_ps(furthest, v_set1(s->far), _CMP_GT_OQ)) != 0;
+}

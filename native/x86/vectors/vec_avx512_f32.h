@@ -77,14 +77,9 @@ INLINE void v_narrow(uint16_t *p, VEC v) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-/* 64 sums f a + g b + shift of unsigned bytes, once flipped, rounded to integers, plus `zero` within low..high, flipped. Returns whether one is
- * further than `far` from the integer that it was rounded to. Bytes lie in the order that packing to 16 and to 8 bits undoes. */
+/* Contract: byte_sums.h. */
 #define V_BYTE_SUMS 64
-typedef struct {
-    float f, g, shift, far;
-    int32_t zero, low, high;
-    uint8_t a_flip, b_flip, y_flip;
-} BYTE_SUMS;
+#include "byte_sums.h"
 INLINE int v_byte_sums(const BYTE_SUMS *s, const uint8_t *a, const uint8_t *b, uint8_t *y) {
     const __m512i zero = _mm512_set1_epi16((int16_t)s->zero), quarter = _mm512_set1_epi32(4);
     const __m512i x = _mm512_xor_si512(_mm512_loadu_si512(a), _mm512_set1_epi8((char)s->a_flip));
