@@ -21,21 +21,27 @@ typedef struct {
 INLINE int has_places(const pysim_segment *s) { return s->row && s->width >= UNIT && s->stride <= 2; }
 
 static void find_place(const pysim_segment *s, int64_t j, int64_t tap, place *of) {
+    const __m128i even = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, -1, -1, -1, -1, -1, -1, -1, -1);
     const int64_t count = pysim_min(STEP, s->count - j), first = s->first + j * s->stride + tap * s->dilation, part = STEP / s->stride;
     int8_t order[2][STEP], outside[STEP];
-    memset(order, -1, sizeof order);
-    memset(outside, (int8_t)s->fill, sizeof outside);
     of->whole = s->stride == 1 && count == STEP && first >= 0 && first + STEP <= s->width;
     for (int64_t half = 0; half < 2; half++)
         for (int64_t i = 0; i < 2; i++)
             of->at[half][i] = pysim_max(0, pysim_min(s->width - UNIT, first + (2 * half + i) * UNIT));
+    if (of->whole) return; /* 16 bytes from there on */
+    if (s->stride == 2 && count == STEP && first >= 0 && first + 4 * UNIT <= s->width) { /* inside */
+        of->order[0] = even, of->order[1] = _mm_or_si128(_mm_slli_si128(even, 8), _mm_srli_si128(_mm_set1_epi8(-1), 8));
+        of->outside = _mm_setzero_si128();
+        return;
+    }
+    memset(order, -1, sizeof order);
+    memset(outside, (int8_t)s->fill, sizeof outside);
     for (int64_t i = 0; i < count; i++) {
         const int64_t column = first + i * s->stride, half = i / part, second = column >= first + (2 * half + 1) * UNIT;
         if (column < 0 || column >= s->width) continue;
         order[half][i] = (int8_t)(column - of->at[half][second] + second * UNIT);
         outside[i] = 0;
     }
-    if (of->whole) of->at[0][0] = first;
     for (int half = 0; half < 2; half++) of->order[half] = _mm_loadu_si128((const __m128i *)(const void *)order[half]);
     of->outside = _mm_loadu_si128((const __m128i *)(const void *)outside);
 }
