@@ -94,6 +94,27 @@ INLINE void pad_row(int64_t pitch, const uint8_t *from, __mmask64 mask, __m512i 
                                              _mm512_castsi512_si256(flipped)));
     else _mm512_storeu_si512(to, _mm512_xor_si512(_mm512_mask_loadu_epi8(filled, mask, from), flipped));
 }
+#else
+/* In whole vectors, also beyond the end. */
+INLINE void fill_bytes(uint8_t *to, uint8_t byte, int64_t count) {
+    for (int64_t j = 0; j < count; j += 32) _mm256_storeu_si256((__m256i *)(void *)(to + j), _mm256_set1_epi8((char)byte));
+}
+
+/* A row of a group, flipped; the last bytes again with those before them, where they fill no vector. */
+INLINE void copy_bytes(uint8_t *to, const uint8_t *from, int64_t count, uint8_t flip) {
+    const __m128i flips = _mm_set1_epi8((char)flip);
+    int64_t j = 0;
+    if (count < 8) {
+        for (; j < count; j++) to[j] = from[j] ^ flip;
+        return;
+    }
+    for (; j + 16 <= count; j += 16)
+        _mm_storeu_si128((__m128i *)(void *)(to + j), _mm_xor_si128(_mm_loadu_si128((const __m128i *)(const void *)(from + j)), flips));
+    for (; j < count; j += 8) {
+        const int64_t at = pysim_min(j, count - 8);
+        _mm_storel_epi64((__m128i *)(void *)(to + at), _mm_xor_si128(_mm_loadl_epi64((const __m128i *)(const void *)(from + at)), flips));
+    }
+}
 #endif
 
 /* The rows of a group's input that outputs [begin, end) read, padded by the zero point. Whole vectors are stored, each row over what the one
@@ -114,11 +135,9 @@ static void pad_rows(const pysim_direct *of, const uint8_t *image, int64_t begin
 #else
     for (int64_t i = 0; i < rows; i++, to += pitch) {
         const int64_t y = begin * c->stride_h - c->pad_top + i, count = y >= 0 && y < c->height ? kept : 0;
-        uint8_t *at = to + left;
-        memset(to, fill, (size_t)left);
-        memcpy(at, image + (count ? y * c->width : 0), (size_t)count);
-        for (int64_t j = 0; flip && j < count; j++) at[j] ^= flip;
-        memset(at + count, fill, (size_t)(pitch - left - count));
+        fill_bytes(to, fill, left);
+        if (count) copy_bytes(to + left, image + y * c->width, count, flip);
+        fill_bytes(to + left + count, fill, pitch - left - count);
     }
 #endif
 }
