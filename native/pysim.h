@@ -20,7 +20,7 @@ extern "C" {
 /* cdef begin */
 enum { PYSIM_ABI_VERSION = 5 };
 /* The first digits of SHA-256 of these declarations (tests/native/test_abi.py says which): a library of others is refused as it is opened. */
-#define PYSIM_DECLARATIONS 0x643774b1
+#define PYSIM_DECLARATIONS 0x1f77c6f4
 
 typedef enum {
     PYSIM_OK = 0,
@@ -386,11 +386,11 @@ pysim_status pysim_simulate(const pysim_problem *p, const pysim_schedule *s, con
                             int64_t *accesses);
 pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses);
 
-/* Fingerprints of blocks of memory, which tell that somebody wrote to them: of all bytes of a block of at most 1 KiB, of 24 words of 8
- * bytes, evenly spaced, of a larger one. `fingerprints` holds those of the last call and gets the present ones; `changed` holds `count`
+/* Fingerprints of blocks of memory, which tell that somebody wrote to them: of all bytes of a block of at most `whole_bytes` (8 or more), of
+ * 24 words of 8 bytes, evenly spaced, of a larger one. `fingerprints` holds those of the last call and gets the present ones; `changed` holds `count`
  * places and gets the indices of the *changes blocks whose fingerprint is another. */
-pysim_status pysim_fingerprints(int64_t count, const void *const *memory, const int64_t *bytes, uint64_t *fingerprints, int64_t *changed,
-                                int64_t *changes);
+pysim_status pysim_fingerprints(int64_t count, const void *const *memory, const int64_t *bytes, int64_t whole_bytes,
+                                uint64_t *fingerprints, int64_t *changed, int64_t *changes);
 /* cdef end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

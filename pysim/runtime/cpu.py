@@ -9,7 +9,7 @@ import importlib.resources
 import math
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pysim.arguments import Activation
 from pysim.arguments import activation as activation_of
@@ -128,20 +128,24 @@ def rounding_once() -> Iterator[None]:
 
 
 class Fingerprints:
-    """Fingerprints of blocks of memory, given as (address, bytes): `changed` tells which blocks were written to since its last call."""
+    """Fingerprints of blocks of memory, given by addresses and bytes: `changed` tells which were written to since it looked at them before.
+    Of blocks larger than `whole_bytes` it reads samples."""
 
-    def __init__(self, blocks: Sequence[tuple[int, int]]) -> None:
-        ffi, lib = library()
-        self._memory = ffi.new("void *[]", [ffi.cast("void *", address) for address, _ in blocks])
-        self._changed, self._changes = ffi.new("int64_t[]", len(blocks)), ffi.new("int64_t *")
-        sizes, seen = ffi.new("int64_t[]", [size for _, size in blocks]), ffi.new("uint64_t[]", len(blocks))
-        self._compare = partial(lib.pysim_fingerprints, len(blocks), self._memory, sizes, seen, self._changed, self._changes)
-        self.changed()
+    def __init__(self, addresses: ArrayLike, sizes: ArrayLike, whole_bytes: int = 1024) -> None:
+        self._ffi, lib = library()
+        self._arrays = np.asarray(addresses, np.uintp), np.asarray(sizes, np.int64)
+        self.seen, self._changed = np.zeros(self._arrays[1].size, np.uint64), np.empty(self._arrays[1].size, np.int64)
+        kinds = "void *const *", "int64_t *", "uint64_t *", "int64_t *"
+        given = (*self._arrays, self.seen, self._changed)
+        self._places = [self._ffi.cast(kind, one.ctypes.data) for kind, one in zip(kinds, given, strict=True)]
+        self._changes, self._compare, self._whole_bytes = self._ffi.new("int64_t *"), lib.pysim_fingerprints, whole_bytes
 
-    def changed(self) -> list[int]:
-        """The indices of the blocks that differ from the last call's."""
-        check(self._compare())
-        return [self._changed[at] for at in range(self._changes[0])]
+    def changed(self, first: int = 0, count: int | None = None) -> list[int]:
+        """The indices of those of `count` blocks from the `first` that differ from their last look."""
+        memory, sizes, seen, changed = self._places
+        count = len(self.seen) if count is None else count
+        check(self._compare(count, memory + first, sizes + first, self._whole_bytes, seen + first, changed, self._changes))
+        return [first + self._changed.item(at) for at in range(self._changes[0])]
 
 
 def open_job(problem: Any, schedule: Any) -> Any:

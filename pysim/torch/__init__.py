@@ -189,7 +189,7 @@ def load(path: str | Path, model: torch.nn.Module) -> torch.nn.Module:
 
 def refresh() -> None:
     """Everything that was computed from parameters is computed again in the next calls: after writes to a part of a large tensor through
-    `.data`, NumPy or DLPack views or the like, which no sample of it may show."""
+    `.data`, NumPy or DLPack views or the like, which on a CPU may be found only some calls later, and on a GPU not at all."""
     forget_all()
 
 
@@ -235,7 +235,7 @@ class Graph:
         if epoch is None:
             for other in self._watched.values():  # the first parameter may be another one than before, and the rest the same
                 other.count_changes()
-            epoch = self._watched.put(first, WatchedTensors(parameters)).look(parameters)
+            epoch = self._watched.put(first, WatchedTensors(parameters, watched)).look(parameters)
         EPOCH.now = None if is_traced() else epoch or None
         try:
             return self._call(*inputs)

@@ -99,6 +99,12 @@ class TensorVersions:
             self._seen_writes = seen
         return True
 
+    def written(self) -> list[int]:
+        """The places of the tensors that were written to or moved."""
+        now = zip(map(_version, self.tensors), map(torch.Tensor.data_ptr, self.tensors), map(_count, self._writes), strict=True)
+        before = zip(self._versions, self._addresses, self._counts, strict=True)
+        return [at for at, (one, other) in enumerate(zip(now, before, strict=True)) if one != other]
+
     def are(self, tensors: Sequence[Any]) -> bool:
         """Whether these are the same tensor objects."""
         return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))

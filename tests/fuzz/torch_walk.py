@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A random module under a random sequence of actions, by pysim and, as a copy, by eager PyTorch: results, exceptions and states are equal.
 
-    python tests/fuzz/torch_walk.py --sequences 20000 --seed 0 [--compile] [--part 1/4]
+    python tests/fuzz/torch_walk.py --sequences 20000 --seed 0 [--compile] [--part 1/4] [--seconds 500]
 
 prints what each differing sequence's seed is; `--sequences 1 --seed THAT --verbose` repeats it and shows the actions."""
 
@@ -276,6 +276,7 @@ def main():
     options.add_argument("--sequences", type=int, default=1000)
     options.add_argument("--seed", type=int, default=0, help="of the first sequence; the others follow")
     options.add_argument("--compile", action="store_true", help='torch.compile(model, backend="pysim") in place of optimize')
+    options.add_argument("--seconds", type=float, default=float("inf"), help="after which no further sequence begins")
     options.add_argument("--part", default="1/1", help="I/N: of N parts, the I-th")
     options.add_argument("--peer", choices=("pysim", "identity", "eager"), default="pysim", help="what the fuzzer itself is tested with")
     options.add_argument("--verbose", action="store_true")
@@ -291,6 +292,10 @@ def main():
     log = print if given.verbose else lambda line: None
     counts, start = {"": 0, "difference": 0, "exception": 0}, time.perf_counter()
     for seed in range(given.seed + part - 1, given.seed + given.sequences, parts):
+        if time.perf_counter() - start > given.seconds:
+            break
+        if (done := sum(counts.values())) % 50 == 49:  # so that a run that is killed counts, too
+            print(f"{done + 1} sequences begun", file=sys.stderr, flush=True)
         kind, why = walk(seed, make, whole=not given.compile and given.peer != "eager", log=log)
         counts[kind] += 1
         if kind:

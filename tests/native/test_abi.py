@@ -154,10 +154,12 @@ def test_a_row_of_a_form_that_no_kernel_has_is_refused(tmp_path, monkeypatch):
 SIZES = (0, 1, 7, 8, 9, 31, 32, 1017, 1024, 1025, 1031, 4096, 5000)
 
 
-def test_fingerprints_read_no_byte_outside_of_their_blocks():
+@pytest.mark.parametrize("whole", [8, 1024, 1 << 20])
+def test_fingerprints_read_no_byte_outside_of_their_blocks(whole):
     """Each ends at a page that nobody may read, and begins anywhere."""
     blocks = [guarded(np.arange(size, dtype=np.uint8)) for size in SIZES]
-    fingerprints = runtime.Fingerprints([(one.ctypes.data, one.nbytes) for one in blocks])
+    fingerprints = runtime.Fingerprints([one.ctypes.data for one in blocks], [one.nbytes for one in blocks], whole)
+    fingerprints.changed()
     assert fingerprints.changed() == []
     for at, one in enumerate(blocks):
         one[...] += 1
@@ -170,7 +172,8 @@ def test_fingerprints_read_no_byte_outside_of_their_blocks():
 @pytest.mark.parametrize("size", [1, 13, 250, 1024])
 def test_fingerprints_of_small_blocks_tell_each_byte(size):
     memory = np.zeros(size, np.uint8)
-    fingerprints = runtime.Fingerprints([(memory.ctypes.data, size)])
+    fingerprints = runtime.Fingerprints([memory.ctypes.data], [size])
+    fingerprints.changed()
     for at in range(size):
         memory[at] ^= 1
         assert fingerprints.changed() == [0], at
@@ -178,24 +181,27 @@ def test_fingerprints_of_small_blocks_tell_each_byte(size):
 
 def test_fingerprints_tell_swapped_words_and_samples_of_large_blocks():
     memory = np.arange(1 << 16)
-    fingerprints = runtime.Fingerprints([(memory.ctypes.data, memory.nbytes)])
+    fingerprints = runtime.Fingerprints([memory.ctypes.data], [memory.nbytes])
+    fingerprints.changed()
     memory[:] = memory[::-1].copy()
     assert fingerprints.changed() == [0]
     small = np.arange(16)
-    fingerprints = runtime.Fingerprints([(small.ctypes.data, small.nbytes)])
+    fingerprints = runtime.Fingerprints([small.ctypes.data], [small.nbytes])
+    fingerprints.changed()
     for at, other in ((0, 1), (0, 4), (3, 15)):
         small[[at, other]] = small[[other, at]]
         assert fingerprints.changed() == [0]
     memory = np.zeros(1 << 16, np.uint8)
-    fingerprints = runtime.Fingerprints([(memory.ctypes.data, memory.nbytes)])
+    fingerprints = runtime.Fingerprints([memory.ctypes.data], [memory.nbytes])
+    fingerprints.changed()
     for part in np.split(memory, 16):
         part += 1
         assert fingerprints.changed() == [0]
 
 
 def test_fingerprints_without_blocks_or_memory_are_refused():
-    assert runtime.Fingerprints([]).changed() == []
+    assert runtime.Fingerprints([], []).changed() == []
     with pytest.raises(PysimError, match="block 1 has no memory"):
-        runtime.Fingerprints([(0, 0), (0, 8)])
-    assert LIB.pysim_fingerprints(-1, FFI.NULL, FFI.NULL, FFI.NULL, FFI.NULL, FFI.new("int64_t *")) == LIB.PYSIM_BAD_ARGUMENT
+        runtime.Fingerprints([0, 0], [0, 8]).changed()
+    assert LIB.pysim_fingerprints(-1, FFI.NULL, FFI.NULL, 8, FFI.NULL, FFI.NULL, FFI.new("int64_t *")) == LIB.PYSIM_BAD_ARGUMENT
     assert b"fingerprints need blocks" in FFI.string(LIB.pysim_last_error())

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from torch import nn  # noqa: E402
 from torch_models import assert_close  # noqa: E402
+from torch_twins import WAYS  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.torch import fingerprints  # noqa: E402
@@ -103,6 +104,82 @@ def test_layers_written_to_in_both_ways_at_once_are_computed_again(counted, ever
             model[0].weight.data.mul_(-2)
             counted(model[2])
             assert_close(optimized(x), model(x))
+
+
+@pytest.mark.parametrize("place", [0, 700, 5001, 64 * 64 * 9 + 3 * 1024 - 1])
+def test_a_write_of_one_number_is_found_within_so_many_calls(place):
+    """Of two large tensors, beside a small one."""
+    tensors = [torch.zeros(64, 64, 3, 3), torch.zeros(5), torch.zeros(3, 1024)]
+    watched = WatchedTensors(tensors)
+    for turns in range(3):
+        for _ in range(50 * turns):
+            epoch = watched.look(tensors)
+            assert watched.look(tensors) is epoch
+        versions = [versions_of([one]) for one in tensors]
+        first = place < tensors[0].numel()
+        tensors[0 if first else 2].numpy().reshape(-1)[place if first else place - tensors[0].numel()] += 1
+        for _ in range(fingerprints.CALLS):
+            watched.look(tensors)
+        assert [one.unchanged() for one in versions] == [not first, True, first]
+        epoch = watched.look(tensors)
+        assert all(watched.look(tensors) is epoch for _ in range(fingerprints.CALLS + 1))
+
+
+@pytest.mark.parametrize("numbers", [257, 1024, 128 * 1024 + 5, 10**6])
+def test_each_call_reads_one_part_of_so_many(numbers, monkeypatch):
+    """And no byte twice in a turn; all of them at first."""
+    read, own = [], fingerprints.cpu.Fingerprints.changed
+
+    def counted(self, first=0, count=None):
+        if self._whole_bytes == fingerprints.BLOCK_BYTES:
+            read.append(range(first, first + count))
+        return own(self, first, count)
+
+    monkeypatch.setattr(fingerprints.cpu.Fingerprints, "changed", counted)
+    tensors = [torch.zeros(numbers)]
+    watched, blocks = WatchedTensors(tensors), -(-4 * numbers // fingerprints.BLOCK_BYTES)
+    assert read == [range(blocks)]
+    read.clear()
+    for _ in range(fingerprints.CALLS):
+        watched.look(tensors)
+    assert max(map(len, read)) == -(-blocks // fingerprints.CALLS)
+    turn = [one for part in read for one in part][:blocks]
+    assert turn == [*range(blocks)]
+
+
+def test_a_write_is_found_although_another_tensor_is_replaced_in_each_call():
+    """As a state that a model replaces: nothing is read anew, and turns go on."""
+    weight = torch.zeros(512, 512)
+    watched = WatchedTensors([weight, torch.zeros(600)])
+    watched.look(watched.tensors)
+    versions = versions_of([weight])
+    weight.numpy()[500, 3] = 1
+    for _ in range(fingerprints.CALLS + 1):
+        tensors = [weight, torch.zeros(600)]
+        assert watched.look(tensors) is None
+        watched = WatchedTensors(tensors, watched)
+        watched.look(tensors)
+    assert not versions.unchanged()
+
+
+def test_a_write_that_is_counted_is_read_at_once_and_no_news_later():
+    tensors = [torch.zeros(512, 512), torch.zeros(600)]
+    watched = WatchedTensors(tensors)
+    watched.look(tensors)
+    tensors[0][7, 7] = 1
+    epoch = watched.look(tensors)
+    assert all(watched.look(tensors) is epoch for _ in range(fingerprints.CALLS + 1))
+
+
+def test_a_model_follows_a_write_of_one_number_within_so_many_calls(way, every_layer_is_ours, fresh_compiler):
+    model, x = nn.Conv2d(64, 128, 3).eval(), torch.randn(1, 64, 5, 5)
+    ours = WAYS[way](model)
+    with torch.no_grad():
+        ours(x)
+        model.weight.numpy().reshape(-1)[700] += 100
+        for _ in range(fingerprints.CALLS):
+            found = ours(x)
+        assert_close(found, model(x))
 
 
 def test_after_a_refresh_a_write_that_no_sample_shows_takes_effect(every_layer_is_ours):
