@@ -175,8 +175,8 @@ def load(path: str | Path, model: torch.nn.Module) -> torch.nn.Module:
     that was saved, by its classes, their code, its attributes or its weights; ProblemError for a file that is damaged, or of another
     machine, version or number of threads.
 
-    A change of the model afterwards is seen as by `optimize`: then calls are captured as ever. Global variables of other modules than those
-    of the model's classes are taken to be as they were when it was saved."""
+    A change of the model afterwards is seen as by `optimize`: then calls are captured as ever. That includes global variables of the user's
+    modules that the code names, but not those of packages that have a version."""
     if isinstance(model, _Optimized):
         model = model._pysim.model
     if is_disabled():

@@ -116,25 +116,48 @@ class ModelState:
                 self.told[f"package {top}"] = str(version)
             functions = [function for value in vars(one).values() for function in _functions(value)]
             self.told[name] = ""  # it is being told
-            self.told[name] = _digest(*(self._code_of(function) for function in functions))
+            numbers = [f"{key} {value!r}" for key, value in vars(one).items() if type(value) in _SIMPLE and not key.startswith("__")]
+            self.told[name] = _digest(*(self._code_of(function) for function in functions), *numbers)
             self._watched.append(vars(one))
 
     def _code_of(self, function: FunctionType) -> str:
-        """A digest of a function's code, of what it encloses, and of its own module's functions and numbers that it names."""
+        """A digest of a function's code, of what it encloses, and of the functions and numbers that it names: of its own module, and of
+        other modules of the user's. What these name beside, in modules of the user's, is visited, too."""
         if id(function) in self._paths:
             return self._paths[id(function)]
         self._paths[id(function)] = function.__qualname__  # where it names itself
         self._alive.append(function)
-        names = {name for code in _codes(function.__code__) for name in code.co_names if name in function.__globals__}
-        self._globals.setdefault(id(function.__globals__), (function.__globals__, set()))[1].update(names)
+        named = _named(function)
+        for of, name in named:
+            self._globals.setdefault(id(of), (of, set()))[1].add(name)
         parts = [_code_text(function.__code__), *(repr(one) for one in function.__defaults__ or () if type(one) in _SIMPLE)]
-        enclosed = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-        for one in (*enclosed, *(function.__globals__[name] for name in sorted(names))):
+        enclosed = [("", cell.cell_contents) for cell in function.__closure__ or () if cell != CellType()]
+        for name, one in (*enclosed, *((name, of[name]) for of, name in named)):
             if type(one) in _SIMPLE:
                 parts.append(repr(one))
-            parts += [self._code_of(one) for one in _functions(one) if one.__module__ == function.__module__]
+            parts += [self._code_of(one) for one in _functions(one) if one.__module__ == function.__module__ or _is_users(one.__module__)]
+            if isinstance(one, type) and _is_users(one.__module__):
+                self._classes(one)
+            elif name and _is_users(function.__module__) and (type(one) in (list, dict, set) or _is_users(type(one).__module__)):
+                self._visit(one, f"{function.__module__}:{name}")
         self._paths[id(function)] = found = _digest(*parts)
         return found
+
+
+def _is_users(module: str | None) -> bool:
+    """Whether a module is neither the standard library's nor of a package that a version tells."""
+    top = str(module).partition(".")[0]
+    return top not in (*sys.builtin_module_names, *sys.stdlib_module_names - {"__main__"}) and not hasattr(
+        sys.modules.get(top), "__version__"
+    )
+
+
+def _named(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
+    """The variables that a function's code names: of its module, and of the user's modules that are such variables."""
+    names, given = {name for code in _codes(function.__code__) for name in code.co_names}, function.__globals__
+    found = [(given, name) for name in sorted(names & given.keys())]
+    modules = [one for of, name in found if isinstance(one := of[name], ModuleType) and _is_users(one.__name__)]
+    return found + [(vars(module), name) for module in modules for name in sorted(names & vars(module).keys())]
 
 
 def _holds_more(kind: type) -> bool:

@@ -3,8 +3,9 @@
 it."""
 
 import random
+import sys
 from collections import deque
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -206,3 +207,59 @@ def test_a_namespace_is_part_of_the_state():
     assert state.told["options.scale"] == "2.0" and state.unchanged()
     model.options.scale = 3.0
     assert not state.unchanged()
+
+
+SETTINGS = """
+SCALE, SIZES, TABLE, COUNT = 2.0, [1, 2], {"gain": 1.0}, 3
+class Options:
+    gain = 1.5
+class Chosen:
+    def __init__(self):
+        self.gain = 4.0
+CHOSEN = Chosen()
+def scaled(y):
+    return y * SCALE + SIZES[0]
+"""
+
+
+class Set(Net):
+    start = 1.0
+
+    def forward(self, image):
+        y = settings.scaled(self.conv(image)) * settings.Options.gain * settings.CHOSEN.gain  # noqa: F821
+        return y * settings.TABLE["gain"] + self.start  # noqa: F821
+
+
+CHANGED = {
+    "a number": lambda settings: setattr(settings, "SCALE", 3.0),
+    "a list": lambda settings: settings.SIZES.append(3),
+    "a dictionary": lambda settings: settings.TABLE.update(gain=2.0),
+    "a class": lambda settings: setattr(settings.Options, "gain", 2.0),
+    "an object": lambda settings: setattr(settings.CHOSEN, "gain", 2.0),
+    "a function": lambda settings: setattr(settings, "scaled", lambda y: y),
+}
+
+
+@pytest.fixture
+def settings_module(monkeypatch):
+    module = ModuleType("settings_of_a_user")
+    exec(SETTINGS, vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(globals(), "settings", module)
+    return module
+
+
+@pytest.mark.parametrize("which", CHANGED)
+def test_what_another_module_of_the_user_holds_is_part_of_the_state(which, settings_module):
+    state = ModelState(model := Set().eval())
+    assert state.unchanged()
+    settings_module.COUNT += 1  # which the model does not name
+    assert state.unchanged()
+    CHANGED[which](settings_module)
+    assert not state.unchanged() and ModelState(model).told != state.told
+
+
+def test_a_number_of_a_class_is_part_of_the_state(settings_module, monkeypatch):
+    state = ModelState(model := Set().eval())
+    monkeypatch.setattr(Set, "start", 2.0)
+    assert not state.unchanged() and ModelState(model).told != state.told
