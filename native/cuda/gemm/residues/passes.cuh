@@ -236,7 +236,7 @@ template <class T> __global__ void __launch_bounds__(THREADS)
 
 template <class T>
 cudaError_t reconstruct(const Problem &p, const Residues &from, const int *rows, const int *columns, const Verdict &verdict,
-                               cudaStream_t stream) {
+                        cudaStream_t stream) {
     const int words = (p.n + 63) / 64 * 16;
     return launch(reconstruct_kernel<T>, dim3((unsigned)p.m, (unsigned)(words + THREADS - 1) / THREADS), THREADS, 0, stream, p, from, rows,
                   columns, verdict);
