@@ -198,7 +198,8 @@ static void sum_set(const nchwc_run *r, tile *t, int first, int last) {
 
 /* Computes tiles from i on, of one image's group, for one panel of filters and one channel set; prefetches their ranges, from `part` of `parts` on,
  * of the next set or panel. Returns how many tiles, at most `most`: those of a row that begin and end without padding, or one. */
-static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t most, int64_t panel, int64_t set, int64_t part, int64_t parts) {
+static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t most, int64_t panel, int64_t set, int64_t part,
+                         int64_t parts) {
     const shape *of = &r->of;
     const pysim_conv *c = of->conv;
     const int64_t row = i / of->per_row, column = i % of->per_row, map = of->p * of->q, bytes = of->bytes;

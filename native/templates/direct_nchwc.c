@@ -203,14 +203,14 @@ INLINE void each_size(const int P, const pysim_nchwc_tile *t, const char *(*comp
 
 /* Defines a row of the registry: tiles of up to P pixels x F vectors. Tiles that leave out pixels have a function of their own: in a common one
  * GCC allocates registers differently, and tiles that leave out nothing take up to 5 % longer (Zen 4, 1x1, tiles of 12 x 8 on AVX2). */
-#define DEFINE_NCHWC(name, P, F)                                                                  \
-    NCHWC_TILES(name##_whole, P, F, WHOLE)                                                        \
-    NCHWC_TILES(name##_edge, P, F, EDGE)                                                          \
-    NCHWC_TILES(name##_dense, P, F, HAS_DENSE ? DENSE : WHOLE)                                    \
-    void name(const pysim_nchwc_tile *t) {                                                        \
-        if (t->without_first || t->without_last) each_size(P, t, name##_edge);                    \
+#define DEFINE_NCHWC(name, P, F)                                                                     \
+    NCHWC_TILES(name##_whole, P, F, WHOLE)                                                           \
+    NCHWC_TILES(name##_edge, P, F, EDGE)                                                             \
+    NCHWC_TILES(name##_dense, P, F, HAS_DENSE ? DENSE : WHOLE)                                       \
+    void name(const pysim_nchwc_tile *t) {                                                           \
+        if (t->without_first || t->without_last) each_size(P, t, name##_edge);                       \
         else if (HAS_DENSE && t->pixel == LANES && t->inner == LANES) each_size(P, t, name##_dense); \
-        else each_size(P, t, name##_whole);                                                       \
+        else each_size(P, t, name##_whole);                                                          \
     }
 
 /* The rows of direct_nchwc.inc for these vectors */

@@ -372,8 +372,36 @@ INLINE void pool_pixel(const int largest, const MASK in, int64_t block, const py
     v_store_mask(out, found, in);
 }
 
+/* Whether a pool is the mean of whole planes. */
+static int is_mean_of_planes(const pysim_pool *p) {
+    return !p->largest && p->out_h == 1 && p->out_w == 1 && p->kernel_h == p->height && p->kernel_w == p->width &&
+           !(p->pad_top | p->pad_left) && p->dilation_h == 1 && p->dilation_w == 1;
+}
+
+/* The mean of whole planes in channel blocks. MEAN_SUMS sums: each addition to a single one would wait for the one
+ * before. */
+enum { MEAN_SUMS = 8 };
+INLINE void mean_of_blocks(const MASK in, int64_t block, int64_t pixels, const T *x, T *out) {
+    VEC sum[MEAN_SUMS];
+#pragma GCC unroll 8
+    for (int j = 0; j < MEAN_SUMS; j++) sum[j] = v_zero();
+    int64_t i = 0;
+    for (; i + MEAN_SUMS <= pixels; i += MEAN_SUMS, x += MEAN_SUMS * block)
+#pragma GCC unroll 8
+        for (int j = 0; j < MEAN_SUMS; j++) sum[j] += v_load_mask(x + j * block, in);
+    for (; i < pixels; i++, x += block) sum[0] += v_load_mask(x, in);
+#pragma GCC unroll 3
+    for (int n = MEAN_SUMS / 2; n > 0; n /= 2)
+#pragma GCC unroll 4
+        for (int j = 0; j < n; j++) sum[j] += sum[j + n];
+    v_store_mask(out, sum[0] / v_set1((T)pixels), in);
+}
+
 static void pool_blocks(const pysim_pool *p, const T *x, T *y) {
-    const int64_t block = p->block;
+    const int64_t block = p->block, pixels = p->height * p->width;
+    for (int64_t k = 0; k < p->planes && is_mean_of_planes(p); k += block, x += pixels * block, y += block)
+        for (int64_t i = 0; i < block; i += LANES) mean_of_blocks(v_lanes(0, block - i), block, pixels, x + i, y + i);
+    if (is_mean_of_planes(p)) return;
     for (int64_t k = 0; k < p->planes / block; k++, x += p->height * p->width * block)
         for (int64_t row = 0; row < p->out_h; row++)
             for (int64_t q = 0; q < p->out_w; q++, y += block)
@@ -392,8 +420,7 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
         return;
     }
     const int64_t in = p->height * p->width, out = p->out_h * p->out_w, left = BLOCK - extent(1, p->stride_w, p->kernel_w, p->dilation_w);
-    const int is_mean = !p->largest && out == 1 && p->kernel_h == p->height && p->kernel_w == p->width && !(p->pad_top | p->pad_left) &&
-                        p->dilation_h == 1 && p->dilation_w == 1;
+    const int is_mean = is_mean_of_planes(p);
     for (int64_t k = 0; is_mean && k < p->planes; k++) y[k] = row_over(ELEMENT, x + k * in, in, 0) / (T)in;
     for (int64_t k = 0; left < 0 && !is_mean && k < p->planes; k++)
         for (int64_t i = 0; i < out; i++) y[k * out + i] = pool_window(p, x + k * in, i / p->out_w, i % p->out_w);
