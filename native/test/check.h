@@ -129,6 +129,8 @@ static inline pysim_status check_gemm_reference(const pysim_gemm *g, const pysim
 /* {1, b-1, b, b+1, 2b+1}, at least 1. */
 enum { EDGES = 5 };
 int64_t check_edge(int32_t level, int64_t block);
+/* P x Q = n (or a little more): one row, one column, or a rectangle. */
+void check_rectangle(int32_t level, int64_t n, int64_t *p, int64_t *q);
 /* Makes a convolution of volumes of one of images; returns the slices of its outputs. The last is one of 1 x 1 x 1 whose first and last slices
  * of outputs are padding. */
 int64_t check_volume(pysim_conv *c, check_random *random);

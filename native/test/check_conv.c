@@ -57,18 +57,6 @@ typedef struct {
 } operands;
 static operands at;
 
-/* P x Q = n (or a little more): one row, one column, or a rectangle. */
-static void layout(int32_t level, int64_t n, int64_t *p, int64_t *q) {
-    int64_t rows = level == 0 ? 1 : n;
-    if (level == 2) {
-        for (rows = 1; (rows + 1) * (rows + 1) <= n; rows++) {}
-        while (rows > 1 && n % rows) rows--;
-        if (rows == 1 && n > 3) rows = n % 2 ? 3 : 2;
-    }
-    *p = rows;
-    *q = (n + rows - 1) / rows;
-}
-
 /* One axis: padding by level, then the input size that gives `out` outputs (more where the padding alone gives more). */
 static void axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, check_random *random, int64_t *before,
                  int64_t *after, int64_t *size) {
@@ -76,8 +64,7 @@ static void axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, i
     const int64_t pads[PADDINGS][2] = {
         {0, 0}, {(extent - 1) / 2, (extent - 1) / 2}, {0, 3}, {extent, extent + 1}, {extent + 2, 1},
     };
-    *before = pads[padding][0];
-    *after = pads[padding][1];
+    *before = pads[padding][0], *after = pads[padding][1];
     *size = (out - 1) * stride + extent - *before - *after + check_below(random, stride);
     if (*size < 1) *size = 1 + check_below(random, 2);
     if (*size + *before + *after < extent) *size = extent;
@@ -131,7 +118,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     c->kernel_h = size[0], c->kernel_w = size[1];
     c->stride_h = stride[0], c->stride_w = stride[1];
     c->dilation_h = dilation[0], c->dilation_w = dilation[1];
-    layout(level[LAYOUT], check_edge(level[WINDOWS], row->windows), &k->p, &k->q);
+    check_rectangle(level[LAYOUT], check_edge(level[WINDOWS], row->windows), &k->p, &k->q);
     axis(padding, k->p, c->kernel_h, c->stride_h, c->dilation_h, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
     axis(padding, k->q, c->kernel_w, c->stride_w, c->dilation_w, &k->random, &c->pad_left, &c->pad_right, &c->width);
 
@@ -180,7 +167,7 @@ static void make_winograd(conv_case *k, int32_t index, const unsigned char *leve
     c->kernel_h = c->kernel_w = size;
     c->stride_h = c->stride_w = stride;
     c->filters = c->groups * check_edge(level[FILTERS], row->windows);
-    layout(level[LAYOUT], check_edge(level[WINDOWS], row->filters), &rows, &columns);
+    check_rectangle(level[LAYOUT], check_edge(level[WINDOWS], row->filters), &rows, &columns);
     k->p = rows * m - check_below(&k->random, m);
     k->q = columns * m - check_below(&k->random, m);
     axis(plain[PADDING], k->p, size, stride, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
@@ -444,11 +431,10 @@ static void by_integer_winograd(conv_case *k, const pysim_epilogue *e, guard_sid
     const pysim_conv *c = &k->c;
     const pysim_schedule own = k->s;
     pysim_kernel_info row;
-    if (pysim_kernel_at(k->s.kernel, &row) != PYSIM_OK || strcmp(row.form, "pairs") != 0 || c->kernel_h != 3 || c->kernel_w != 3 || c->stride_h != 1 || c->stride_w != 1 || c->dilation_h != 1 ||
-        c->dilation_w != 1 || c->depth)
-        return;
-    k->s.algorithm = CHECK_integer_winograd, k->s.stationary = PYSIM_INPUT_STATIONARY;
-    k->s.channels = c->channels / c->groups, k->s.k2 = k->s.k3 = 1;
+    if (pysim_kernel_at(own.kernel, &row) != PYSIM_OK || strcmp(row.form, "pairs") != 0) return;
+    if (c->kernel_h != 3 || c->kernel_w != 3 || c->stride_h * c->stride_w * c->dilation_h * c->dilation_w != 1 || c->depth) return;
+    k->s.algorithm = CHECK_integer_winograd, k->s.stationary = PYSIM_INPUT_STATIONARY, k->s.k2 = k->s.k3 = 1;
+    k->s.channels = c->channels / c->groups;
     if (pack(k, side)) as_expected(k, e, side);
     k->s = own;
 }

@@ -231,3 +231,14 @@ int64_t check_volume(pysim_conv *c, check_random *random) {
     c->depth = of[0], c->kernel_d = of[1], c->stride_d = of[2], c->dilation_d = of[3], c->pad_front = of[4], c->pad_back = of[5];
     return (of[0] + of[4] + of[5] - of[3] * (of[1] - 1) - 1) / of[2] + 1;
 }
+
+void check_rectangle(int32_t level, int64_t n, int64_t *p, int64_t *q) {
+    int64_t rows = level == 0 ? 1 : n;
+    if (level == 2) {
+        for (rows = 1; (rows + 1) * (rows + 1) <= n; rows++) {}
+        while (rows > 1 && n % rows) rows--;
+        if (rows == 1 && n > 3) rows = n % 2 ? 3 : 2;
+    }
+    *p = rows;
+    *q = (n + rows - 1) / rows;
+}

@@ -40,7 +40,6 @@ from pysim.torch.capture.effects import effects_of
 from pysim.torch.capture.frames import NotCapturedError, captured_calls
 from pysim.torch.capture.on_cpu import rewrite_on_cpu
 from pysim.torch.capture.rewriting import count_trainings, rewrite
-from pysim.torch.capture.whole import ONE_GRAPH, check_layers, check_operators
 from pysim.torch.cuda_graph import GraphedCalls
 from pysim.torch.decisions import Report
 from pysim.torch.fingerprints import WatchedTensors
@@ -49,6 +48,7 @@ from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all
 from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy
 from pysim.torch.saved_calls import SavedCall, save_call
 from pysim.torch.unguarded import Unguarded
+from pysim.torch.whole import ONE_GRAPH, check_layers, check_operators
 
 __all__ = ["Decision", "Report", "backend", "load", "optimize", "refresh", "report", "save"]
 
