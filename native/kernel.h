@@ -22,6 +22,14 @@ typedef struct {
     float low, high;                  /* before the zero point is added */
 } pysim_rescale;
 
+/* Rows of lines of 64 bytes, `pitch` bytes apart; fetched into L2, or if they will be written, into L1. */
+typedef struct {
+    const char *at;
+    int64_t pitch, rows, lines;
+    int written;
+} pysim_lines;
+enum { PYSIM_AHEAD = 2 };
+
 /* Epilogue of a tile: alpha*acc + bias_filters[f] + bias_windows[w] + beta*old, clamped to the bounds. */
 typedef struct {
     double alpha, beta;
@@ -34,8 +42,7 @@ typedef struct {
     /* Form tiles, whose unit leaves the core's other units idle: */
     struct pysim_waiting *waiting; /* the tile before, which is stored beside the products of this one, which waits then; or NULL. A call
                                     * with no filters stores it. Results are complete only then. */
-    const char *ahead;             /* lines of a later call's panel, which are fetched into L2 meanwhile */
-    int64_t ahead_lines;
+    pysim_lines ahead[PYSIM_AHEAD]; /* what later calls and packing read, and panels they write, fetched meanwhile */
 } pysim_store;
 
 /* Form tiles: a tile whose sums are complete, and whose results are not stored yet. */

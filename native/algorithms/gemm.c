@@ -92,6 +92,7 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
         .problem = g,
         .input_pitch = g->ldb,
         .output_pitch = g->ldc,
+        .filter_row = g->trans_a ? 0 : g->lda,
     };
     const pysim_status status = row(s, g->dtype, &n->row);
     if (g->trans_a) n->filter_channels = pysim_max(ROWS_AT_ONCE, n->row.group);

@@ -134,15 +134,15 @@ static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int6
     }
 }
 
-/* Packs filter panels [begin, end) of a channel set. */
-static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t begin, int64_t end) {
+/* Packs filter panels [begin, end) of a channel set, one after another. */
+static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t begin, int64_t end, char *to) {
     const double start = x->profile ? pysim_now() : 0;
     const int64_t step = n->filter_channels ? pysim_min(n->filter_channels, nc) : nc;
     for (int64_t c = 0; c < nc; c += step)
         for (int64_t f = begin; f < end; f++) {
             int64_t f0, nf;
             pysim_nest_filters_of(n, f, &f0, &nf);
-            char *panel = x->filters + (f - begin) * x->filter_panel + c * n->schedule.filters * pysim_panel_bytes(n);
+            char *panel = to + (f - begin) * x->filter_panel + c * n->schedule.filters * pysim_panel_bytes(n);
             n->pack_filters(n, c0 + c, pysim_min(step, nc - c), f0, nf, panel);
         }
     if (x->profile) x->profile->pack_seconds += pysim_now() - start;
@@ -252,21 +252,40 @@ static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t
     const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
     int64_t row, end;
     pysim_split_range(nc, part, parts, &row, &end);
-    for (; row < end; row++) {
-        const char *from = n->input + ((c0 + row) * n->input_pitch + t0) * n->bytes;
-        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
-    }
+    for (; row < end; row++)
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(n->input + ((c0 + row) * n->input_pitch + t0) * n->bytes + i, 0, 2);
 }
 
-/* Form tiles: what the next tile fetches into L2 beside its products, range `part` of `parts` of the lines of a panel that comes from beyond. */
-static void fetch_panel(channel_set *set, const tiles *of, int64_t panel, int64_t width, int64_t part, int64_t parts) {
+/* Form tiles: what the next tile fetches beside its products, range `part` of `parts` of a panel or of the rows that a panel is made of. */
+static void panel_ahead(channel_set *set, int at, const tiles *of, int64_t panel, int64_t width, int64_t part, int64_t parts) {
+    const int64_t bytes = set->n->rows * set->row_k * width * pysim_panel_bytes(set->n);
     int64_t begin, end;
-    pysim_split_range(set->n->rows * set->row_k * width * pysim_panel_bytes(set->n) / ALIGN, part, parts, &begin, &end);
-    set->store.ahead = tile_of(of, panel) + begin * ALIGN;
-    set->store.ahead_lines = end - begin;
+    pysim_split_range(pysim_ceil_div(bytes, ALIGN), part, parts, &begin, &end);
+    set->store.ahead[at] = (pysim_lines){tile_of(of, panel) + begin * ALIGN, 0, 1, end - begin, 0};
 }
 
-/* Whether that is worth it; form tiles packs such rows, and its unit would wait meanwhile. */
+static pysim_lines rows_ahead(const char *at, int64_t pitch, int64_t rows, int64_t bytes, int64_t part, int64_t parts) {
+    int64_t begin, end;
+    pysim_split_range(rows, part, parts, &begin, &end);
+    return (pysim_lines){at + begin * pitch, pitch, end - begin, pysim_ceil_div((int64_t)((uintptr_t)at % ALIGN) + bytes, ALIGN), 0};
+}
+
+static void windows_ahead(channel_set *set, int64_t tile, int64_t part, int64_t parts) {
+    const pysim_nest *n = set->n;
+    const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
+    set->store.ahead[0] =
+        rows_ahead(n->input + (set->c0 * n->input_pitch + t0) * n->bytes, n->input_pitch * n->bytes, set->nc, bytes, part, parts);
+}
+
+static void filters_ahead(channel_set *set, int64_t tile, int64_t part, int64_t parts) {
+    const pysim_nest *n = set->n;
+    int64_t f0, nf;
+    pysim_nest_filters_of(n, tile, &f0, &nf);
+    const int64_t row = n->filter_row * n->bytes, first = set->c0 * n->bytes;
+    set->store.ahead[0] = rows_ahead(n->filter_data + f0 * row + first, row, nf, set->nc * n->bytes, part, parts);
+}
+
+/* Whether the next windows are fetched from where they lie; form tiles packs such rows, and its unit would wait meanwhile. */
 static int fetches_windows(const pysim_nest *n, int packs) {
     const int in_place = n->schedule.pack == PYSIM_PACK_NONE;
     return n->prefetch_input && (in_place || (packs && pysim_on_tiles(n) && n->in_place_legal));
@@ -275,29 +294,30 @@ static int fetches_windows(const pysim_nest *n, int packs) {
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
     const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed && !x->ready;
-    const int fetch = fetches_windows(n, packs);
+    const int fetch = fetches_windows(n, packs), on_tiles = pysim_on_tiles(n);
     const int keep = n->filter_end - n->filter_begin > s->k2;
     channel_set set = open_set(n, x, c0, nc);
     for (int64_t w3 = n->window_begin; w3 < n->window_end; w3 += s->k3) {
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
-            const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end);
-            if (n->pack_filters && !x->ready) {
-                pack_filters(n, x, c0, nc, f2, f_end);
-                set.filters.first = f2;
-            }
+            const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end), parts = f_end - f2;
+            if (n->pack_filters && !x->ready) pack_filters(n, x, c0, nc, f2, f_end, x->filters), set.filters.first = f2;
             for (int64_t w = w3; w < w_end; w++) {
+                const int more = w + 1 < w_end, pack_next = more && packs && f2 == n->filter_begin;
                 if (packs) {
                     set.windows.first = keep ? w3 : w;
                     if (f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, x->windows + (w - set.windows.first) * x->window_panel);
                 }
-                const int there = pysim_on_tiles(n) && (n->windows_packed || x->ready || f2 > n->filter_begin) && w + 1 < w_end;
                 for (int64_t f = f2; f < f_end; f++) {
-                    if (fetch && w + 1 < w_end && (!packs || f2 == n->filter_begin)) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
-                    if (there) fetch_panel(&set, &set.windows, w + 1, s->windows, f - f2, f_end - f2);
+                    if (fetch && more && !on_tiles) fetch_windows(n, c0, nc, w + 1, f - f2, parts);
+                    if (on_tiles) {
+                        memset(set.store.ahead, 0, sizeof set.store.ahead);
+                        if (pack_next && fetch) windows_ahead(&set, w + 1, f - f2, parts);
+                        if (more && (keep || !packs)) panel_ahead(&set, 1, &set.windows, w + 1, s->windows, f - f2, parts);
+                        set.store.ahead[1].written = pack_next;
+                    }
                     tile(&set, w, f);
                 }
-                set.store.ahead_lines = 0;
             }
         }
     }
@@ -306,27 +326,33 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
 static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
     const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed && !x->ready;
-    const int fetch = fetches_windows(n, packs);
+    const int packs_filters = n->pack_filters && !x->ready, fetch = fetches_windows(n, packs), on_tiles = pysim_on_tiles(n);
+    const int one_by_one = packs_filters && on_tiles && n->filter_row; /* each when the first tile needs it, fetched beside those before */
     channel_set set = open_set(n, x, c0, nc);
     for (int64_t f3 = n->filter_begin; f3 < n->filter_end; f3 += s->k3) {
         const int64_t f_end = pysim_min(f3 + s->k3, n->filter_end);
-        if (n->pack_filters && !x->ready) {
-            pack_filters(n, x, c0, nc, f3, f_end);
-            set.filters.first = f3;
-        }
+        if (packs_filters) set.filters.first = f3;
+        if (packs_filters && !one_by_one) pack_filters(n, x, c0, nc, f3, f_end, x->filters);
         for (int64_t w2 = n->window_begin; w2 < n->window_end; w2 += s->k2) {
-            const int64_t w_end = pysim_min(w2 + s->k2, n->window_end);
-            if (packs) {
-                for (int64_t w = w2; w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
-                set.windows.first = w2;
-            }
-            for (int64_t f = f3; f < f_end; f++)
+            const int64_t w_end = pysim_min(w2 + s->k2, n->window_end), parts = w_end - w2;
+            const int pack_next = one_by_one && w2 == n->window_begin;
+            if (packs) set.windows.first = w2;
+            for (int64_t w = w2; packs && w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
+            for (int64_t f = f3; f < f_end; f++) {
+                if (pack_next) pack_filters(n, x, c0, nc, f, f + 1, x->filters + (f - f3) * x->filter_panel);
                 for (int64_t w = w2; w < w_end; w++) {
-                    if (fetch && w + s->k2 < n->window_end) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
-                    if (pysim_on_tiles(n) && f + 1 < f_end) fetch_panel(&set, &set.filters, f + 1, s->filters, w - w2, w_end - w2);
+                    const int more = f + 1 < f_end, next = fetch && w + s->k2 < n->window_end;
+                    if (next && !on_tiles) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
+                    if (on_tiles) {
+                        memset(set.store.ahead, 0, sizeof set.store.ahead);
+                        if (pack_next && more) filters_ahead(&set, f + 1, w - w2, parts);
+                        else if (next) windows_ahead(&set, w + s->k2, f - f3, f_end - f3);
+                        if (more) panel_ahead(&set, 1, &set.filters, f + 1, s->filters, w - w2, parts);
+                        set.store.ahead[1].written = pack_next;
+                    }
                     tile(&set, w, f);
-                    set.store.ahead_lines = 0;
                 }
+            }
         }
     }
 }
@@ -424,8 +450,7 @@ static void pack_shared(int64_t item, int64_t thread, const void *context) {
     pysim_profile own = {0};
     scratch x = shared_scratch(r, &own);
     (void)thread;
-    x.filters += item * x.filter_panel;
-    if (item < filters) pack_filters(r->shared, &x, r->c0, r->nc, item, item + 1);
+    if (item < filters) pack_filters(r->shared, &x, r->c0, r->nc, item, item + 1, x.filters + item * x.filter_panel);
     else pack_windows(r->shared, &x, r->c0, r->nc, item - filters, x.windows + (item - filters) * x.window_panel);
     pysim_add_profile(r->profile, &own);
 }

@@ -36,6 +36,7 @@ struct pysim_nest {
     int64_t input_pitch; /* elements between channels if the input is read in place */
     const char *filter_data;
     int64_t filter_pitch, filter_step; /* elements between k and between rows of A if A is read in place; else 0 */
+    int64_t filter_row;                /* elements between rows of A if they are packed in the run, along k; else 0 */
     char *output;
     int64_t output_pitch; /* elements between filters */
     double alpha, beta;

@@ -68,11 +68,20 @@ INLINE finishing finishing_of(const pysim_store *s) {
                        .bounded = s->bounds.low > UNBOUNDED_LOW || s->bounds.high < UNBOUNDED_HIGH};
 }
 
-/* Filters [f, end) of a tile. */
+/* Filters [f, end) of a tile. Most tiles are whole and need sums alone, or a sum with the old results. */
 static void finish(const SUM *sums, SUM *out, int64_t out_pitch, int64_t nw, int64_t f, int64_t end, const pysim_store *s) {
     const ADDENDS none = {0};
     const finishing of = finishing_of(s);
     const SUM *filter_bias = s->bias_filters, *bias = s->bias_windows, *old = s->old;
+    const int adds = old && s->beta >= 1 && s->beta <= 1;
+    if (nw == WIDE && !of.scales && !of.bounded && !filter_bias && !bias && (adds || !old)) {
+        for (; f < end; f++)
+            for (int64_t i = 0; i < WIDE; i += LANES) {
+                const ADDENDS x = *(const ADDENDS *)(const void *)(sums + f * WIDE + i);
+                *(ADDENDS_ANYWHERE *)(void *)(out + f * out_pitch + i) = adds ? x + a_load(old + f * out_pitch + i) : x;
+            }
+        return;
+    }
     for (; f < end; f++) {
         const ADDENDS b = filter_bias ? none + (ADDS)filter_bias[f] : none;
         for (int64_t i = 0; i < nw; i += LANES)
@@ -81,24 +90,31 @@ static void finish(const SUM *sums, SUM *out, int64_t out_pitch, int64_t nw, int
     }
 }
 
+/* What goes on beside the products, in STEPS steps of each block of k: pieces this small hardly delay a product. */
+enum { STEPS = 6 };
 typedef struct {
     pysim_waiting *waiting;
-    int64_t stored, each; /* filters of the tile that waits: stored, and to store beside each block of k */
-    const char *ahead, *ahead_end, *out;
-    int64_t ahead_bytes, out_pitch, rows, row_bytes; /* ahead_bytes: beside each block; rows of `out` whose lines are not asked for yet */
+    int64_t stored, each; /* filters of the tile that waits: stored, and to store in every third step */
+    const pysim_lines *ahead, *end;
+    int64_t row, left, fetches; /* of `ahead`: the next row; lines left of the last one, from `line` on; and lines to fetch in a step */
+    const char *line, *out;
+    int64_t out_pitch, rows, asks, row_bytes; /* rows of `out` whose lines are not asked for yet, and to ask for beside a block */
 } beside;
 
 static beside beside_of(const pysim_store *store, const SUM *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
     pysim_waiting *w = store->waiting;
     const int64_t of = pysim_max(blocks, 1);
+    int64_t lines = 0;
+    for (int i = 0; i < PYSIM_AHEAD; i++) lines += store->ahead[i].rows * store->ahead[i].lines;
     return (beside){.waiting = w,
-                    .each = w ? pysim_ceil_div(w->nf, of) : 0,
+                    .each = w ? pysim_ceil_div(w->nf, STEPS / 3 * of) : 0,
                     .ahead = store->ahead,
-                    .ahead_end = store->ahead + store->ahead_lines * 64,
-                    .ahead_bytes = pysim_ceil_div(store->ahead_lines, of) * 64,
+                    .end = store->ahead + PYSIM_AHEAD,
+                    .fetches = pysim_ceil_div(lines, STEPS * of),
                     .out = (const char *)out,
                     .out_pitch = out_pitch * (int64_t)sizeof(SUM),
                     .rows = nf,
+                    .asks = pysim_ceil_div(nf, of),
                     .row_bytes = nw * (int64_t)sizeof(SUM)};
 }
 
@@ -109,12 +125,36 @@ static void store_waiting(beside *x, int64_t filters) {
     finish((const SUM *)(const void *)w->sums[!w->turn], (SUM *)(void *)w->out, w->out_pitch, w->nw, first, x->stored, &w->store);
 }
 
-static void beside_block(beside *x) {
-    enum { ROWS = 4 };
-    if (x->waiting && x->stored < x->waiting->nf) store_waiting(x, x->each);
-    for (const char *end = x->ahead + pysim_min(x->ahead_bytes, x->ahead_end - x->ahead); x->ahead < end; x->ahead += 64)
-        __builtin_prefetch(x->ahead, 0, 2);
-    for (int64_t i = pysim_min(ROWS, x->rows); i > 0; i--, x->rows--, x->out += x->out_pitch) {
+/* Goes to the next row of lines; 0 if there is none. */
+static int next_row(beside *x) {
+    while (x->ahead < x->end && x->row == x->ahead->rows) x->ahead++, x->row = 0;
+    if (x->ahead == x->end) return 0;
+    x->line = x->ahead->at + x->row++ * x->ahead->pitch;
+    x->left = x->ahead->lines;
+    return 1;
+}
+
+INLINE void fetch(beside *x) {
+    for (int64_t more = x->fetches; more > 0;) {
+        if (!x->left && !next_row(x)) {
+            x->fetches = 0;
+            return;
+        }
+        const int64_t now = pysim_min(more, x->left);
+        const char *line = x->line, *end = line + 64 * now;
+        x->line = end, x->left -= now, more -= now;
+        if (x->ahead->written)
+            for (; line < end; line += 64) __builtin_prefetch(line, 1);
+        else
+            for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
+    }
+}
+
+INLINE void beside_step(beside *x, const int step) {
+    fetch(x);
+    if (step % 3 == 0 && x->waiting && x->stored < x->waiting->nf) store_waiting(x, x->each);
+    if (step != 2) return;
+    for (int64_t i = pysim_min(x->asks, x->rows); i > 0; i--, x->rows--, x->out += x->out_pitch) {
         __builtin_prefetch(x->out, 1);
         __builtin_prefetch(x->out + x->row_bytes / 2, 1);
         __builtin_prefetch(x->out + x->row_bytes - 1, 1);

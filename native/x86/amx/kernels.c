@@ -50,12 +50,17 @@ INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, 
         if (ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
         if (mi > 1) tile_load(5, f + 2 * PART_BYTES + FILTER_TILE, TILE_ROW_BYTES);
         MULTIPLY_F(f + PART_BYTES) /* low x high; then middle */
+        beside_step(x, 0);
         MULTIPLY_W(w + PART_BYTES) /* middle x high */
-        beside_block(x);
-        MULTIPLY_F(f)                  /* middle x middle */
+        beside_step(x, 1);
+        MULTIPLY_F(f) /* middle x middle */
+        beside_step(x, 2);
         MULTIPLY_W(w + 2 * PART_BYTES) /* high x middle */
-        MULTIPLY_W(w)                  /* high x low */
-        MULTIPLY_W((const char *)0)    /* high x high */
+        beside_step(x, 3);
+        MULTIPLY_W(w) /* high x low */
+        beside_step(x, 4);
+        MULTIPLY_W((const char *)0) /* high x high */
+        beside_step(x, 5);
     }
     tile_store(0, sums, WINDOW_PITCH);
     if (ni > 1) tile_store(1, sums + LANES, WINDOW_PITCH);

@@ -64,7 +64,7 @@ INLINE void multiply(const int mi, const int ni, const int swapped, int64_t bloc
             PRODUCT(2, 5, 6)
             if (ni > 1) { PRODUCT(3, 5, 7) }
         }
-        beside_block(x);
+        for (int step = 0; step < STEPS; step++) beside_step(x, step);
     }
     tile_store(0, sums, WINDOW_PITCH);
     if (ni > 1) tile_store(1, sums + LANES, WINDOW_PITCH);
