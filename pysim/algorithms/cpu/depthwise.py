@@ -90,10 +90,8 @@ PART_BYTES = 16  # loaded at once for transposition
 # Of a load in AVX2's tiles at edges: its mask, and the test of its row (form rows; Zen 3, eight layers of MobileNet-v3: 1.4 to 3.7)
 MASKED = 2.75
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
-# padding a line and starting a group are worth
-GATHERS, RESCALES, PADDED, STARTED = 2.0, 3.0, 9.0, 190.0
-# Multiply-adds of pairs of bytes that one of 4 taps takes on AVX2: two, and what widens both operands; all else comes as slowly
-WIDENED = 2.6
+# padding a line and starting a group are worth. WIDENED: on AVX2 two multiply-adds of pairs and widening, for one of 4 taps
+GATHERS, RESCALES, PADDED, STARTED, WIDENED = 2.0, 3.0, 9.0, 190.0, 2.6
 # Multiply-adds that a merge into a vector costs. It is a blend, which any vector port executes; on a Zen 4 half of the ports multiply.
 # With it the AVX-512 `planes` plans of five recorded machines are predicted 4 to 8 % closer.
 MERGE = 0.5
