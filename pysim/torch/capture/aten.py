@@ -103,21 +103,23 @@ def _baddbmm(low: Lowering, node: fx.Node, given: Arguments) -> str:
 
 def _attention(low: Lowering, node: fx.Node, given: Arguments) -> Made:
     """softmax(q k^T scale + mask) v."""
-    q, k, v = (low[given[name]] for name in ("query", "key", "value"))
-    (*batch, rows, depth), columns = low.shape(q), low.shape(k)[-2]
     if given["dropout_p"] or _reads(node, 1):
         raise UnknownError("its dropout or its logarithms are needed")
-    scale = given.get("scale") or 1 / math.sqrt(depth)
+    q, k, v = operands = [low[given[name]] for name in ("query", "key", "value")]
+    mask, whole, dtype = given.get("attn_mask") and low[given["attn_mask"]], low.shape(q), low.dtype(q)
+    if low.shape(k)[:-2] != whole[:-2]:
+        q, k, v = (low.in_groups(one, low.shape(k)[-3]) for one in operands)
+        mask = mask and low.in_groups(mask, low.shape(v)[-4])
+    (*batch, rows, depth), columns = low.shape(q), low.shape(k)[-2]
+    scale = np.asarray(given.get("scale") or 1 / math.sqrt(depth), dtype)
     order = [*range(len(batch)), len(batch) + 1, len(batch)]
-    scores, dtype = low.add("MatMul", (q, low.transpose(k, order)), (*batch, rows, columns)), low.dtype(q)
-    scores = low.add("Mul", (scores, low.new(np.asarray(scale, dtype))), (*batch, rows, columns))
-    if given.get("attn_mask") is not None:
-        scores = low.add("Add", (scores, low[given["attn_mask"]]), (*batch, rows, columns))
-    if given["is_causal"]:
-        hidden = np.triu(np.full((rows, columns), -np.inf, dtype), 1)
-        scores = low.add("Add", (scores, low.new(hidden)), (*batch, rows, columns))
+    scores = low.add("MatMul", (q, low.transpose(k, order)), (*batch, rows, columns))
+    scores = low.add("Mul", (scores, low.new(scale)), (*batch, rows, columns))
+    hidden = low.new(np.triu(np.full((rows, columns), -np.inf, dtype), 1)) if given["is_causal"] else ""
+    for added in filter(None, (mask, hidden)):
+        scores = low.add("Add", (scores, added), (*batch, rows, columns))
     shares = low.add("Softmax", (scores,), (*batch, rows, columns), axes=(len(batch) + 1,))
-    return low.add("MatMul", (shares, v), (*batch, rows, low.shape(v)[-1])), ""
+    return low.view(low.add("MatMul", (shares, v), (*batch, rows, low.shape(v)[-1])), (*whole[:-1], low.shape(v)[-1])), ""
 
 
 def _reads(node: fx.Node, part: int) -> bool:

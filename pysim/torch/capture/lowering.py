@@ -207,6 +207,11 @@ class Lowering:
             self._bases[made] = base
         return self._views[base, shape]
 
+    def in_groups(self, name: str, groups: int) -> str:
+        """An operand of attention with an axis of those heads that share one of keys; a value for all heads has one."""
+        *batch, heads, rows, columns = (1, *self.shape(name)) if len(self.shape(name)) == 2 else self.shape(name)
+        return self.view(name, (*batch, min(groups, heads), heads // min(groups, heads), rows, columns))
+
     def transpose(self, name: str, order: Sequence[int]) -> str:
         shape = self.shape(name)
         made = [shape[axis] for axis in order]

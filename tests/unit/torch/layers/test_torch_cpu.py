@@ -108,6 +108,35 @@ class Attention(nn.Module):
         return x + self.out(y.transpose(1, 2).reshape(n, rows, 16))
 
 
+class GroupedAttention(nn.Module):
+    """`heads` of queries share two of keys and values; `masks`: the heads of a mask, as many, one, or 0 for a mask without this axis."""
+
+    def __init__(self, heads, masks, causal=False):
+        super().__init__()
+        self.heads, self.masks, self.causal = heads, masks, causal
+        self.q, self.kv = nn.Linear(16, 8 * heads), nn.Linear(16, 32)
+
+    def forward(self, x):
+        n, rows, _ = x.shape
+        q = self.q(x).reshape(n, rows, self.heads, 8).transpose(1, 2)
+        k, v = self.kv(x).reshape(n, rows, 2, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        mask = None if self.masks is None else x[0, :rows, :1] + x[:1, :rows, 1] * 0.5
+        if self.masks:
+            mask = mask + torch.arange(self.masks, device=x.device)[None, :, None, None] * 0.1
+        return functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, enable_gqa=True).transpose(1, 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("heads", "masks", "causal"), [(6, None, False), (4, None, True), (6, 6, False), (4, 1, False), (2, None, False), (8, 0, False)]
+)
+def test_heads_of_queries_may_share_keys(every_layer_is_ours, heads, masks, causal):
+    model, x = GroupedAttention(heads, masks, causal).eval(), torch.randn(2, 5, 16)
+    ours = pysim.torch.optimize(model)
+    assert_close(ours(x), model(x))
+    assert {one.runs for one in pysim.torch.report(ours)} == {"pysim"}, str(pysim.torch.report(ours))
+
+
 class PyTorchsAttention(nn.Module):
     """Its weights are not asked for: the operator's second result is None."""
 
