@@ -135,16 +135,20 @@ class ModelState:
         for name, one in (*enclosed, *((name, of[name]) for of, name in named)):
             if type(one) in _SIMPLE:
                 parts.append(repr(one))
-            parts += [self._code_of(one) for one in _functions(one) if one.__module__ == function.__module__ or _is_users(one.__module__)]
-            if isinstance(one, type) and _is_users(one.__module__):
+            parts += [
+                self._code_of(one) for one in _functions(one) if one.__module__ == function.__module__ or is_users_module(one.__module__)
+            ]
+            if isinstance(one, type) and is_users_module(one.__module__):
                 self._classes(one)
-            elif name and _is_users(function.__module__) and (type(one) in (list, dict, set) or _is_users(type(one).__module__)):
+            elif (
+                name and is_users_module(function.__module__) and (type(one) in (list, dict, set) or is_users_module(type(one).__module__))
+            ):
                 self._visit(one, f"{function.__module__}:{name}")
         self._paths[id(function)] = found = _digest(*parts)
         return found
 
 
-def _is_users(module: str | None) -> bool:
+def is_users_module(module: str | None) -> bool:
     """Whether a module is neither the standard library's nor of a package that a version tells."""
     top = str(module).partition(".")[0]
     return top not in (*sys.builtin_module_names, *sys.stdlib_module_names - {"__main__"}) and not hasattr(
@@ -156,7 +160,7 @@ def _named(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
     """The variables that a function's code names: of its module, and of the user's modules that are such variables."""
     names, given = {name for code in _codes(function.__code__) for name in code.co_names}, function.__globals__
     found = [(given, name) for name in sorted(names & given.keys())]
-    modules = [one for of, name in found if isinstance(one := of[name], ModuleType) and _is_users(one.__name__)]
+    modules = [one for of, name in found if isinstance(one := of[name], ModuleType) and is_users_module(one.__name__)]
     return found + [(vars(module), name) for module in modules for name in sorted(names & vars(module).keys())]
 
 

@@ -4,8 +4,9 @@
     hooks and classes    of the modules that the call read, whether they are a module's children or not
     functions            of the classes of these modules and of other objects that it read, and their code; methods of tensors
     refused              what a capture takes for constant though each call changes it: generators of Python's random numbers other than
-                         those of random.random and its like, deques, functools.lru_cache; and `nn.TransformerEncoder` with a mask of
-                         padding, where eager's nested tensors fill rows with zeros that a capture computes
+                         those of random.random and its like, deques, functools.lru_cache (but of packages that have a version); and
+                         `nn.TransformerEncoder` with a mask of padding, where eager's nested tensors fill rows with zeros that a
+                         capture computes
 
 Which objects a call read is what its guards tell: each has the object, or its class.
 """
@@ -14,6 +15,7 @@ import collections
 import functools
 import operator
 import random
+import re
 import sys
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -24,9 +26,11 @@ import torch
 from torch import fx
 
 from pysim.errors import OperandError
+from pysim.torch.model_state import is_users_module
 
 _code = attrgetter("__code__")
 _tensor_method = vars(torch.Tensor).get
+_OF_MODULE = re.compile(r"G\['__import_(\w+)'\]\.([\w.]+)")
 _FROZEN: dict[Any, str] = {
     random.Random: "random.Random",
     collections.deque: "a deque",
@@ -64,8 +68,11 @@ class Unguarded:
         for guard in guards:
             of, kind = (reference() if reference is not None else None for reference in (guard.obj_weakref, guard.guarded_class_weakref))
             cached = functools._lru_cache_wrapper if guard.name.endswith(".__wrapped__") else None
-            if frozen := _FROZEN.get(cached or (kind if of is None else type(of))):
-                raise OperandError(f"it reads {frozen}, which torch.compile takes for constant")
+            frozen = cached or (kind if of is None else type(of))
+            if frozen is functools._lru_cache_wrapper and not is_users_module(getattr(_of_module(guard.name), "__module__", None)):
+                frozen = None
+            if frozen in _FROZEN:
+                raise OperandError(f"it reads {_FROZEN[frozen]}, which torch.compile takes for constant")
             if isinstance(of, torch.nn.Module | FunctionType | type) or _is_users(type(of)):
                 self._others[id(of)] = of
         self._note({**{id(one): one for one in modules}, **self._others}.values())
@@ -90,6 +97,15 @@ class Unguarded:
         if self._methods != {name: _tensor_method(name) for name in self._methods}:
             return True
         return any(pick(of) != before for of, pick, before in self._functions)
+
+
+def _of_module(name: str) -> Any:
+    """What a guard names as an attribute of an imported module; None for other names."""
+    found = _OF_MODULE.fullmatch(name)
+    try:
+        return found and attrgetter(found[2])(sys.modules[found[1].replace("_dot_", ".")])
+    except (KeyError, AttributeError):
+        return None
 
 
 def _is_users(kind: type) -> bool:

@@ -5,6 +5,8 @@ import collections
 import copy
 import functools
 import random
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -160,3 +162,15 @@ def test_an_encoder_fills_what_a_mask_leaves_out_as_eager_does():
         with torch.no_grad():
             assert not (fault := difference(optimized(x, **given), model(x, **given))), fault
         assert any(one.reason.startswith("nn.TransformerEncoder is called") for one in pysim.torch.report(optimized)) == bool(given)
+
+
+@torch.no_grad()
+def test_what_a_package_caches_is_no_state_of_the_users(monkeypatch):
+    helpers = types.ModuleType("numpy.helpers")  # a package with a version, which a function of the user's calls
+    code = "import functools\n@functools.lru_cache\ndef factor(x): return 2 * x\ndef used(model, x): return model.conv(x) * factor(1.5)"
+    exec(code, vars(helpers))
+    monkeypatch.setitem(sys.modules, "numpy.helpers", helpers)
+    model, x = Model(helpers.used).eval(), torch.randn(1, 3, 8, 8)
+    ours = pysim.torch.optimize(model)
+    assert torch.allclose(ours(x), model(x), atol=1e-5)
+    assert [one.runs for one in pysim.torch.report(ours)] == ["pysim"]
