@@ -117,4 +117,5 @@ def _functions_of(kind: type) -> Callable[[type], Any]:
     """What reads a class for its functions; those that all modules have are left out."""
     bodies = [vars(base) for base in kind.__mro__ if base not in (torch.nn.Module, object)]
     of = {name for body in bodies for name, one in body.items() if isinstance(one, FunctionType | property | classmethod | staticmethod)}
-    return attrgetter("__init__", *sorted(name for name in of if name not in vars(torch.nn.Module) or name in ("forward", "__call__")))
+    own = sorted(name for name in of if name not in vars(torch.nn.Module) or name in ("forward", "__call__"))
+    return attrgetter("__init__", "__new__", *own)  # two at least: of one name it would be no tuple

@@ -174,3 +174,18 @@ def test_what_a_package_caches_is_no_state_of_the_users(monkeypatch):
     ours = pysim.torch.optimize(model)
     assert torch.allclose(ours(x), model(x), atol=1e-5)
     assert [one.runs for one in pysim.torch.report(ours)] == ["pysim"]
+
+
+class Empty:
+    """A class without functions of its own."""
+
+
+@torch.no_grad()
+def test_objects_without_methods_are_read():
+    model, x = Model(lambda model, x: model.conv(x) * (1 if model.held.factor is None else 2), Empty).eval(), torch.randn(1, 3, 8, 8)
+    model.held.factor = None
+    ours = pysim.torch.optimize(model)
+    assert torch.allclose(ours(x), model(x), atol=1e-5)
+    model.held.factor = 3
+    assert torch.allclose(ours(x), model(x), atol=1e-5)
+    assert {one.runs for one in pysim.torch.report(ours)} == {"pysim"}
