@@ -20,7 +20,8 @@ blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are 
 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
 
-    kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts + MASKED * masked loads (rows, AVX2)
+    kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts
+             + masked_load_cycles * loads at edges (rows, AVX2)
              + transposition: max(loads / load rate, shuffles + MERGE merges), one shuffle per cycle as in `fil` kernels
     store    vectors of outputs and of transposed planes. Outputs that are not blocks begin anywhere in a line: a share
              (vector - element) / line of the vectors crosses into the next line, one access more.
@@ -87,8 +88,6 @@ TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 DEINTERLEAVE = 3  # operations per vector in AVX2: a shuffle within halves, a permute across them (Agner Fog's tables, Zen 2 to 5)
 PART_BYTES = 16  # loaded at once for transposition
-# Of a load in AVX2's tiles at edges: its mask, and the test of its row (form rows; Zen 3, eight layers of MobileNet-v3: 1.4 to 3.7)
-MASKED = 2.75
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
 # padding a line and starting a group are worth. WIDENED: on AVX2 two multiply-adds of pairs and widening, for one of 4 taps
 GATHERS, RESCALES, PADDED, STARTED, WIDENED = 2.0, 3.0, 9.0, 190.0, 2.6
@@ -123,7 +122,8 @@ class Work(NamedTuple):
         tiles = max(issue, chains)
         tiles += (self.tiles + self.restarts) * (machine.levels[0].latency_cycles.value + unit.fma_latency_cycles.value)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
-        tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES + self.masked * MASKED
+        masked = machine.core.masked_load_cycles
+        tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES + self.masked * (masked.value if masked else 0.0)
         return tiles + max(self.parts / narrow, self.transposing + MERGE * self.merges), store
 
     def free_cycles(self, unit: Unit, dtype: str) -> float:
