@@ -58,8 +58,6 @@ def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | No
         return Reason("type", f"it multiplies {' and '.join(SCHEMES)}, not {problem.dtype}")
     if problem.dtype not in machine.model.residues:
         return Reason("machine", f"nobody measured products of residues of {problem.dtype} on {machine.name} (model.residues of its file)")
-    if problem.dtype in AS_HALVES and problem.k < gemm.MIN_PARTS_K:
-        return Reason("size", f"below k = {gemm.MIN_PARTS_K} no kernel computes operands outside its bound")
     return gemm.refuses(problem, machine, layout)
 
 
@@ -83,6 +81,8 @@ def kernel_refuses(problem: Gemm, kernel: GemmKernel, placement: gemm.Placement 
     """Why a kernel cannot compute a product of this size, or the first that waits cannot in its place."""
     if problem.k > (most := cuda_limits()["RESIDUES_K"]):
         return Reason("size", f"sums of residues are exact for k up to {most:,}")
+    if problem.dtype in AS_HALVES and problem.k < gemm.MIN_PARTS_K:
+        return Reason("size", f"below k = {gemm.MIN_PARTS_K} no kernel computes operands outside its bound")
     return gemm.too_large(stacked(problem, kernel), kernel, gemm.DENSE) or gemm.too_large(problem, first_waiting(problem), placement)
 
 
