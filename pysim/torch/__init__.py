@@ -107,7 +107,7 @@ def optimize(
 
     `compiler`: whether on a GPU PyTorch's compiler, Inductor, fuses everything between the layers. A layer is then pysim's only where it is
     expected to be faster than the compiler's, and the first call takes as long as with `torch.compile`. None, the default: where that is
-    expected to save a tenth of a call's time. Otherwise, without Triton, or where sizes differ between calls, PyTorch's operators run one
+    expected to save 15 % of a call's time. Otherwise, without Triton, or where sizes differ between calls, PyTorch's operators run one
     by one between the layers.
 
     Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.torch.fingerprints`

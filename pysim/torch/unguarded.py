@@ -73,7 +73,7 @@ class Unguarded:
                 frozen = None
             if frozen in _FROZEN:
                 raise OperandError(f"it reads {_FROZEN[frozen]}, which torch.compile takes for constant")
-            if isinstance(of, torch.nn.Module | FunctionType | type) or _is_users(type(of)):
+            if isinstance(of, torch.nn.Module | FunctionType | type) or _is_foreign(type(of)):
                 self._others[id(of)] = of
         self._note({**{id(one): one for one in modules}, **self._others}.values())
 
@@ -84,7 +84,7 @@ class Unguarded:
         self._hooks, self._with_hooks = [one for one in hooks if not one], [(one, [*one]) for one in hooks if one]
         self._modules, self._kinds = modules, [*map(type, modules)]
         others = [one if isinstance(one, type) else type(one) for one in read]
-        kinds = {*self._kinds, *(one for one in others if _is_users(one))}
+        kinds = {*self._kinds, *(one for one in others if _is_foreign(one))}
         self._functions = [(kind, pick := _functions_of(kind), pick(kind)) for kind in kinds]
         coded = [one for *_, functions in self._functions for one in functions] + [*read]
         coded = [*{id(one): one for one in coded if isinstance(one, FunctionType)}.values()]
@@ -108,7 +108,7 @@ def _of_module(name: str) -> Any:
         return None
 
 
-def _is_users(kind: type) -> bool:
+def _is_foreign(kind: type) -> bool:
     """Whether a class is neither PyTorch's nor the standard library's."""
     return kind.__module__.partition(".")[0] not in ("torch", *sys.stdlib_module_names) or kind.__module__ == "__main__"
 

@@ -33,8 +33,8 @@ from pysim.torch.parameters import EPOCH, count_writes
 from pysim.torch.precision import ModelAccuracy, is_plain_float32
 
 # Expected share of a call's time from which on a graph is compiled if nothing is said. Of 12 FP32 and TF32 networks on an H200
-# (lab/benchmarks/cuda/compiler_choice.py) those expected to save less are 0.87 to 1.13 times as fast; super_resolution, expected to save
-# 0.12, is 0.78 times as fast, because Inductor's kernel for its pixel shuffles is slow
+# (lab/benchmarks/cuda/compiler_choice.py) those expected to save less would be 0.89 to 1.15 times as fast; super_resolution, expected
+# to save 0.12, 0.78 times, because Inductor's kernel for its pixel shuffles is slow
 SAVES = 0.15
 # PyTorch's kernels for these need NCHW: beside their three passes, images that layers leave channels last are converted before and after
 _IN_NCHW = ("group_norm", "instance_norm")

@@ -10,12 +10,13 @@ from pysim import planner
 from pysim.algorithms.cpu import integer_winograd
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
-from pysim.record.integers import Integers
+from pysim.record.integers import Integers, Result
+from pysim.record.schedule import Schedule
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
 from tests.unit.runtime.test_integers import convolved, elements, finished
 
-RESULTS = ("u8", "s8", "f32", "s32")
+RESULTS: tuple[Result, ...] = ("u8", "s8", "f32", "s32")
 needs_pairs = pytest.mark.skipif("s8_pairs_16x6__avx2" not in cpu.available_kernels(), reason="the CPU has no AVX2")
 
 
@@ -47,7 +48,7 @@ def test_results_are_those_of_exact_sums(seed: int) -> None:
         kind, result, count = ("s8", "u8")[trial % 2], RESULTS[(trial + seed) % 4], problem.filters
         zero = int(random.integers(-128, 128) if kind == "s8" else random.integers(0, 256))
         scales = None if result == "s32" else (random.random(count if trial % 3 else 1) * 2e-3 + 1e-4).astype(np.float32)
-        integers = Integers(kind == "u8", zero, scales, result, 3 if result in ("u8", "s8") else 0)  # type: ignore[arg-type]
+        integers = Integers(kind == "u8", zero, scales, result, 3 if result in ("u8", "s8") else 0)
         activation: Any = (None, "relu", ("clamp", -20, 90))[trial % (2 if scales is None else 3)]
         bias = random.integers(-(10**6), 10**6, count).astype(np.int32) if trial % 2 else None
         x, w = (
@@ -68,11 +69,13 @@ def test_workspace_and_prepared_bytes_are_what_the_library_asks_for(text: str) -
     ffi, lib = cpu.library()
     nbytes = ffi.new("int64_t *")
     for plan in planner.plans(problem, "zen3", top=20, algorithm=integer_winograd.NAME):
-        structs = cpu.problem_struct(problem), cpu.schedule_struct(plan.schedule, problem)  # type: ignore[arg-type]
+        schedule = plan.schedule
+        assert isinstance(schedule, Schedule)
+        structs = cpu.problem_struct(problem), cpu.schedule_struct(schedule, problem)
         cpu.check(lib.pysim_workspace_bytes(*structs, 1, nbytes))
-        assert nbytes[0] == integer_winograd.workspace_bytes(problem, plan.schedule, "nchw"), plan.name  # type: ignore[arg-type]
+        assert nbytes[0] == integer_winograd.workspace_bytes(problem, schedule, "nchw"), plan.name
         cpu.check(lib.pysim_prepared_bytes(*structs, nbytes))
-        assert nbytes[0] == integer_winograd.prepare(problem, plan.schedule, "nchw").size_bytes, plan.name  # type: ignore[arg-type]
+        assert nbytes[0] == integer_winograd.prepare(problem, schedule, "nchw").size_bytes, plan.name
 
 
 def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:
