@@ -71,7 +71,7 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     problem = request.problem
     assert isinstance(problem, Gemm)
     kernels, rejected = gemm.usable(request, problem, NAME, [row for row in gemm_kernels() if row.residues])
-    refused = [(kernel, kernel_refuses(problem, kernel)) for kernel in kernels]
+    refused = [(kernel, too_short(problem) or kernel_refuses(problem, kernel)) for kernel in kernels]
     rejected += [Rejected(kernel.name, reason.sentence, reason.code) for kernel, reason in refused if reason]
     able = tuple(variant(request, kernel) for kernel, reason in refused if not reason)
     return Candidates(request, able, (NAME,), tuple(rejected), prunes(request, limit))
@@ -81,9 +81,14 @@ def kernel_refuses(problem: Gemm, kernel: GemmKernel, placement: gemm.Placement 
     """Why a kernel cannot compute a product of this size, or the first that waits cannot in its place."""
     if problem.k > (most := cuda_limits()["RESIDUES_K"]):
         return Reason("size", f"sums of residues are exact for k up to {most:,}")
-    if problem.dtype in AS_HALVES and problem.k < gemm.MIN_PARTS_K:
-        return Reason("size", f"below k = {gemm.MIN_PARTS_K} no kernel computes operands outside its bound")
     return gemm.too_large(stacked(problem, kernel), kernel, gemm.DENSE) or gemm.too_large(problem, first_waiting(problem), placement)
+
+
+def too_short(problem: Gemm) -> Reason | None:
+    """Why this k is left to other kernels."""
+    if problem.dtype in AS_HALVES and problem.k < gemm.MIN_PARTS_K:
+        return Reason("accuracy", f"below k = {gemm.MIN_PARTS_K} no kernel is accurate enough for operands outside the bound")
+    return None
 
 
 def outside(request: Request) -> GpuSchedule:

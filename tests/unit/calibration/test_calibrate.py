@@ -148,20 +148,20 @@ def test_on_a_quiet_machine_all_numbers_come_back(truth: Machine, quiet: Calibra
 def test_beside_a_busy_process_constants_are_those_of_a_quiet_machine_or_it_says_so(
     truth: Machine, plans: tuple[Measured, ...], quiet: Calibration
 ) -> None:
-    """At the seeds 1 to 4; with PYSIM_LONG to 10."""
+    """At the seeds 1 to 3; with PYSIM_LONG to 10."""
     right = dict(zip(CONSTANTS, constants(quiet), strict=True))
-    good, seeds = 0, 10 if os.environ.get("PYSIM_LONG") else 4
+    close, seeds = [], 10 if os.environ.get("PYSIM_LONG") else 3
     for seed in range(1, seeds + 1):
         found = Synthetic(truth, plans, busy=True, seed=seed).calibrated()
         off = {name: abs(one.value / right[name] - 1) for name, one in found.fit.constants.items()}
         assert all(found.fit.constants[name].doubt for name, by in off.items() if by > 0.05), (seed, off)
-        good += max(off.values()) <= 0.05
+        close += [by <= 0.05 for by in off.values()]
         for path, one in quiet.numbers.items():
             if path in found.numbers:
                 assert found.numbers[path].value == pytest.approx(one.value, rel=0.05) or found.numbers[path].doubt, path
             else:  # what others use, too
                 assert path in FORKS or (path in found.rejected and (".L3." in path or path.startswith("memory")))
-    assert good >= 0.75 * seeds
+    assert sum(close) >= 0.9 * len(close)
 
 
 def test_what_others_use_all_the_time_is_doubted_and_levels_of_theirs_stay_as_they_were(
