@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,40 +19,27 @@ import numpy as np
 from pysim.arguments import whole
 from pysim.errors import OperandError, choose, printable
 from pysim.machine.cpu import Machine
-from pysim.network import operators, reproducible, saved
+from pysim.network import operators, saved
 from pysim.network.arena import Buffers, plan_buffers, view_offset
-from pysim.network.attention import fuse_attention
-from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fingerprint import entry
-from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
+from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Array, Graph, Node, Tensor
-from pysim.network.integers.fusion import with_integers
 from pysim.network.integers.layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.native_ops.along import SEVERAL
-from pysim.network.native_ops.arrays import fuse_transpositions, products_of, shapes_of_products
-from pysim.network.operator_seconds import reordering_seconds
-from pysim.network.phases import with_phases
-from pysim.network.plan import OF_TWO, Layer, NetworkPlan, integer_rows, layers_of, seconds_of, with_layouts
-from pysim.problem.conv import Conv
+from pysim.network.native_ops.arrays import products_of, shapes_of_products
+from pysim.network.plan import OF_TWO, Layer, NetworkPlan, layers_of
+from pysim.network.rewrites import Target, rewritten
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu import library
 from pysim.runtime.cpu_launch import Launch, Prepared
-from pysim.runtime.emulated import executor_for
 from pysim.runtime.integer_steps import quantize_range_step
 from pysim.runtime.operators import copy_step
 from pysim.runtime.steps import Chain, Slot, Step, addresses
 
 Call = Callable[[], object]
-
-
-def _supports(node: Node, epilogue: Any) -> bool:
-    """The kernels of convolutions and products apply any activation, those of convolutions add a residual, some operators apply ReLU."""
-    if epilogue in (NORM, OVERWRITE, RESIDUAL, INPUT_OP, PARTS, SCALE):
-        return epilogue == RESIDUAL and node.op == "Conv"
-    return node.op in ("Conv", "Linear") or (epilogue == "relu" and node.op in operators.ACTIVATED)
 
 
 def _buffers_of(graph: Graph) -> Buffers:
@@ -75,22 +61,7 @@ class Network:
     about: Mapping[str, Any] = {}  # what a front end has saved with it
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
-        graph = with_integers(graph, lambda problem: integer_rows(problem, on, threads) if executor_for(on) is cpu.LOCAL else "f32")
-        copying = partial(reordering_seconds, on=on)
-
-        def seconds(problem: Conv) -> float:
-            return seconds_of(problem, on, accuracy)
-
-        graph = with_phases(graph, None if accuracy == "reproducible" else seconds, copying)
-        graph = fuse_attention(fuse_transpositions(fuse(graph, _supports)))
-        if accuracy == "reproducible":
-            graph = as_images(graph, ())  # volumes in one order of sums, whichever is fastest here
-            reproducible.refuse_others(graph)
-        if self.blocks:
-            graph = with_volumes(graph, seconds, copying)
-            graph = with_layouts(graph, on, accuracy).graph
-        else:
-            graph = as_images(graph)
+        graph = rewritten(graph, Target(on, threads, accuracy, self.blocks))
         self._graph = graph = graph._replace(constants=(constants := dict(graph.constants)))
         self.threads, self.accuracy, self._idle, self._calling = threads, accuracy, list[_Run](), _calling(accuracy)
         buffers = _buffers_of(graph)

@@ -15,7 +15,7 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install on
 from onnx import helper, numpy_helper  # noqa: E402
 
 import pysim  # noqa: E402
-from pysim.network import execution  # noqa: E402
+from pysim.network import rewrites  # noqa: E402
 
 BYTES = (np.uint8, np.int8)
 
@@ -71,7 +71,7 @@ class Case:
         )
         path = self.folder / "one.onnx"
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-        with mock.patch.object(execution, "integer_rows", return_value=rows):
+        with mock.patch.object(rewrites, "integer_rows", return_value=rows):
             model = pysim.load(path)
         left = {layer.node.op for layer in model.plan.layers}
         assert not left & {"Conv", "Linear", "Quantize", "Dequantize", "Add", "Mul", *refused}, left

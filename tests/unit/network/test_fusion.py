@@ -13,9 +13,10 @@ from pysim.calibration import host
 from pysim.machine.load import load
 from pysim.network import operator_seconds, operators
 from pysim.network.arena import plan_buffers, view_offset
-from pysim.network.execution import Network, _supports
+from pysim.network.execution import Network
 from pysim.network.fusion import RESIDUAL_INPUT, fuse, norm_constants
 from pysim.network.graph import Graph, Node, Tensor
+from pysim.network.rewrites import supports
 from pysim.onnx import reading
 from pysim.runtime.steps import Chain, Step
 
@@ -27,7 +28,7 @@ FLOAT = np.dtype(np.float32)
 
 def fused_ops(proto):
     return [(one.op, one.attributes.get("activation"), len(one.inputs) > RESIDUAL_INPUT) for one in fuse(
-        reading.graph_of(proto, "a model"), _supports).nodes]  # fmt: skip
+        reading.graph_of(proto, "a model"), supports).nodes]  # fmt: skip
 
 
 def square(b, x, channels=4):
@@ -101,9 +102,9 @@ def test_batch_norm_is_a_scale_and_a_shift():
 def test_an_affine_is_folded_into_weights_and_an_activation_follows():
     w, s, t = np.ones((4, 4, 1, 1), np.float32), np.arange(4, dtype=np.float32), np.full(4, 3, np.float32)
     graph = chain(node("Conv", "x w", "a"), node("Affine", "a s t", "b"), node("Relu", "b", "c"), constants={"w": w, "s": s, "t": t})
-    (conv,) = fuse(graph, _supports).nodes
+    (conv,) = fuse(graph, supports).nodes
     assert conv.absorbed == ("b", "c") and conv.attributes["activation"] == "relu" and conv.output == "c"
-    weights, bias = (fuse(graph, _supports).constants[name] for name in conv.inputs[1:])
+    weights, bias = (fuse(graph, supports).constants[name] for name in conv.inputs[1:])
     assert (weights[:, 0, 0, 0] == s).all() and (bias == t).all()
 
 
@@ -112,7 +113,7 @@ def test_a_scale_that_leads_out_of_the_types_range_stays_apart(weight, scale):
     """Of inputs that bring the sums back into it, results are ordinary numbers."""
     constants = {"w": np.full((4, 4, 1, 1), weight, np.float32), "s": np.full(4, scale, np.float32), "t": np.zeros(4, np.float32)}
     graph = chain(node("Conv", "x w", "a"), node("Affine", "a s t", "b"), constants=constants)
-    assert [one.op for one in fuse(graph, _supports).nodes] == ["Conv", "Affine"]
+    assert [one.op for one in fuse(graph, supports).nodes] == ["Conv", "Affine"]
 
 
 def matrix_chain(shown):
@@ -128,13 +129,13 @@ def matrix_chain(shown):
 
 
 def test_a_product_takes_in_what_stands_behind_views_of_its_result():
-    product, *views = fuse(matrix_chain((6, 5)), _supports).nodes
+    product, *views = fuse(matrix_chain((6, 5)), supports).nodes
     assert (product.op, product.absorbed, product.attributes["activation"]) == ("Linear", ("c", "e"), "hard_swish")
     assert [one.op for one in views] == ["View", "View"] and views[-1].output == "e"
 
 
 def test_an_affine_of_other_columns_than_the_products_stays():
-    assert [one.op for one in fuse(matrix_chain((3, 10)), _supports).nodes] == ["Linear", "View", "Affine", "View", "HardSwish"]
+    assert [one.op for one in fuse(matrix_chain((3, 10)), supports).nodes] == ["Linear", "View", "Affine", "View", "HardSwish"]
 
 
 @pytest.mark.parametrize("shown", [(6, 5), (3, 10)])
@@ -153,21 +154,21 @@ def test_what_is_an_output_itself_takes_nothing_in(outputs):
     graph = chain(
         node("Conv", "x w", "a"), node("Affine", "a s s", "b"), node("Relu", "b", "c"), constants={"w": w, "s": s}, outputs=outputs
     )
-    assert set(outputs) <= {name for one in fuse(graph, _supports).nodes for name in one.outputs}
+    assert set(outputs) <= {name for one in fuse(graph, supports).nodes for name in one.outputs}
 
 
 def test_what_two_read_is_not_fused_into_one():
     graph = chain(
         node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Add", "a b", "c"), constants={"w": np.ones((4, 4, 1, 1), np.float32)}
     )
-    assert [one.op for one in fuse(graph, _supports).nodes] == ["Conv", "Relu", "Add"]
+    assert [one.op for one in fuse(graph, supports).nodes] == ["Conv", "Relu", "Add"]
 
 
 def test_weights_that_two_share_stay_as_they_are_for_the_other():
     w, s = np.ones((4, 4, 1, 1), np.float32), np.full(4, 2, np.float32)
     graph = chain(node("Conv", "x w", "a"), node("Affine", "a s s", "b"), node("Conv", "b w", "c"), constants={"w": w, "s": s})
-    first, second = fuse(graph, _supports).nodes
-    constants = fuse(graph, _supports).constants
+    first, second = fuse(graph, supports).nodes
+    constants = fuse(graph, supports).constants
     assert (constants[first.inputs[1]] == 2).all() and (constants[second.inputs[1]] == 1).all()
 
 
@@ -189,7 +190,7 @@ def test_parts_of_a_concatenation_lie_in_its_result():
 @pytest.mark.parametrize("seed", range(60))
 def test_values_that_live_at_once_lie_apart(seed):
     """Whatever is written does not touch what somebody reads later, but where it is the same memory on purpose."""
-    graph = fuse(reading.graph_of(random_model(seed), "a model"), _supports)
+    graph = fuse(reading.graph_of(random_model(seed), "a model"), supports)
     found = plan_buffers(graph, lambda one: one.op in operators.IN_PLACE)
     users, makers = graph.users(), graph.makers()
 

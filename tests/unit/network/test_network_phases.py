@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import pysim
-from pysim.network import execution
+from pysim.network import rewrites
 from pysim.problem.transposed import apart, transposed
 
 CASES = [  # shape, filters, groups, kernel, strides, pads at each end, output padding
@@ -38,12 +38,12 @@ def model(case, rng):
 
 @pytest.mark.parametrize("case", CASES)
 def test_phases_apart_and_together_give_one_result(case, monkeypatch, tmp_path):
-    rng, whole = np.random.default_rng(1), execution.with_phases
+    rng, whole = np.random.default_rng(1), rewrites.with_phases
     (path := tmp_path / "phases.onnx").write_bytes(model(case, rng).SerializeToString())
     x, found = rng.standard_normal(case[0]).astype(np.float32), {}
     for together in (True, False):
         seconds = None if together else lambda problem: float(problem.flops)
-        monkeypatch.setattr(execution, "with_phases", lambda graph, _, copying, seconds=seconds: whole(graph, seconds, copying))
+        monkeypatch.setattr(rewrites, "with_phases", lambda graph, _, copying, seconds=seconds: whole(graph, seconds, copying))
         network = pysim.load(path)
         found[together] = network(x)
         layers = [layer.node for layer in network.plan.layers]

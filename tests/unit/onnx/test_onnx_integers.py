@@ -12,7 +12,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not inst
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import pysim  # noqa: E402
-from pysim.network import execution  # noqa: E402
+from pysim.network import rewrites  # noqa: E402
 from pysim.runtime import cpu  # noqa: E402
 
 quantization = pytest.importorskip("onnxruntime.quantization")
@@ -94,7 +94,7 @@ class Samples(quantization.CalibrationDataReader):
 @pytest.fixture(autouse=True, params=["s8", "f32"])
 def integers(monkeypatch, request):
     """The rows that compute integer layers."""
-    monkeypatch.setattr(execution, "integer_rows", lambda *_: request.param)
+    monkeypatch.setattr(rewrites, "integer_rows", lambda *_: request.param)
 
 
 def results(path, x):

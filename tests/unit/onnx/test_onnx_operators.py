@@ -8,7 +8,7 @@ from onnx_models import assert_close, by_onnxruntime, given, model_of
 
 import pysim
 from pysim.errors import ProblemError
-from pysim.network import execution
+from pysim.network import rewrites
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -209,9 +209,7 @@ def test_convolutions_of_sequences_are_native_with_what_follows_them(op, how, sh
 )
 def test_convolutions_of_volumes_are_what_they_are_or_one_of_images_for_each_tap_of_the_depth(monkeypatch, batch, parts, how):
     """Whichever is faster, each. With what follows them fused into the last tap's, a residual into the first tap's."""
-    monkeypatch.setattr(
-        execution, "seconds_of", lambda of, *_: float((of.depth > 1 or (of.kernel_h, of.kernel_w) == (3, 1)) == (parts > 1))
-    )
+    monkeypatch.setattr(rewrites, "seconds_of", lambda of, *_: float((of.depth > 1 or (of.kernel_h, of.kernel_w) == (3, 1)) == (parts > 1)))
     w, v, s, t = (RANDOM.standard_normal(shape) for shape in ((16, 16 // how.get("group", 1), 3, 3, 2), (16, 16, 3, 1, 1), 16, 16))
     nodes = [helper.make_node("Conv", ["x", "w", "s"], ["a"], **how), helper.make_node("Relu", ["a"], ["r"]),
              helper.make_node("Conv", ["r", "v"], ["b"], pads=[1, 0, 0, 1, 0, 0]),

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 pytest.importorskip("torch.ao.quantization.fx._decomposed", reason="this PyTorch has no quantized_decomposed operators")
 
 import pysim.torch  # noqa: E402
-from pysim.network import execution  # noqa: E402
+from pysim.network import rewrites  # noqa: E402
 
 Q = torch.ops.quantized_decomposed
 
@@ -43,7 +43,7 @@ class Quantized(torch.nn.Module):
 
 @torch.no_grad()
 def test_a_program_of_quantized_decomposed_operators_is_integer_layers_and_follows_its_weights(monkeypatch):
-    monkeypatch.setattr(execution, "integer_rows", lambda *_: "s8")
+    monkeypatch.setattr(rewrites, "integer_rows", lambda *_: "s8")
     model, x = Quantized().eval(), torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     fast = torch.compile(model, backend=pysim.torch.backend)
     for _ in range(2):

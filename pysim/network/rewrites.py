@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph as a machine will run it: REWRITES, one after the other.
+
+Integers come first, since their products have other forms; phases before fusion, which fuses into each; layouts last, since every
+convolution must be known.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pysim.machine.cpu import Machine
+from pysim.network import operators, reproducible
+from pysim.network.attention import fuse_attention
+from pysim.network.conv3d import as_images, with_volumes
+from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, SCALE, fuse
+from pysim.network.graph import Graph, Node, Tensor
+from pysim.network.integers.fusion import with_integers
+from pysim.network.native_ops.arrays import fuse_transpositions
+from pysim.network.operator_seconds import reordering_seconds
+from pysim.network.phases import with_phases
+from pysim.network.plan import integer_rows, seconds_of, with_layouts
+from pysim.problem.text import Workload
+from pysim.record.accuracy import Accuracy
+from pysim.runtime import cpu
+from pysim.runtime.emulated import executor_for
+
+
+class Target(NamedTuple):
+    """What a graph is rewritten for. `blocks`: values may be in NCHWc."""
+
+    on: Machine
+    threads: int
+    accuracy: Accuracy
+    blocks: bool
+
+    @property
+    def is_reproducible(self) -> bool:
+        return self.accuracy == "reproducible"
+
+    def seconds(self, problem: Workload) -> float:
+        return seconds_of(problem, self.on, self.accuracy)
+
+    def copying(self, tensor: Tensor) -> float:
+        return reordering_seconds(tensor, self.on)
+
+    def rows(self, problem: Workload) -> str:
+        """The type of the rows that compute a product of integers; emulated CPUs have none of integers."""
+        return integer_rows(problem, self.on, self.threads) if executor_for(self.on) is cpu.LOCAL else "f32"
+
+
+def _integers(graph: Graph, target: Target) -> Graph:
+    return with_integers(graph, target.rows)
+
+
+def _phases(graph: Graph, target: Target) -> Graph:
+    return with_phases(graph, None if target.is_reproducible else target.seconds, target.copying)
+
+
+def _fused(graph: Graph, target: Target) -> Graph:
+    return fuse_attention(fuse_transpositions(fuse(graph, supports)))
+
+
+def _volumes(graph: Graph, target: Target) -> Graph:
+    if target.is_reproducible:  # in one order of sums, whichever is fastest here
+        graph = as_images(graph, ())
+        reproducible.refuse_others(graph)
+    return with_volumes(graph, target.seconds, target.copying) if target.blocks else as_images(graph)
+
+
+def _layouts(graph: Graph, target: Target) -> Graph:
+    return with_layouts(graph, target.on, target.accuracy).graph if target.blocks else graph
+
+
+REWRITES: tuple[Callable[[Graph, Target], Graph], ...] = (_integers, _phases, _fused, _volumes, _layouts)
+
+
+def rewritten(graph: Graph, target: Target) -> Graph:
+    for rewrite in REWRITES:
+        graph = rewrite(graph, target)
+    return graph
+
+
+def supports(node: Node, epilogue: Any) -> bool:
+    """The kernels of convolutions and products apply any activation, those of convolutions add a residual, some operators apply ReLU."""
+    if epilogue in (NORM, OVERWRITE, RESIDUAL, INPUT_OP, PARTS, SCALE):
+        return epilogue == RESIDUAL and node.op == "Conv"
+    return node.op in ("Conv", "Linear") or (epilogue == "relu" and node.op in operators.ACTIVATED)
