@@ -40,7 +40,7 @@ IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128
 
 class Rates(NamedTuple):
     """In-core costs of a nest with each of some kernels, whatever the tiling. Every array has one entry per kernel, or, in a table, per
-    schedule.
+    schedule; it is a row of `columns`.
 
     Cycles are of the whole run: `kernel` in full; `store`, `reload`, `pack` and `pack_filters` for one pass over their operand. Packing
     takes `pack_calls` calls of its routine in each channel set, and `pack_setup` cycles that the set's channels share. `windows` and
@@ -54,6 +54,7 @@ class Rates(NamedTuple):
     nest: Nest
     machine: Machine
     kernels: tuple[Kernel, ...]
+    columns: Array
     kernel: Array
     store: Array
     reload: Array
@@ -76,10 +77,8 @@ class Rates(NamedTuple):
 
     def of(self, which: Any) -> "Rates":
         """The entries of some kernels, or schedules."""
-        nest, machine, kernels, *columns = self
-        if isinstance(which, slice):
-            return Rates(nest, machine, kernels, *(column[which] for column in columns))
-        return Rates(nest, machine, kernels, *np.array(columns)[:, which])
+        columns = self.columns[:, which]
+        return Rates(self.nest, self.machine, self.kernels, columns, *columns)
 
 
 class Table(NamedTuple):
@@ -108,9 +107,9 @@ def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
 
 @lru_cache(maxsize=64)
 def _rates(nest: Nest, machine: Machine, kernels: tuple[Kernel, ...]) -> Rates:
-    columns = np.array([_rates_of(nest, machine, kernel) for kernel in kernels], dtype=np.float64)
+    columns = np.array([_rates_of(nest, machine, kernel) for kernel in kernels], dtype=np.float64).T.copy()
     columns.flags.writeable = False
-    return Rates(nest, machine, kernels, *columns.T)
+    return Rates(nest, machine, kernels, columns, *columns)
 
 
 def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]:

@@ -32,8 +32,8 @@ from pysim.registry.cpu import Kernel, kernels
 
 FEW = 32  # sets or schedules, which are not worth bounds on their traffic
 NEAR = 1.05  # times the least compute: sets that may well be the best
-SLACK = 1.015  # of the best schedule over the least bound of a set, mostly
-FIRST_SCHEDULES = 24  # of least bounds, that are predicted first
+SLACK = 1.04  # of the best schedule over the least bound of a set, mostly
+FIRST_SCHEDULES = 32  # of least bounds, that are predicted first
 ROUNDING = 1 + 1e-9  # bounds and predictions add in another order
 
 
@@ -190,18 +190,23 @@ class _Search:
         within, before = self.tighten(limit) | self.opened, self.opened
         if (within > before).any():
             self.opened, (self.schedules, which) = within, tilings.tiled(select(self.sets, within))
-            few = which.size <= FEW
-            self.schedule_bounds = self.bounds[within][which] if few else _bounds(self.schedules, tiled=True)
-            known = before[within][which]  # the schedules of a set always have the same order
-            known[known] = self.known
-            self.known = known
+            new = ~before[within][which]  # the schedules of a set always have the same order
+            bounds, known = self.bounds[within][which], np.zeros(which.size, bool)
+            if np.count_nonzero(new) > FEW:
+                bounds[new] = _bounds(select(self.schedules, new), tiled=True)
+            bounds[~new], known[~new] = self.schedule_bounds, self.known
+            self.schedule_bounds, self.known = bounds, known
 
     def predict(self, limit: Array, best: Array) -> None:
-        """Predicts the open schedules whose bounds are within the limit of their kind, and lowers the best of the kinds."""
+        """Predicts the open schedules whose bounds are within the limit of their kind, and lowers the best of the kinds. If only the best
+        of all is needed, schedules known to take longer are left out."""
         within = self.schedule_bounds <= np.minimum(limit, best)[self.kinds(self.schedules)]
         if (within > self.known).any():
-            self.prediction, self.known = predict(select(self.schedules, within), self.state), within
+            self.prediction = predict(select(self.schedules, within), self.state)
+            self.known = within
             np.minimum.at(best, self.kinds(self.prediction.table), self.prediction.cycles)
+            if self.kind is None:
+                self.schedule_bounds[within] = self.prediction.cycles / ROUNDING
 
     def found(self) -> Prediction:
         """The prediction, with lower bounds of all schedules of each kernel."""
