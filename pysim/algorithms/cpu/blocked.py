@@ -127,14 +127,14 @@ def least_cycles(request: Request, best: float) -> float:
     """Multiplications at the highest rate and conversions in L1. If that is at most `best`: the bound of the best kernel; and if that is,
     too: conversions with their transfers."""
     w, on = request.conv, request.cpu
-    if request.threads > 1:
+    able = [kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request)]
+    if request.threads > 1 or not able:
         return 0.0
     rows, columns = live_taps(w)
     fastest = max(unit.rate(w.dtype) * unit.vector_bytes / w.element_bytes for unit in on.core.units)
     sums, moved = w.batch * w.filters * w.group_channels * rows * columns / fastest, reordering_cycles(w, on)
     if sums + moved <= best:
-        able = (kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request))
-        sums = min((least_cycles_of(w, kernel, on, _layout(kernel)) for kernel in able), default=0.0)
+        sums = min(least_cycles_of(w, kernel, on, _layout(kernel)) for kernel in able)
     if sums + moved <= best:
         moved = _LISTED.shared_cycles(request)
     return sums + moved

@@ -189,7 +189,8 @@ def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
 
 def rows_work(w: Conv, kernel: Kernel) -> Work:
     """The form rows: one group. A slice of outputs is an image whose channels are those of all slices of the input that it reads."""
-    image = msgspec.structs.replace(w, **dict.fromkeys(DEPTH_FIELDS[:4], 1), **dict.fromkeys(DEPTH_FIELDS[4:], 0))
+    depth = {**dict.fromkeys(DEPTH_FIELDS[:4], 1), **dict.fromkeys(DEPTH_FIELDS[4:], 0)}
+    image = msgspec.structs.replace(w, **depth) if w.is_volume else w
     live = live_taps(w)[0] / max(1, live_taps(image)[0]) / w.out_d  # slices
     of = _slice_work(image, kernel, w.group_channels * live, _calls(w, kernel.windows // kernel.lane_windows))
     return Work(*(w.out_d * term for term in of))._replace(chain=of.chain) if w.is_volume else of
@@ -395,8 +396,7 @@ def _free_of_rows(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, flo
     """Form rows, all groups: the free cycles that hide stores, and the rest, which hides transfers."""
     unit, work = _unit(machine, kernel), rows_work(w, kernel)
     free, (_, store) = work.free_cycles(unit, w.dtype), work.cycles(unit, machine, w.dtype)
-    groups = w.batch * w.groups
-    return groups * min(free, store), groups * max(0.0, free - store)
+    return w.batch * w.groups * min(free, store), w.batch * w.groups * max(0.0, free - store)
 
 
 def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float, float, float]:

@@ -19,7 +19,7 @@ from pysim.cachemodel.cpu.reuse.loops import Array, as_rows
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
-from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import AnySchedule, Schedule, name_of
 from pysim.record.state import State
@@ -125,14 +125,14 @@ class ListedAlgorithm(NamedTuple):
 
     def least_cycles(self, request: Request, best: float) -> float:
         """A lower bound: the compute terms."""
-        terms = self.candidates(request).terms if request.threads == 1 else np.empty(0)
-        return float(terms.sum(axis=0).min()) if terms.size else 0.0
+        found = self.candidates(request) if request.threads == 1 else None
+        return float(found.terms.sum(axis=0).min()) if isinstance(found, Listed) else 0.0
 
     def shared_cycles(self, request: Request) -> float:
         """Cycles of the passes that every schedule has."""
         return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.cpu, request.state))
 
-    def candidates(self, request: Request, limit: Array | float = 0.0) -> Listed:
+    def candidates(self, request: Request, limit: Array | float = 0.0) -> Listed | NoneLegal:
         return _listed(self, request if request.most is None else request._replace(most=None))
 
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
@@ -181,7 +181,7 @@ class ListedAlgorithm(NamedTuple):
             terms = dict(zip(TERMS, of.terms[:, span], strict=False))
             passes.append((span, self.passed(request.problem, some, terms, machine, request)))
         besides, shared = self.besides(of.request.problem, machine, of.request.state), self.shared_cycles(of.request)
-        cycles = np.concatenate([one.cycles for _, one in passes] or [np.empty(0)]) + shared
+        cycles = np.concatenate([one.cycles for _, one in passes]) + shared
         kernel = np.repeat(np.arange(len(rows.kernels)), rows.counts)
 
         def cost(row: int) -> Cost:
@@ -203,10 +203,12 @@ class ListedAlgorithm(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _listed(algorithm: ListedAlgorithm, request: Request) -> Listed:
+def _listed(algorithm: ListedAlgorithm, request: Request) -> Listed | NoneLegal:
     rows, rejected = algorithm.rows(request)
-    terms = [np.empty((len(TERMS), 0))]
+    if not rows.channels.size:
+        return NoneLegal(rejected)
+    terms = list[Array]()
     for span, one in rows.grouped(lambda kernel: kernel):
         layout = algorithm.layout_of(one.kernels[0], request.layout)
         terms.append(as_rows(span.stop - span.start, *algorithm.terms(request.problem, one, request.cpu, layout)))
-    return Listed(request, rows, np.concatenate(terms[1:] or terms, axis=1), rejected)
+    return Listed(request, rows, np.concatenate(terms, axis=1), rejected)
