@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CPU as one core sees it: units, cache levels, memory, and the constants of the cost model."""
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -192,7 +192,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.transform_cycles.value if self.transform_cycles else TRANSFORM_CYCLES
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="cpu"):
+class Machine(msgspec.Struct, frozen=True, dict=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="cpu"):
     """A CPU as one core sees it; `source` covers `cores`."""
 
     schema: Literal[1]
@@ -208,6 +208,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sources: dict[str, Source]
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         # only fields that differ between a machine and its cores' views of it; these share the last level
         last = self.levels[-1]
         return hash((self.name, self.core.frequency_hz.value, self.memory.read_bytes_per_cycle.value, last.sets, last.page_bytes))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPU: multiprocessors and their pipes, L2, memory, and the constants of the cost model."""
 
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -89,7 +90,7 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="gpu"):
+class Gpu(msgspec.Struct, frozen=True, dict=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="gpu"):
     """A GPU; `l1_bytes` of an SM include its shared memory, bandwidths are those of the whole chip, `port_bytes_per_cycle` what one SM can
     take from L2, `memory_port_bytes_per_cycle` from memory.
 
@@ -132,6 +133,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     sources: dict[str, Source]
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash((self.name, self.capability, self.sms.value, self.frequency_hz.value, self.l2_bytes.value))
 
     @property

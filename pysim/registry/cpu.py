@@ -71,7 +71,7 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     def name(self) -> str:
         return f"{self.dtype}_{self.form}_{self.windows}x{self.filters}__{self.target}"
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in form groups, two in pairs, a block in
         tiles, else 1."""
@@ -79,28 +79,28 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
             return _TILE_DEPTH[self.dtype]
         return {"groups": 4 // SIZES[self.dtype], "pairs": 2}.get(self.form, 1)
 
-    @property
+    @cached_property
     def split(self) -> bool:
         """Whether it multiplies parts of its operands, not the operands themselves."""
         return self.form == "tiles" and self.dtype == "f32"
 
-    @property
+    @cached_property
     def panel_bytes(self) -> int:
         """Bytes of an element in panels: of a split one, those of its three parts; of form pairs, those of a wider element."""
         return 3 * SIZES["bf16"] if self.split else SIZES[self.dtype] * (2 if self.form == "pairs" else 1)
 
-    @property
+    @cached_property
     def fused(self) -> bool:
         """Whether its multiply-adds round once, one after another, on any CPU. Plain C leaves that to the compiler, and POWER10's edges
         have several sums, unless the form says otherwise."""
         return (self.target not in ("portable", "mma") or self.slow) and not self.split
 
-    @property
+    @cached_property
     def slow(self) -> bool:
         """Whether another row is faster, so that it is for accuracy reproducible alone."""
         return self.form in ("fused", "chain")
 
-    @property
+    @cached_property
     def along_filters(self) -> bool:
         """Whether the vector lanes hold filters alone, so that a tile is transposed when it is stored."""
         return self.lane_filters > self.lane_windows == 1

@@ -90,9 +90,9 @@ class ByProducts(Rows):
             rejected += [Rejected(row.name, f"no kernel multiplies its columns: {first.what}: {first.reason}", first.code) for row in rows]
         copies, result = passes(gpu, w, request.layout), []
         last = w.batch % of.images * w.windows  # windows of the last product: stream-K's blocks share its tiles, too
+        least = msgspec.structs.replace(of.problem, m=last or of.problem.m)
         for kernel, one in zip(kernels, gemm.variants(gpu, of.problem, kernels, gemm_attributes(gpu.capability_number)), strict=True):
             if last and one.columns is not None:
-                least = msgspec.structs.replace(of.problem, m=last)
                 one = one._replace(columns=one.columns._replace(max_stream_blocks=gemm.iterations_of(least, kernel)))
             schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
             numbers = (*one.numbers, *["model.passes.column_"] * bool(copies))

@@ -37,7 +37,7 @@ from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GROUPS = (1, 2, 4, 8, 16, 32)
 MIN_PART_ITERATIONS = 2  # k-iterations of a split-K part
-FIRST, MAX_KINDS = 2, 16  # launches of a kind that are predicted first, those of least bounds; kinds of an algorithm
+FIRST, MAX_KINDS = 4, 16  # launches of a kind that are predicted first, those of least bounds; kinds of an algorithm
 MIN_PRUNED = 80  # fewer launches are predicted whole
 MAX_SPLIT_WAVES = 2  # tiles that fill this many waves are not split
 MAX_SPLITS = 1 << 32  # more than any number of parts
