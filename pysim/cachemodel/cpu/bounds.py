@@ -80,7 +80,7 @@ def least_traffic(table: Table, tiled: bool = True) -> Array:
         of_level[2 * FILTERS] += np.where(keeps, missed[8], missed[7])
         of_level[2 * OUTPUT + 1] = outputs
         if level is not levels[-1]:
-            seen = np.minimum(1.0, np.stack([kept, streamed, outputs]) / uses.distinct)
+            seen = np.minimum(1.0, np.array([kept, streamed, outputs]) / uses.distinct)
             distance = seen[0] * uses.kept + seen[1] * uses.streamed + seen[2] * uses.outputs
     return moved
 
@@ -143,5 +143,5 @@ def _uses(table: Table, tiled: bool) -> _Uses:
         (first_k, np.where(packed_k, zero, all_k), np.where(packed_k, all_s, near_s), np.where(packed_k, all_o, before_k)),
         (first_s, near_k, all_s, np.where(packed_s, k3_o, far_o)),
     )
-    sizes, kept, streamed, of_outputs = (np.stack(column) for column in zip(*uses, strict=True))
-    return _Uses(sizes, kept, streamed, of_outputs, np.stack([operands, operands, out]))
+    sizes, kept, streamed, of_outputs = (np.array(column) for column in zip(*uses, strict=True))
+    return _Uses(sizes, kept, streamed, of_outputs, np.array([operands, operands, out]))

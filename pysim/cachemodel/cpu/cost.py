@@ -271,8 +271,8 @@ def _line_stall(rates: Rates, run: Array, rows: Array | float = ROWS_AHEAD) -> A
 
 def _excess_latency(machine: Machine, in_flight: Array) -> Array:
     """Cycles of a line from each supplier beyond its rate, with some lines in flight at once."""
-    line, places = machine.line_bytes, suppliers(machine).values()
-    return np.array([np.maximum(0.0, at.latency_cycles.value / in_flight - line / at.read_bytes_per_cycle.value) for at in places])
+    excess: Array = np.maximum(0.0, latencies(machine)[:, None] / in_flight - machine.line_bytes / _rates(machine)[:, :1])
+    return excess
 
 
 def _kernel_stalls(table: Table, own: Array) -> Array | float:
@@ -338,6 +338,7 @@ def suppliers(machine: Machine) -> dict[str, Level | Memory]:
     return {**{level.name: level for level in machine.levels[1:]}, "memory": machine.memory}
 
 
+@lru_cache(maxsize=64)
 def latencies(machine: Machine) -> Array:
     """Latency of each supplier, cycles."""
     return np.array([place.latency_cycles.value for place in suppliers(machine).values()])

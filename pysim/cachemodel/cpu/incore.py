@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.nest import Nest, ceil_div, line_rest, segments
+from pysim.cachemodel.cpu.nest import Nest, ceil_div, line_rest, live_taps, segments
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -48,7 +48,8 @@ class Rates(NamedTuple):
     panels, with a partial last panel rounded up to whole lines. Bytes for one channel: `packed_window` of a window in a panel,
     `stored_tile` of a filter panel, `filter_tile` of its live part. Bytes of lines that a run of windows shares with its neighbour, for one
     channel: `pack_edge` of all packed runs, `place_edge` of a tile's run in place. `out_edge`: the same in a row of the output,
-    `filter_edge` in a row of k of a transposed A.
+    `filter_edge` in a row of k of a transposed A. Bytes of input that packing reads: `raw_tile` of a tile beside its neighbour, `raw_first`
+    of one alone, `raw_shared` of both.
     """
 
     nest: Nest
@@ -74,6 +75,9 @@ class Rates(NamedTuple):
     place_edge: Array
     out_edge: Array
     filter_edge: Array
+    raw_tile: Array
+    raw_first: Array
+    raw_shared: Array
 
     def of(self, which: Any) -> "Rates":
         """The entries of some kernels, or schedules."""
@@ -112,8 +116,9 @@ def _rates(nest: Nest, machine: Machine, kernels: tuple[Kernel, ...]) -> Rates:
     return Rates(nest, machine, kernels, columns, *columns)
 
 
+@lru_cache(maxsize=1024)
 def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]:
-    """One row of `Rates`: its arrays from `kernel` to `filter_edge`."""
+    """One row of `Rates`: its arrays from `kernel` on."""
     unit = machine.unit(kernel.target)
     if unit is None:
         raise PlanError(f"{machine.name} has no unit {kernel.target}, which {kernel.name} needs")
@@ -135,6 +140,11 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     pack, pack_filters, runs, vectors = _packing(nest, machine, kernel, unit, live_mean)
     tile = min(kernel.windows, nest.windows)
     last = nest.windows - (window_tiles - 1) * tile
+    edge, others, read = (
+        (runs - nest.out_rows) * live_mean * nest.run_edge(kernel.windows, line),
+        max(1, window_tiles - 1),
+        read_rows(nest, line),
+    )
     stored = nest.taps * (size * nest.filters / filter_tiles if nest.filters_in_place else kernel.panel_bytes * kernel.filters)
     return (
         steps,
@@ -152,11 +162,33 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         live_mean * nest.kernel_w * kernel.panel_bytes,
         stored * live_mean / nest.kernel_rows,
         stored,
-        (runs - nest.out_rows) * live_mean * nest.run_edge(kernel.windows, line),
+        edge,
         0 if nest.windows_packed else line_rest(line, nest.plane_bytes, kernel.windows * size),
         line_rest(line, nest.windows * nest.result_bytes, kernel.windows * nest.result_bytes),
         line_rest(line, nest.group_filters * size, kernel.filters * size),
+        tile / nest.out_w * read.step,
+        (read.live * read.row + edge) / window_tiles,
+        read.again / max(others, nest.out_rows - 1) + edge / others,
     )
+
+
+class ReadRows(NamedTuple):
+    """Bytes of a channel that packing reads: all `touched`, those of a `row`, and of the rows from one row of outputs to the next (`step`);
+    those read `again`, by other tiles, not by the same tile twice. `live`: kernel rows that meet the image."""
+
+    touched: int
+    row: float
+    step: float
+    again: int
+    live: int
+
+
+@lru_cache(maxsize=64)
+def read_rows(nest: Nest, line: int) -> ReadRows:
+    """What packing reads of a channel."""
+    touched, rows, live = nest.touched_bytes(line), nest.touched_rows, live_taps(nest)[0]
+    row = touched / rows
+    return ReadRows(touched, row, nest.row_step * row, max(0, live - rows) * nest.touched_w * nest.element_bytes, live)
 
 
 def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean: float) -> tuple[float, float, int, int]:
@@ -275,9 +307,12 @@ def fetch_cycles(rates: Rates) -> float:
     return nest.repeats * size / inner.line_bytes * rates.machine.core.pack_line_cycles.value if size > 2 * inner.size_bytes else 0.0
 
 
-def _padded_depth(table: Table) -> Array:
+def _padded_depth(table: Table) -> Array | float:
     """k-iterations of panels, which have whole groups in each set of channels, over those of the problem."""
-    nest, group = table.rates.nest, np.array([kernel.group for kernel in table.rates.kernels])[table.kernel]
+    nest, groups = table.rates.nest, [kernel.group for kernel in table.rates.kernels]
+    if max(groups) == 1:
+        return 1.0
+    group = np.array(groups)[table.kernel]
     sets, rest = np.divmod(nest.group_channels, table.channels)
     of_set, of_rest = (np.ceil(channels * nest.kernel_w / group) * group for channels in (table.channels, rest))
     return np.asarray((sets * of_set + of_rest) / (nest.group_channels * nest.kernel_w))

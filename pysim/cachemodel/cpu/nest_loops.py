@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, select
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_taps
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, read_rows, select
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest
 from pysim.cachemodel.cpu.reuse.counts import Structure
 from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.machine.cpu import Machine
@@ -125,14 +125,8 @@ def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_pan
 
 def raw_input(rates: Rates) -> Extent:
     """Input that packing reads for tiles of windows: the rows that kernels reach; whole rows as soon as tiles share them."""
-    nest, others = rates.nest, np.maximum(1.0, rates.window_tiles - 1)
-    touched, live = nest.touched_bytes(rates.machine.line_bytes), live_taps(nest)[0]
-    row = touched / nest.touched_rows
-    step = nest.row_step * row
-    halo = max(0.0, nest.reached_rows * row - step)
-    reread = max(0, live - nest.touched_rows) * nest.touched_w * nest.element_bytes  # by other tiles, not by the same tile twice
-    shared = reread / np.maximum(others, nest.out_rows - 1) + rates.pack_edge / others
-    return Extent(rates.windows / nest.out_w * step, touched, halo, (live * row + rates.pack_edge) / rates.window_tiles, shared)
+    of = read_rows(rates.nest, rates.machine.line_bytes)
+    return Extent(rates.raw_tile, of.touched, max(0.0, rates.nest.reached_rows * of.row - of.step), rates.raw_first, rates.raw_shared)
 
 
 def _filters(table: Table, outer: Mapping[str, Extent], set_size: Array, inner: str) -> Iterator[Operand]:

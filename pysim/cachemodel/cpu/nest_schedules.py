@@ -162,10 +162,11 @@ class _Search:
 
     def __init__(self, sets: Table, state: State, kind: int | None) -> None:
         self.sets, self.state, self.kind, self.tight = sets, state, kind, False
+        self.prediction: Prediction | None = None
         self.bounds = np.sum([*compute_cycles(sets).values()], axis=0) / ROUNDING
         self.opened = np.zeros(self.bounds.size, bool)
-        self.schedules, self.schedule_bounds = select(sets, self.opened), np.empty(0)
-        self.prediction, self.known = predict(self.schedules, state), np.empty(0, bool)
+        self.schedules, self.schedule_bounds = select(sets, slice(0)), np.empty(0)
+        self.known = np.empty(0, bool)
 
     def kinds(self, table: Table) -> NDArray[np.int64]:
         return np.zeros(table.kernel.size, np.int64) if self.kind is None else self.kind + 1 - table.keeps_windows
@@ -213,7 +214,7 @@ class _Search:
         bounds, closed = np.full(len(self.sets.rates.kernels), np.inf), ~self.opened
         np.minimum.at(bounds, self.sets.kernel[closed], self.bounds[closed])
         np.minimum.at(bounds, self.schedules.kernel, self.schedule_bounds)
-        return self.prediction._replace(bounds=bounds)
+        return (self.prediction or predict(select(self.sets, slice(0)), self.state))._replace(bounds=bounds)
 
 
 def _bounds(table: Table, tiled: bool) -> Array:

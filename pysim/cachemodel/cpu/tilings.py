@@ -213,15 +213,15 @@ def _counts(total: Array, parts: Array, most: Array) -> tuple[Array, NDArray[np.
 
 def _with_own(common: Array, own: Array) -> tuple[Array, NDArray[np.bool_]]:
     """`common` candidates with a row's `own` as the last column, and which are new: all but an `own` that is among `common`."""
-    values = np.empty((own.size, common.shape[-1] + 1))
+    values = np.empty((common.shape[-1] + 1, own.size)).T  # column by column: rows are short
     values[:, :-1] = common
     values[:, -1] = own
-    new = np.ones(values.shape, dtype=bool)
+    new = np.ones(values.shape, dtype=bool, order="F")
     new[:, -1] = (values[:, :-1] != own[:, None]).all(axis=1)
     return values, new
 
 
 def balanced(total: Array | int, most: Array) -> Array:
     """The size of the fewest equal parts of `total` that hold at most `most` each (at least 1)."""
-    most = np.clip(np.floor(most), 1, total)
+    most = np.minimum(np.maximum(np.floor(most), 1), total)
     return np.asarray(np.ceil(total / np.ceil(total / most)), dtype=np.float64)

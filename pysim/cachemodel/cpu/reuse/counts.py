@@ -79,10 +79,7 @@ class Ends:
     loops: tuple[int, ...]
 
     def of(self, nest: Sizes) -> Array:
-        trips = nest.trips[self.loops[-1]]
-        for loop in self.loops[-2::-1]:
-            trips = np.where(nest.trips[loop] > 1, nest.trips[loop], trips)
-        return np.minimum(1.0, 2 / trips)
+        return nest.ends(self.loops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class NotEnds(Ends):
     """The share of the other tiles."""
 
     def of(self, nest: Sizes) -> Array:
-        return 1 - Ends.of(self, nest)
+        return 1 - nest.ends(self.loops)
 
 
 @dataclass(frozen=True, slots=True)

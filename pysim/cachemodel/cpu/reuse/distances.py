@@ -96,6 +96,9 @@ class Sizes(Protocol):
         """Bytes of operands x the whole run and one iteration of each loop x schedules."""
 
     def footprint(self, loop: int, row: int) -> Array: ...
+    def ends(self, loops: tuple[int, ...]) -> Array:
+        """The share of the tiles that are the first or the last of `loops`."""
+
     def part(self, row: int) -> Array | float:
         """The share of an operand's footprint that one iteration touches."""
 

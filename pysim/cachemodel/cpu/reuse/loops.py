@@ -198,6 +198,7 @@ class LoopNest:
             tuple((loop.name, loop.dimension, _is(1.0, loop.tiles)) for loop in loops),
             tuple(map(_structure_of, operands)),
         )
+        self._several = dict[tuple[int, ...], Array]()
         self.accesses, self.trips = of.accesses, as_rows(columns, *(loop.trips for loop in loops))
         counts = ((self.total.get(name, 1.0), *(loops[at].tiles for at in over)) for name, over in of.places.over.items())
         self._tiles = as_rows(columns, *itertools.chain(*counts))
@@ -338,7 +339,18 @@ class LoopNest:
         full_iterations = np.minimum(full_firsts * self.trips, most)
         repeats = iterations - firsts
         second = np.minimum(firsts, repeats)
-        return np.stack([iterations, repeats, full, full_iterations, full_iterations - full_firsts, second, repeats - second])
+        return np.array([iterations, repeats, full, full_iterations, full_iterations - full_firsts, second, repeats - second])
+
+    def ends(self, loops: tuple[int, ...]) -> Array:
+        """The share of the tiles that are the first or the last of `loops`: of the outermost that has more than one trip."""
+        return np.minimum(1.0, 2 / self._outermost(loops))
+
+    def _outermost(self, loops: tuple[int, ...]) -> Array:
+        """Trips of the outermost of `loops` that has more than one."""
+        if (known := self._several.get(loops)) is None:
+            trips = self.trips[loops[0]]
+            known = self._several[loops] = np.where(trips > 1, trips, self._outermost(loops[1:])) if loops[1:] else trips
+        return known
 
     def part(self, row: int) -> Number:
         """The share of an operand's footprint that one iteration touches."""

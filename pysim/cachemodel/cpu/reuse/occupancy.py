@@ -114,12 +114,12 @@ def miss_share(level: Level, table: Table, scale: Array, streams: TableStreams, 
     lines, rows_of_k = between * scale[:, column] + 1e-9, inputs if nest.filters_in_rows_of_k else outputs
     if nest.windows_transposed:
         inputs = np.maximum(1.0, between[0] / (table.channels[column] * nest.element_bytes))
-    chunks = np.stack([lines[0], lines[3] / interleaved, lines[2]][: len(in_planes)])
-    planes = np.stack([inputs, outputs, rows_of_k][: len(in_planes)])
+    chunks = np.array([lines[0], lines[3] / interleaved, lines[2]][: len(in_planes)])
+    planes = np.array([inputs, outputs, rows_of_k][: len(in_planes)])
     if len({*pitches}) == 1:
         spread = variance(chunks, planes, pitches[0], way)
     else:
-        spread = np.stack([variance(*case, way) for case in zip(chunks, planes, pitches, strict=True)])
+        spread = np.array([variance(*case, way) for case in zip(chunks, planes, pitches, strict=True)])
     spread[1] *= interleaved
     np.put(share, places, overflow_probability(level.ways, lines, spread, own, in_planes))
     return share
