@@ -43,6 +43,12 @@ def plans() -> tuple[Measured, ...]:
     return tuple(Measured(one.problem, one.name, one.kernel) for problem in SOME for one in chosen(problem, ZEN4))
 
 
+@pytest.fixture(scope="module")
+def small(plans: tuple[Measured, ...]) -> tuple[Measured, ...]:
+    """Enough to fit constants to; the share of the last level, half of the work, stays as it was."""
+    return tuple(one for one in plans if one.problem in SMALL)
+
+
 class Synthetic:
     """A CPU with known constants and its own clock. `busy`: another process, which takes time slices, evicts what it shares, and lets the
     clock wander; `drift`: what all times grow by from round to round."""
@@ -271,8 +277,7 @@ def test_an_earlier_calibrations_share_is_no_bound(truth: Machine, plans: tuple[
     assert found.fit.ways is not None and found.fit.ways.value >= 13
 
 
-def test_small_layers_alone_leave_overlap_and_the_share_as_they_were(truth: Machine, plans: tuple[Measured, ...]) -> None:
-    small = [one for one in plans if one.problem in SMALL]
+def test_small_layers_alone_leave_overlap_and_the_share_as_they_were(truth: Machine, small: tuple[Measured, ...]) -> None:
     found = Synthetic(with_ways(truth, 5), small).calibrated()
     assert found.fit.ways is None and calibrated(ZEN4, found).levels[-1].ways == ZEN4.levels[-1].ways
     assert found.fit.constants["overlap"].value == pytest.approx(ZEN4.core.overlap.value, abs=1e-6)
@@ -289,13 +294,13 @@ def test_a_machine_on_which_rounds_do_not_agree_is_refused(truth: Machine, plans
         Synthetic(truth, plans, noise=2.0).calibrated(4.0)
 
 
-def test_plans_faster_than_the_measured_rates_allow_are_refused(truth: Machine, plans: tuple[Measured, ...]) -> None:
+def test_plans_faster_than_the_measured_rates_allow_are_refused(truth: Machine, small: tuple[Measured, ...]) -> None:
     class Slow(Synthetic):
         def fma(self, target: str, dtype: str) -> float:
             return 3 * super().fma(target, dtype)
 
     with pytest.raises(MachineError, match="nothing is written"):
-        Slow(truth, plans).calibrated(4.0)
+        Slow(truth, small).calibrated(4.0)
 
 
 def test_a_calibrated_machine_reads_back_names_its_measurements_and_plans(quiet: Calibration) -> None:
@@ -311,23 +316,23 @@ def test_a_calibrated_machine_reads_back_names_its_measurements_and_plans(quiet:
     assert planner.plan(LAYERS[0], machine).machine == "mine"
 
 
-def test_a_type_with_another_rate_gets_its_own(truth: Machine, plans: tuple[Measured, ...]) -> None:
+def test_a_type_with_another_rate_gets_its_own(truth: Machine, small: tuple[Measured, ...]) -> None:
     class Slower(Synthetic):  # than the half of floats that its doubles take as they are
         def fma(self, target: str, dtype: str) -> float:
             return super().fma(target, dtype) * (2 if dtype == "f64" and target == "portable" else 1)
 
-    machine = calibrated(ZEN4, Slower(truth, plans).calibrated(4.0))
+    machine = calibrated(ZEN4, Slower(truth, small).calibrated(4.0))
     unit = machine.unit("portable")
     assert unit is not None and unit.rate("f64") == pytest.approx(unit.rate("f32") / 4, rel=0.02)
     others = [one for one in machine.core.units if one.target != "portable"]
     assert others and not any(kind.name == "f64" for one in others for kind in one.types)
 
 
-def test_one_size_of_team_keeps_the_parts_of_a_region_in_their_ratio(truth: Machine, plans: tuple[Measured, ...]) -> None:
+def test_one_size_of_team_keeps_the_parts_of_a_region_in_their_ratio(truth: Machine, small: tuple[Measured, ...]) -> None:
     class Two(Synthetic):
         teams = (2,)
 
-    machine = calibrated(ZEN4, Two(truth, plans).calibrated(4.0))
+    machine = calibrated(ZEN4, Two(truth, small).calibrated(4.0))
     forks, before = ([getattr(one.core, path.removeprefix("core.")) for path in FORKS] for one in (machine, ZEN4))
     assert forks[0].value + 2 * forks[1].value == pytest.approx(FORK + 2 * FORK_THREAD, rel=0.03)
     assert forks[0].value / forks[1].value == pytest.approx(before[0].value / before[1].value, rel=0.01)
