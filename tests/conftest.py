@@ -16,10 +16,13 @@ settings.register_profile("pysim", deadline=None)
 settings.load_profile("pysim")
 
 WAYS = ("optimize", "compile")  # `torch_twins.WAYS`
+LONGEST = {"test_recipes", "test_calibrate", "test_cuda_code", "test_emulated", "test_models", "test_onnx_suite"}  # and those of PyTorch
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test in each `way` one is run, by its name and other parameters; with PYSIM_LONG=1 both are."""
+    """The longest files come first, so that no core waits at the end. Of a test in each `way` one is run, by its name and other parameters;
+    with PYSIM_LONG=1 both are."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST and "torch" not in item.path.parts)
     if not os.environ.get("PYSIM_LONG"):
         left_out = {item for item in items if _is_for_another_run(item)}
         config.hook.pytest_deselected(items=[*left_out])
