@@ -114,6 +114,13 @@ class Request(NamedTuple):
         return self.problem
 
     @property
+    def caches(self) -> State:
+        """The state by the operands of the problem's loop nest."""
+        if self.state != "chained" or isinstance(self.problem, Conv):
+            return self.state
+        return "chained matrix" if self.prepared else "chained values"
+
+    @property
     def reproducible(self) -> bool:
         """Whether only plans that keep the layer's contract are asked for (`pysim.algorithms.reproducible`)."""
         return self.accuracy == "reproducible"

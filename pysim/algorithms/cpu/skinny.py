@@ -80,6 +80,7 @@ COPY_BYTES = 16  # a vector of plain C
 TILE_CALL = 0.1
 FEW_RUN = 16  # consecutive elements of k in the copy that `dot` reads (PYSIM_VECTOR_STEP)
 _MATRIX, _ACCUMULATORS = 2, 4  # places among the operands of `described`
+_MATRIX_NAMES = ("filters", "input")  # of the large operand: A, or B of few rows of A
 WIDE_BYTES = 64  # a vector of AVX-512, which has 32 registers
 
 
@@ -193,7 +194,7 @@ def described(shape: Shape, rows: Rows) -> LoopNest:
         Loop("passes", "few", once, np.ceil(few / once)),
     )
     deep, of_few, each = Extent(size, depth * size), Extent(1.0, few), Extent(1.0, results)
-    matrix, vectors = ("filters", "input") if not shape.few_rows else ("input", "filters")
+    matrix, vectors = _MATRIX_NAMES[shape.few_rows], _MATRIX_NAMES[not shape.few_rows]
     operands = (
         Operand(vectors, {"k": deep, "few": of_few}, "run"),
         Operand("packed", {"k": deep, "few": of_few}, "run", written=True),
@@ -209,13 +210,13 @@ def described(shape: Shape, rows: Rows) -> LoopNest:
 def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
     """The share of the matrix that each level supplies."""
     found = miss_share(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0]
-    found = np.where([runs_ago(state, "filters") == NEVER or level.starts_cold for level in machine.levels], 1.0, found)
+    found = np.where([runs_ago(state, _MATRIX_NAMES[shape.few_rows]) == NEVER or level.starts_cold for level in machine.levels], 1.0, found)
     return found - np.append(found[1:], 0.0)
 
 
 def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
     """Costs of schedules from their in-core terms, on one core."""
-    shape, size, state = Shape.of(g), g.element_bytes, request.state
+    shape, size, state = Shape.of(g), g.element_bytes, request.caches
     waiting = latencies(machine)
     lost, into_l1 = miss_share(machine.levels, _prefetch_distance(shape, rows, machine)), rows.k3 == L1
     # dot: hardware prefetchers bring runs of rows from L2. axpy: the core reaches the next lines sooner, the fewer multiply-adds per line

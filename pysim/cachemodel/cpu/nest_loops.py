@@ -117,7 +117,7 @@ def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_pan
                 yield Operand("packed tile", {WINDOWS: Extent(panel * one_panel, panel * one_panel)}, inner, refilled_by=WINDOWS)
     if nest.windows_packed:
         tile = Extent(rates.packed_window * rates.windows, rates.packed_window * nest.windows)
-        yield Operand("packed", {"channels": Extent(1.0, nest.group_channels), WINDOWS: tile}, inner)
+        yield Operand("prepared input", {"channels": Extent(1.0, nest.group_channels), WINDOWS: tile}, inner)
     elif not packed.all():
         tile = Extent(rates.windows * nest.element_bytes, nest.windows * nest.element_bytes, rates.place_edge)
         yield Operand("input in place", {**outer, "channels": Extent(1 - packed, nest.group_channels * (1 - packed)), WINDOWS: tile}, inner)

@@ -110,7 +110,7 @@ def candidates(
     if request.schedule is not None:
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
-        return NestCandidates(one_schedule(nest, on, request.schedule, dtype), request.state, (), algorithm)
+        return NestCandidates(one_schedule(nest, on, request.schedule, dtype), request.caches, (), algorithm)
     rows = tilings.rows(on, dtype, request.micro_kernel, form, request.accuracy)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
@@ -118,7 +118,7 @@ def candidates(
     sets = tilings.sets(rates(nest, on, _within(rows.kernels, _multiplying(nest, on, rows.kernels), most)), channels)
     place, prune = tilings.in_place_reason(nest), bool(np.isfinite(limit).all())
     rejected = (*((place,) if place else ()), *rows.rejected)
-    return NestCandidates(sets if prune else tilings.tiled(sets)[0], request.state, rejected, algorithm, prune, request.most)
+    return NestCandidates(sets if prune else tilings.tiled(sets)[0], request.caches, rejected, algorithm, prune, request.most)
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:

@@ -96,7 +96,7 @@ def divided(
 def sliced(nest: Nest, on: Machine, s: Schedule) -> tuple[LoopNest, Names]:
     """The loops of a schedule of SConv's nest, and the names that readers know them by."""
     packs = {} if nest.filters_packed else {"filters": "filters to pack"}
-    names = {"input": "input to pack", "input in place": "input", "packed tile": PANELS[0], "packed": PANELS[0], **packs}
+    names = {"input": "input to pack", "input in place": "input", "packed tile": PANELS[0], "prepared input": PANELS[0], **packs}
     sets = {f"sets of {name}": "sets" for name in ("channels", WINDOWS, FILTER_TILES)}
     return described(table_of(nest, on, s, _row(on, s)), s.stationary == STATIONARY[0]), {**names, **sets}
 

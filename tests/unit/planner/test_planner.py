@@ -377,6 +377,22 @@ def test_a_layer_of_a_network_finds_its_input_in_the_caches_and_its_filters_in_m
     assert full_cost(plan(deep, "zen4", state="chained")).levels["memory"]["filters_bytes"] == 512 * 512 * 4
 
 
+def test_a_product_of_a_network_finds_a_in_the_caches_and_the_prepared_b_in_memory() -> None:
+    chosen = plan("gemm:197x192x768:nt", "zen3", state="chained", prepared=True)
+    memory = full_cost(chosen).levels["memory"]
+    assert chosen.algorithm == "panels"  # without packing, which gemm would repeat in each run
+    assert memory["filters_bytes"] == 0
+    assert memory["packed_bytes"] == 192 * 768 * 4
+    assert full_cost(plan("gemm:197x192x768:nt", "zen3", state="chained")).levels["memory"]["bytes"] == 0
+
+
+def test_a_product_of_few_rows_in_a_network_finds_its_matrix_in_memory() -> None:
+    chosen = plan("gemm:2x1024x1024", "zen3", state="chained", prepared=True, algorithm="skinny")
+    memory = full_cost(chosen).levels["memory"]
+    assert memory["input_bytes"] >= 1024 * 1024 * 4
+    assert memory.get("filters_bytes", 0) == 0
+
+
 def resnet50() -> list[Workload]:
     return [layer.workload for layer in workload.distinct(workload.resolve(["resnet50"]))]
 
