@@ -14,7 +14,8 @@
     Affine, an activation         also behind Views of the layer's result
     Concat whose first inputs are all those of an earlier Concat     reads that one's result in their place (DenseNet)
 
-Constants are combined in float64 and rounded once. The executor says what a node supports (`supports`).
+Constants are combined in float64 and rounded once, where no value between them may leave its type's range. The executor says what a node
+supports (`supports`).
 
 Worked number: gamma 2, var 3, eps 1, mean 5, beta 7 is the scale 1 and the shift 2.
 """
@@ -56,12 +57,22 @@ def norm_constants(gamma: Array, beta: Array, mean: Array, variance: Array, epsi
     return scale, beta.astype(np.float64) - mean.astype(np.float64) * scale
 
 
-def _in_range(weights: Array, scale: Array, scaled: Array) -> bool:
-    """Whether weights stay numbers of their type: neither infinite, nor all so tiny that they are rounded as such. Else a layer and its
-    scale give other results together than one after the other."""
+def _in_range(weights: Array, scaled: Array, scale: Array) -> bool:
+    """Whether multiples of weights can be in the weights' place: neither infinite, nor so large that a part of a sum is, nor all so tiny
+    that they are rounded as such."""
     largest, found = (float(np.abs(one).max(initial=0)) for one in (weights, scaled))
-    far = float(np.finfo(weights.dtype).tiny / np.finfo(weights.dtype).eps)
-    return bool(np.isfinite(scale).all() and np.isfinite(found)) and (found >= min(far, largest) or not scale.any())
+    limits = np.finfo(weights.dtype)
+    few = min(float(limits.tiny / limits.eps), largest) <= found <= max(float(limits.max * limits.eps), largest)
+    return bool(np.isfinite(scale).all() and np.isfinite(found)) and (few or not scale.any())
+
+
+def _passes_range(sizes: Array, scale: Array, dtype: Any) -> bool:
+    """Whether values of about these sizes may have left a type's range, which their multiples are in again: two multiplications then give
+    zeros or infinities that one does not give."""
+    least = float(np.sqrt(np.finfo(dtype).tiny))
+    with np.errstate(over="ignore", under="ignore"):
+        scaled = np.abs(sizes * scale)
+    return bool((((sizes > 0) & (sizes < least) & (scaled >= least)) | ((sizes > 1 / least) & (scaled <= 1 / least))).any())
 
 
 def fuse(graph: Graph, supports: Supports) -> Graph:
@@ -81,6 +92,7 @@ class _Fusion:
         self._constants, self._tensors = dict(graph.constants), graph.tensors
         self._makers = graph.makers()
         self._joined: dict[tuple[Any, ...], str] = {}  # (axis, parts) of a concatenation -> its result
+        self._apart: set[int] = set()  # Affines that leave the range of numbers, with the layer before them or with the Affine behind
 
     def visit(self, at: int) -> None:
         node = self._graph.nodes[at]
@@ -159,7 +171,10 @@ class _Fusion:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             scaled = np.multiply(weights, along, out=np.empty_like(weights), casting="unsafe")  # computed in float64 in blocks
             folded = (scaled, (old * scale + shift).astype(weights.dtype))
-        if not (_in_range(weights, along, scaled) and np.isfinite(folded[1]).all()):
+        sizes = np.maximum(np.abs(weights).reshape(len(weights), -1).max(1, initial=0), np.abs(old))
+        in_range = _in_range(weights, scaled, along) and np.isfinite(folded[1]).all()
+        if not in_range or before in self._apart or _passes_range(sizes, scale, weights.dtype):
+            self._apart.add(at)
             return
         names = tuple(f"{later.output}:{what}" for what in ("scale" if layer.op == "Affine" else "weights", "shift"))
         self._constants.update(zip(names, folded, strict=True))

@@ -184,7 +184,7 @@ def _unscaled(node: Node, nodes: list[Node | None], graph: Graph, makers: Mappin
         ):
             continue
         for x in made.inputs[:2] if made.op == "Mul" else made.inputs[:1]:
-            factor = _factor(x, made, graph) if x not in graph.constants else None
+            factor = _factor(x, made, graph, alpha) if x not in graph.constants else None
             if factor is not None and graph.tensors[x] == graph.tensors[name] and x != inputs[1 - side]:
                 inputs[side], alpha, nodes[place] = x, alpha * factor, None
                 absorbed.append(made.name)
@@ -211,19 +211,23 @@ def _writing(node: Node, last: Node, graph: Graph) -> Node | None:
     if last.op == "Transpose":
         order = tuple(last.attributes["perm"])
         return None if "result" in node.attributes or order[-1] != len(order) - 1 else node.having(result=order)
-    factor = _factor(node.output, last, graph)
+    alpha = node.attributes.get("alpha", 1.0)
+    factor = _factor(node.output, last, graph, alpha)
     if factor is None or graph.tensors[last.output] != graph.tensors[node.output] or last.attributes.get("activation"):
         return None
-    return node.having(alpha=node.attributes.get("alpha", 1.0) * factor)
+    return node.having(alpha=alpha * factor)
 
 
-def _factor(x: str, last: Node, graph: Graph) -> float | None:
-    """The constant by which a node multiplies all elements of x; None if there is none."""
+def _factor(x: str, last: Node, graph: Graph, alpha: float) -> float | None:
+    """The constant by which a node multiplies all elements of x; None if there is none, or if with the factor alpha it leaves the range in
+    which values may be multiplied by both at once: more of them may lead back, where one after the other would give 0 or an infinity."""
     number = graph.constants.get(last.inputs[1] if last.inputs[0] == x else last.inputs[0])
     if number is None or not number.size or (number != number.flat[0]).any() or not np.isfinite(number.flat[0]):
         return None
     if last.op == "Affine":
-        return None if graph.constants[last.inputs[2]].any() else float(number.flat[0])
-    if number.size != 1 or (last.op == "Div" and (last.inputs[0] != x or not number.flat[0])):
-        return None
-    return 1 / float(number.flat[0]) if last.op == "Div" else float(number.flat[0])
+        factor = None if graph.constants[last.inputs[2]].any() else float(number.flat[0])
+    elif number.size != 1 or (last.op == "Div" and (last.inputs[0] != x or not number.flat[0])):
+        factor = None
+    else:
+        factor = 1 / float(number.flat[0]) if last.op == "Div" else float(number.flat[0])
+    return factor if factor is not None and 2.0**-63 <= abs(alpha * factor) <= 2.0**63 else None

@@ -116,6 +116,27 @@ def test_a_scale_that_leads_out_of_the_types_range_stays_apart(weight, scale):
     assert [one.op for one in fuse(graph, supports).nodes] == ["Conv", "Affine"]
 
 
+@pytest.mark.parametrize("factors", [(1e-25, 1e-25, 1e25), (1e25, 1e25, 1e-25, 1e-25), (1e-38, 1e-4, 1e4), (1e-15, 1e-15, 1e-15, 1e30)])
+@pytest.mark.parametrize("op", ["Conv", "Linear", "MatMul", "Identity"])
+def test_factors_that_leave_the_range_of_numbers_one_after_the_other_are_not_multiplied_together(op, factors):
+    b, along = Builder(0), np.ones((4, 1, 1) if op in ("Conv", "Identity") else ())
+    b.shapes["x"] = (1, 4, 8, 8)
+    if op == "Conv":
+        first = square(b, "x")
+    else:
+        others = {"Linear": [b.constant(b.rng.standard_normal((8, 8)))], "MatMul": [b.add("Relu", ["x"], b.shapes["x"])]}.get(op, [])
+        first = b.add("Identity" if op == "Identity" else "MatMul", ["x", *others], b.shapes["x"])
+    y = first
+    for factor in factors:
+        y = b.add("Mul", [y, b.constant(factor * along)], b.shapes["x"])
+    x = given(b.model([first]))
+    right = model_of(b.model([first]))(x)
+    with np.errstate(over="ignore", under="ignore"):
+        for factor in factors:
+            right = right * np.float32(factor)
+    np.testing.assert_allclose(model_of(b.model([y]))(x), right, rtol=1e-5, atol=2e-45)
+
+
 def matrix_chain(shown):
     """A Linear of 2 x 3 rows, a View of its result, an Affine of that, another View and HardSwish."""
     rng = np.random.default_rng(0)
