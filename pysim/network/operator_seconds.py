@@ -104,7 +104,7 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
     """Core cycles of a row operator, Take or transposition, without its data movement; 0 for other operators."""
     if node.op == "Recurrent":
         return _stepping_cycles(node, graph, on)
-    x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
+    x, y = (graph.tensors[next(filter(None, names))] for names in (node.inputs, node.outputs))  # what nothing reads has no name
     if y.dtype.name not in DTYPES or not y.nbytes or (unit := _loops_unit(on, y)) is None:
         return 0.0
     lanes, elements = unit.vector_bytes // y.dtype.itemsize, y.nbytes // y.dtype.itemsize

@@ -52,7 +52,8 @@ def check_names(graph: "onnx.GraphProto", model: str, outer: Collection[str] = (
 def check_utf8(graph: "onnx.GraphProto", model: str) -> None:
     """ProblemError for a node with a name that is not UTF-8: protobuf gives such a name as bytes."""
     for node in graph.node:
-        if not all(isinstance(name, str) for name in (node.name, node.op_type, node.domain, *node.input, *node.output)):
+        names = node.name, node.op_type, node.domain, *node.input, *node.output, *(one.name for one in node.attribute)
+        if not all(isinstance(name, str) for name in names):
             label = text_of(node.name or next(iter(node.output), ""))
             raise ProblemError(f'{model}: {text_of(node.op_type)} "{label}" has a name that is no UTF-8')
 

@@ -402,8 +402,11 @@ def split(node: Node, graph: Graph) -> list[Node]:
 
 
 def _transpose(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
-    default = range(len(graph.tensors[node.output].shape))[::-1]
-    return Node("Transpose", node.name, node.inputs, node.outputs, {"perm": tuple(node.attributes.get("perm", default))})
+    axes = range(len(graph.tensors[node.inputs[0]].shape))
+    perm = tuple(node.attributes.get("perm", axes[::-1]))
+    if sorted(perm) != [*axes]:
+        raise ProblemError(f'Transpose "{node.name}": perm is {list(perm)}; it should have each of {len(axes)} axes once')
+    return Node("Transpose", node.name, node.inputs, node.outputs, {"perm": perm})
 
 
 def _pad(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:

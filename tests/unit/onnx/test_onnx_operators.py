@@ -147,6 +147,19 @@ def test_what_is_invalid_or_too_old_is_named_before_anything_runs(opset, op, how
         model_of(exported([node], (1, 4, 8, 9), {"w": np.ones((2, 4, 3, 3)) if op == "Conv" else np.ones(1)}, opset))
 
 
+@pytest.mark.parametrize("perm", [[1, 0], [0, 1, 2, 3, 4]])
+def test_axes_that_are_not_those_of_the_input_are_named(perm):
+    with pytest.raises(ProblemError, match=r'Transpose "it": perm is|shape inference refused the model'):
+        model_of(exported([helper.make_node("Transpose", ["x"], ["y"], name="it", perm=perm)], (1, 4, 8, 9), opset=17))
+
+
+def test_an_attribute_whose_name_is_no_utf8_is_refused():
+    proto = exported([helper.make_node("Elu", ["x"], ["y"], name="it", alpha=0.5)], (2, 3), opset=17)
+    damaged = onnx.ModelProto.FromString(proto.SerializeToString().replace(b"alpha", b"\xff\xfe\xfd\xfca"))
+    with pytest.raises(ProblemError, match='Elu "it" has a name that is no UTF-8'):
+        model_of(damaged)
+
+
 def test_text_is_refused_before_anything_runs():
     ends = [helper.make_tensor_value_info(name, onnx.TensorProto.STRING, (2,)) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "words", ends[:1], ends[1:])

@@ -162,6 +162,12 @@ def test_the_places_that_a_pool_took_may_be_all_that_is_read():
     equal([helper.make_node("MaxPool", ["x"], ["most", "y"], kernel_shape=[2, 2])], (1, 2, 4, 4), outputs=["y"])
 
 
+@pytest.mark.parametrize("outputs", [["", "", "y"], ["", "y", ""]])
+def test_the_scale_or_the_zero_of_bytes_may_be_all_that_is_read(outputs):
+    names = [name or f"unread{at}" for at, name in enumerate(outputs)]
+    equal([helper.make_node("DynamicQuantizeLinear", ["x"], names)], (2, 3))
+
+
 @pytest.mark.parametrize("op", ["Relu", "Add", "Mul", "Clip", "LogSoftmax", "Softmax", "GlobalAveragePool", "BatchNormalization", "Concat"])
 def test_values_may_have_no_elements(op):
     numbers = {"starts": [1], "ends": [1], "axes": [2]}
