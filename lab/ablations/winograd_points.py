@@ -15,6 +15,7 @@ import numpy as np
 
 from pysim import planner
 from pysim.algorithms.cpu.winograd import outputs_of
+from pysim.calibration import host
 from pysim.check.reference import reference
 from pysim.problem.text import parse
 from pysim.record.schedule import Schedule
@@ -49,7 +50,7 @@ def main() -> None:
                 for m in outputs_of(w)
                 for at in sorted({channels, min(channels, 128)}, reverse=True)
             ]
-            direct = planner.plan(w, "zen4", algorithm="sconv").schedule
+            direct = planner.plan(w, host.runnable("host"), algorithm="sconv").schedule
             cases.append(("sconv", direct.channels, direct))
             for label, at, schedule in cases:
                 error = np.abs(cpu_launch.Launch(w, schedule).run(x, filters) - exact)

@@ -13,7 +13,8 @@
  * (tiles_of_panel), because tiles of one row are transformed together.
  *
  * The slices of a kernel of a volume are channels, too: the patch of a tile has those of all slices that its outputs read, slice by slice. Their
- * products add up before the output transform. Slices of padding are at either end, and are left out of a panel's products.
+ * products add up before the output transform. Slices of padding are at either end, and are left out of a panel's products. So are, in the
+ * planes at infinity, the phases of a stride without their last tap, whose transformed filters are zeros there (multiplied_in).
  *
  * With channels in blocks (NCHWc), channels are the lanes of both transforms. The products broadcast elements of a patch in place, so each
  * tile's patch is stored channel by channel, and nothing is transposed. Phases can only be split from planes.
@@ -283,7 +284,7 @@ static void prepare_panel(const pysim_job *job, const shape *s, const char *filt
         memcpy(plain + first * taps * width * s->bytes, packed, (size_t)(some * taps * width * s->bytes));
         for (int64_t i = 0; i < some * c->kernel_d * phases; i++) {
             const int64_t slice = i / phases % c->kernel_d, of = i / phases / c->kernel_d, a = i / stride % stride, b = i % stride;
-            const int64_t channel = (slice * channels + first + of) * phases + i % phases, in_set = channel % s->set_channels;
+            const int64_t channel = (slice * phases + i % phases) * channels + first + of, in_set = channel % s->set_channels;
             const int64_t at = filter_offset(s, panel, 0, channel - in_set) + in_set * width;
             const pysim_winograd_taps found = {
                 .first = packed + (of * taps + (slice * k + a) * k + b) * width * s->bytes,
@@ -342,30 +343,60 @@ static void live_channels(const shape *s, const block *b, int64_t panel, int64_t
     *first *= each, *end *= each;
 }
 
+/* Of a plane the first `length` of every `period` channels are multiplied. */
+typedef struct {
+    int64_t period, length;
+} channel_runs;
+
+/* Phases a of the rows and b of the columns lack the last tap of their axis if they are `full` or more. That tap alone reaches the planes at
+ * infinity. */
+static channel_runs multiplied_in(const run *r, int64_t plane) {
+    const pysim_conv *c = &r->job->problem.conv;
+    const int64_t taps = r->s->w.taps, stride = c->stride_h, full = c->kernel_h - (taps - 1) * stride, edge = r->s->w.outputs + taps - 1;
+    const int64_t phase = c->channels / c->groups, row_phase = stride * phase;
+    const int last_row = plane / edge == edge - 1, last_column = plane % edge == edge - 1;
+    if (full == stride || !(last_row || last_column)) return (channel_runs){r->s->w.channels, r->s->w.channels};
+    if (!last_column) return (channel_runs){stride * row_phase, full * row_phase};
+    return (channel_runs){last_row && full == 1 ? stride * row_phase : row_phase, full * phase};
+}
+
+/* Products of channels [c, stop) of a set with one panel of filters, `own` from channel c on, and one of tiles. */
+static void multiply_panel(const run *r, const block *b, int64_t t, channel_runs runs, int64_t c, int64_t stop, int64_t live, int64_t width,
+                           const char *own, const char *patches, char *to) {
+    const shape *s = r->s;
+    const pysim_row *row = &r->job->nest.row;
+    const int64_t panel = s->panel_filters, tile = s->w.in_blocks ? 1 : s->w.panel_tiles, pitch = s->w.tile_pitch, tiles = tiles_in(s, b, t);
+    for (int64_t at = c, channels; at < stop; at += channels) {
+        const int64_t in_period = at % runs.period;
+        channels = pysim_min(runs.length - in_period, stop - at);
+        if (channels <= 0) {
+            channels = runs.period - in_period;
+            continue;
+        }
+        const pysim_store store = {.alpha = 1, .beta = 1, .old = at > live ? to : NULL, .bounds = pysim_unbounded(row->info.dtype)};
+        const char *filters = own + (at - c) * panel * s->bytes, *from = patches + at * tile * s->bytes;
+        if (s->w.in_blocks) row->strided(channels, from, 1, s->w.patch_pitch, filters, panel, to, pitch, width, tiles, &store);
+        else row->run(channels, from, filters, panel, to, pitch, width, tiles, &store);
+    }
+}
+
 /* Products of one plane for filter panels [begin, end). */
 static void multiply_plane(const run *r, const block *b, const char *filters, const char *patches, char *accumulators, int64_t plane,
                            int64_t begin, int64_t end) {
     const shape *s = r->s;
-    const pysim_nest *n = &r->job->nest;
-    const int64_t pitch = s->w.tile_pitch;
-    for (int64_t set = 0; set < s->w.channels; set += n->schedule.channels)
+    const int64_t most = r->job->nest.schedule.channels;
+    const channel_runs runs = multiplied_in(r, plane);
+    for (int64_t set = 0; set < s->w.channels; set += most)
         for (int64_t f = begin; f < end; f++) {
             const int64_t width = pysim_min(s->panel_filters, s->filters - f * s->panel_filters);
             for (int64_t t = 0; t < b->panels; t++) {
                 int64_t live, last;
                 live_channels(s, b, t, &live, &last);
-                const int64_t c = pysim_max(set, live), channels = pysim_min(set + n->schedule.channels, last) - c;
-                if (channels <= 0) continue;
+                const int64_t c = pysim_max(set, live), stop = pysim_min(set + most, last);
+                const int64_t at = t * s->panel_tiles * s->w.tile_pitch + plane * s->w.accumulator_pitch + (f - begin) * s->panel_filters;
                 const char *own = filters + (filter_offset(s, f, plane, set) + (c - set) * s->panel_filters) * s->bytes;
-                const int64_t at = t * s->panel_tiles * pitch + plane * s->w.accumulator_pitch + (f - begin) * s->panel_filters;
-                char *to = accumulators + at * s->bytes;
-                const pysim_store store = {
-                    .alpha = 1, .beta = 1, .old = c > live ? to : NULL, .bounds = pysim_unbounded(n->row.info.dtype)};
-                const char *from =
-                    patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * (s->w.in_blocks ? 1 : s->w.panel_tiles)) * s->bytes;
-                if (s->w.in_blocks)
-                    n->row.strided(channels, from, 1, s->w.patch_pitch, own, s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
-                else n->row.run(channels, from, own, s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
+                const char *from = patches + t * s->panel_bytes + plane * s->w.plane_pitch * s->bytes;
+                multiply_panel(r, b, t, runs, c, stop, live, width, own, from, accumulators + at * s->bytes);
             }
         }
 }

@@ -37,7 +37,7 @@ pysim_status pysim_winograd_phases_bytes(const pysim_conv *c, int64_t p, int64_t
 typedef struct {
     const pysim_job *job;
     const char *input;
-    char *phases; /* [image][channel][row phase][column phase][slice][row][column] */
+    char *phases; /* [image][group][row phase][column phase][channel][slice][row][column] */
 } phase_split;
 
 /* Copies one row of all phases of a slice. */
@@ -49,9 +49,10 @@ static void split_row(int64_t item, int64_t thread, const void *context) {
     const char *from = t->input + (image * c->channels * c->depth + slice) * c->height * c->width * bytes;
     char *to = t->phases + (image * own->channels * plane + (slice * own->height + row) * own->width) * bytes;
     (void)thread;
-    for (int64_t a = 0; a < stride; a++)
-        for (int64_t x = 0; x < own->width; x += PHASE_COLUMNS) {
-            const int64_t y = row * stride + a - c->pad_top;
+    const int64_t columns = pysim_ceil_div(own->width, PHASE_COLUMNS), channels = c->channels / c->groups;
+    for (int64_t g = 0; g < c->groups; g++, from += channels * c->depth * c->height * c->width * bytes)
+        for (int64_t i = 0; i < stride * columns; i++) {
+            const int64_t a = i / columns, x = i % columns * PHASE_COLUMNS, y = row * stride + a - c->pad_top;
             const pysim_segment segment = {
                 .row = y >= 0 && y < c->height ? from + y * c->width * bytes : NULL,
                 .row_channel = c->depth * c->height * c->width,
@@ -60,12 +61,12 @@ static void split_row(int64_t item, int64_t thread, const void *context) {
                 .stride = stride,
                 .dilation = 1,
                 .taps = stride,
-                .channels = c->channels,
+                .channels = channels,
                 .count = pysim_min(PHASE_COLUMNS, own->width - x),
-                .dst_channel = stride * stride * plane,
-                .pitch = plane,
+                .dst_channel = plane,
+                .pitch = channels * plane,
             };
-            t->job->nest.row.pack.segment(&segment, to + (a * stride * plane + x) * bytes);
+            t->job->nest.row.pack.segment(&segment, to + ((g * stride + a) * stride * channels * plane + x) * bytes);
         }
 }
 

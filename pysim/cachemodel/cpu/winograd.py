@@ -15,7 +15,7 @@ panels. A stride s splits each channel into s^2 phases, with r = ceil(kernel / s
 
 phases   with a stride: a load, s permutes, a store and pack_cycles for each vector of a row of a phase, pack_call_cycles for each row of
          a channel, pack_line_cycles for each line of the image that misses L1
-kernel   k-iterations of the micro-kernel, filters along its lanes: e^2 C for each pair of panels
+kernel   k-iterations of the micro-kernel, filters along its lanes: e^2 C for each pair of panels, less the zeros of phases (`phase_share`)
 call     SHORT_CALL call_cycles for each call: e^2 x channel sets x panels of tiles x panels of filters
 store    vectors of products, stored once a channel set, and loaded in each but the first. A run of them (a panel's filters) from beyond
          L2 waits store_run_cycles if a panel has more tiles than prefetch_streams
@@ -136,6 +136,18 @@ def live_share(w: Conv, panel: int, tiles: int) -> float:
     """The share of a kernel's slices that are not padding; panels that span the `tiles` of a slice read all of them."""
     axis = w.slices
     return axis.met(axis.taps) / (axis.out * axis.kernel) if panel <= tiles else 1.0
+
+
+def phase_share(w: Conv, edge: int) -> float:
+    """The share of planes and channels that are multiplied: phases without the last tap of an axis are left out of the planes at infinity.
+
+    Worked number: 3x3 with stride 2 by F(3x3, 2x2) multiplies 49 of 16 * 4.
+    """
+    stride = w.stride_h
+    full = w.kernel_h - (ceil_div(w.kernel_h, stride) - 1) * stride
+    part = full / stride
+    both = part * part if full == 1 else part
+    return ((edge - 1) * (edge - 1 + 2 * part) + both) / edge**2
 
 
 def phase_elements(w: Conv) -> int:
@@ -329,7 +341,7 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
     calls, products = of.planes * of.panels * of.filter_panels, of.planes * vectors
     live = live_share(w, of.panel, of.tiles // (w.batch * w.out_d))
     return (
-        of.planes * of.channels * live * steps,
+        of.planes * of.channels * phase_share(w, of.edge) * live * steps,
         calls,
         products / unit.stores_per_cycle.value,
         products / unit.loads_per_cycle.value,
@@ -429,6 +441,7 @@ def described(of: Candidates) -> LoopNest:
     source = of.workload.input_elements * size  # the images that are split into phases
     groups = {"groups": Extent(1.0, w.groups)} if w.groups > 1 else {}
     each, depth = Extent(1.0, planes), Extent(1.0, channels)
+    read = wide * np.array([phase_share(of.workload, shape.edge) for _, shape in of.cases])[of.case]
     halo = ((w.kernel_h - 1) / outputs + w.kernel_d - 1) * image / panels  # what two rows of tiles share, and other slices
     image_of = {**groups, "tiles": Extent(image / panels, image, halo)}
     patches = {"planes": each, "channels": depth, "tiles": Extent(held, of.k2 * held)}
@@ -444,7 +457,7 @@ def described(of: Candidates) -> LoopNest:
         Operand("patches", patches, "panels of tiles"),
         Operand(
             "filters",
-            {**groups, "planes": each, "channels": depth, "filter panels": Extent(wide, filter_panels * wide)},
+            {**groups, "planes": each, "channels": depth, "filter panels": Extent(read, filter_panels * read)},
             "panels of tiles",
         ),
         # prefetched after the filters that are multiplied

@@ -53,6 +53,10 @@ SHAPES = [
     "conv:mb2ic5id4ih9iw11oc7kd3kh3kw3pd1ph1pw1",
     "conv:g2ic6id5ih20iw17oc12kd2kh7kw7sd2sh2sw2pd1ph3pw3",
     "conv:ic4id7ih14iw9oc33kd3kh3kw3pd2ph1pw1dd1dh0dw0",
+    "conv:ic20ih13oc33kh2",
+    "conv:mb2g2ic12ih21iw30oc20kh3sh2ph1",
+    "conv:ic24ih20iw23oc9kh4sh2ph1:f64",
+    "conv:mb2ic6id5ih20iw17oc12kd3kh3kw3sd2sh2sw2pd1ph1pw1",
 ]
 
 
@@ -157,6 +161,18 @@ def test_larger_kernels_go_by_their_phases_where_that_is_less_work(machine: str,
     assert planner.plan(problem, machine, accuracy="ieee").algorithm in ("sconv", "polyphase", "blocked")
 
 
+def transformed_filters(w: Conv, schedule: Schedule, weights: Any) -> Any:
+    """Of `weights`, as a run reads them, without the filters themselves."""
+    kernel = next(row for row in kernels() if row.name == schedule.kernel)
+    ffi, lib = runtime.library()
+    structs, size = (runtime.problem_struct(w), runtime.schedule_struct(schedule, w)), ffi.new("int64_t *")
+    runtime.check(lib.pysim_prepared_bytes(*structs, size))
+    prepared = np.full(size[0] // 4, np.nan, dtype=np.float32)
+    pointers = (ffi.cast("void *", one.ctypes.data) for one in (weights, prepared))
+    runtime.check(lib.pysim_prepare(*structs, *pointers, size[0]))
+    return prepared[: model.prepared_bytes(w, kernel, schedule.outputs or 0) // 4]
+
+
 def test_prepared_filters_of_a_set_of_channels_lie_one_behind_the_other() -> None:
     """They are read in one stream: panels of the first set of channels of a plane, then panels of the next."""
     w = conv("conv:ic8ih14oc192kh3ph1")
@@ -167,16 +183,23 @@ def test_prepared_filters_of_a_set_of_channels_lie_one_behind_the_other() -> Non
     schedule = msgspec.structs.replace(plan.schedule, channels=4, k3=panels)
     x = np.zeros((w.filters, 8, 3, 3), dtype=np.float32)
     x[:, 4:] = 1.0
-    ffi, lib = runtime.library()
-    structs, size = (runtime.problem_struct(w), runtime.schedule_struct(schedule, w)), ffi.new("int64_t *")
-    runtime.check(lib.pysim_prepared_bytes(*structs, size))
-    prepared = np.full(size[0] // 4, np.nan, dtype=np.float32)
-    pointers = (ffi.cast("void *", one.ctypes.data) for one in (x, prepared))
-    runtime.check(lib.pysim_prepare(*structs, *pointers, size[0]))
-    transformed = prepared[: model.prepared_bytes(w, kernel, schedule.outputs or 0) // 4]
+    transformed = transformed_filters(w, schedule, x)
     planes = transformed.reshape(-1, 2, panels * 4 * kernel.windows)
     assert not planes[:, 0].any()
     assert planes[0, 1].any()
+
+
+@pytest.mark.parametrize(("text", "zeros"), [("conv:ic8ih19oc16kh3sh2", 15), ("conv:ic8ih19oc16kh5sh2", 23), ("conv:ic8ih19oc16kh4sh2", 0)])
+def test_only_zeros_of_phases_are_left_out(text: str, zeros: int) -> None:
+    """Of the planes times phases of a channel."""
+    w = conv(text)
+    plan = planner.plan(w, host.machine("host"), algorithm="winograd")
+    assert isinstance(plan.schedule, Schedule)
+    edge = (plan.schedule.outputs or 0) + -(-w.kernel_h // 2) - 1
+    weights = np.random.default_rng(0).random(w.filter_shape, dtype=np.float32) + 0.5
+    lines = transformed_filters(w, plan.schedule, weights).reshape(-1, plan.schedule.windows)
+    assert (~lines.any(axis=1)).sum() == zeros * w.channels
+    assert (1 - model.phase_share(w, edge)) * edge**2 * 4 == pytest.approx(zeros)
 
 
 def test_parting_the_phases_reads_the_image_and_writes_it_once() -> None:
@@ -201,8 +224,8 @@ def test_cold_filters_cost_what_memory_gives() -> None:
 @pytest.mark.parametrize(
     ("problem", "options", "message"),
     [
-        ("conv:ic64ih56oc64kh7ph3", {}, "3, 4 or 5 taps per phase and axis; 7x7 with stride 1 has 7"),
-        ("conv:ic64ih56oc64kh3ph1sh2", {}, "3x3 with stride 2 has 2"),
+        ("conv:ic64ih56oc64kh7ph3", {}, "2, 3, 4 or 5 taps per phase and axis; 7x7 with stride 1 has 7"),
+        ("conv:ic64ih56oc64kh3ph1sh3", {}, "3x3 with stride 3 has 1"),
         ("conv:ic64ih56oc64kh3kw5ph1", {}, "square kernels"),
         ("conv:ic64ih56oc64kh14sh4", {}, "up to 12x12"),
         ("conv:ic64ih56oc64kh3dh1", {}, "dilation 1"),
