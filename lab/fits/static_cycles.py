@@ -221,7 +221,7 @@ def fit(loops: dict[str, Any], called: dict[str, Any], packed: dict[str, Any], u
 
 
 def tables(document: dict[str, Any]) -> str:
-    """Loops, calls of the FP32 kernel and its packing as Markdown."""
+    """Loops, calls of the FP32 kernel and its packing of whole tiles as Markdown."""
     rows = [["loop of a full tile", "cycles per k", "multiply-adds per cycle", "instructions per k", "spills"]]
     for name, one in document["loops"].items():
         numbers = (f"{one[key]:.2f}" for key in ("cycles_per_step", "fma_per_cycle", "instructions_per_step"))
@@ -230,7 +230,8 @@ def tables(document: dict[str, Any]) -> str:
     for store, add in zip(*(iter(document["calls"][FIRST]),) * 2, strict=True):
         calls.append([f"{store['windows']}x{store['filters']}", f"{store['step']:.2f}", f"{store['call']:.0f}", f"{add['call']:.0f}"])
     packed = [["taps, stride, windows", "cycles a vector", "loads", "stores", "instructions", "cycles a call"]]
-    for one in document["packing"][FIRST]:
+    whole = max(one["count"] for one in document["packing"][FIRST])
+    for one in (one for one in document["packing"][FIRST] if one["count"] == whole):
         counts = (f"{one[key]:.0f}" for key in ("loads", "stores", "instructions", "call"))
         packed.append([f"{one['taps']}, {one['stride']}, {one['count']}", f"{one['channel'] / one['vectors']:.2f}", *counts])
     return "\n".join(map(_markdown, (rows, calls, packed)))
