@@ -426,9 +426,8 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "kernels.md", "another xeon server", server_table("xeon-server-2/compare.jsonl"))
     put(ROOT / "docs" / "kernels.md", "depthwise on a xeon server", server_table("xeon-server-3/compare.jsonl"))
     put(ROOT / "docs" / "kernels.md", "granite rapids", server_table("granite-rapids/compare.jsonl"))
-    for device, name in (("h200", ""), ("h100", " h100")):
-        put(ROOT / "docs" / "networks.md", f"models{name}", models_table(device))
-        put(ROOT / "docs" / "networks.md", f"models in other types{name}", precisions_table(device))
+    put(ROOT / "docs" / "networks.md", "models h100", models_table("h100"))
+    put(ROOT / "docs" / "networks.md", "models in other types h100", precisions_table("h100"))
     put(ROOT / "docs" / "networks.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("*/torch-cpu.jsonl")))))
     put(ROOT / "README.md", "models", model_figure.summary())
     put(ROOT / "README.md", "torch on cpus", model_figure.torch_cpu_losses("zen4/torch-cpu.jsonl"))
