@@ -164,19 +164,6 @@ _ACTIVATIONS: dict[Any, Callable[[Any], Any]] = {
 }
 
 
-_IN_PLACE: dict[Any, Callable[[Any], Any]] = {
-    "relu": torch.relu_,
-    "silu": partial(functional.silu, inplace=True),
-    "hard_swish": partial(functional.hardswish, inplace=True),
-    "sigmoid": torch.sigmoid_,
-}
-
-
-def apply_activation_(y: Any, activation: Any) -> Any:
-    """`apply_activation` of a value that nothing else reads, in place if PyTorch can."""
-    return _IN_PLACE[activation](y) if activation in _IN_PLACE else apply_activation(y, activation)
-
-
 def apply_activation(y: Any, activation: Any) -> Any:
     """The activation of y by PyTorch's operators."""
     return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _ACTIVATIONS[activation](y)
