@@ -21,20 +21,33 @@ enum { PIECE = 1024, BLOCK = 2048, SLACK = 4 * LANES, AHEAD = 1024 };
 
 /* ---- epilogues ---- */
 
+/* `activation` and `n` are constants. */
+INLINE void finish_vectors(const int activation, const int n, VEC low, VEC high, T *out, const T *residual) {
+    VEC x[TOGETHER];
+#pragma GCC unroll 4
+    for (int v = 0; v < n; v++) {
+        x[v] = v_load(out + v * LANES);
+        if (residual) x[v] += v_load(residual + v * LANES);
+    }
+    activated(activation, low, high, n, x);
+#pragma GCC unroll 4
+    for (int v = 0; v < n; v++) v_store(out + v * LANES, x[v]);
+}
+
 /* `activation` is a constant; rows may end within a vector. */
 INLINE void finish_as(const int activation, VEC low, VEC high, T *out, const T *residual, int64_t pitch, int64_t rows, int64_t columns) {
     const int64_t whole = columns / LANES * LANES;
     const MASK rest = v_lanes(0, columns - whole);
     for (int64_t r = 0; r < rows; r++, out += pitch, residual += residual ? pitch : 0) {
-        for (int64_t i = 0; i < whole; i += LANES) {
-            VEC x = v_load(out + i);
-            if (residual) x += v_load(residual + i);
-            v_store(out + i, activated(activation, low, high, x));
-        }
+        int64_t i = 0;
+        for (; i + TOGETHER * LANES <= whole; i += TOGETHER * LANES)
+            finish_vectors(activation, TOGETHER, low, high, out + i, residual ? residual + i : NULL);
+        for (; i < whole; i += LANES) finish_vectors(activation, 1, low, high, out + i, residual ? residual + i : NULL);
         if (whole == columns) continue;
         VEC x = v_load_mask(out + whole, rest);
         if (residual) x += v_load_mask(residual + whole, rest);
-        v_store_mask(out + whole, activated(activation, low, high, x), rest);
+        activated(activation, low, high, 1, &x);
+        v_store_mask(out + whole, x, rest);
     }
 }
 

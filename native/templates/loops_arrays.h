@@ -183,11 +183,11 @@ static void local_beside(const pysim_rows *r, const T *x, T *y) {
 /* Layer norms. Each step is done for a few rows that stay in L1, since a row's own steps wait for each other: 3,136 rows of 32 take 0.64 of the
  * time so. */
 static void standard_rows(const pysim_rows *r, const T *x, const T *scale, const T *shift, T *y) {
-    enum { TOGETHER = 8 };
-    const int64_t size = r->size, together = pysim_max(1, pysim_min(TOGETHER, BLOCK / size));
+    enum { ROWS_TOGETHER = 8 };
+    const int64_t size = r->size, together = pysim_max(1, pysim_min(ROWS_TOGETHER, BLOCK / size));
     for (int64_t first = 0; first < r->rows; first += together) {
         const int64_t rows = pysim_min(together, r->rows - first);
-        T mean[TOGETHER], factor[TOGETHER];
+        T mean[ROWS_TOGETHER], factor[ROWS_TOGETHER];
         for (int64_t k = 0; k < rows; k++) mean[k] = row_over(ELEMENT, x + (first + k) * size, size, 0) / (T)size;
         for (int64_t k = 0; k < rows; k++) factor[k] = row_over(SQUARE, x + (first + k) * size, size, mean[k]) / (T)size;
         for (int64_t k = 0; k < rows; k++) factor[k] = (T)(1 / sqrt(factor[k] + r->epsilon));

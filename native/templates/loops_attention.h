@@ -53,6 +53,16 @@ static void attention_keys(const pysim_attention *of, const T *k, int64_t count,
     for (int64_t d = 0; d < of->size && padded > count; d++) memset(to + d * KEYS + count, 0, (size_t)(padded - count) * sizeof(T));
 }
 
+/* `n` vectors of scores, a constant, become exp(s - m). */
+INLINE void shares_of(const int n, T *scores, T most) {
+    VEC x[TOGETHER];
+#pragma GCC unroll 4
+    for (int v = 0; v < n; v++) x[v] = v_load(scores + v * LANES) - v_set1(most);
+    exponentials(n, x);
+#pragma GCC unroll 4
+    for (int v = 0; v < n; v++) v_store(scores + v * LANES, x[v]);
+}
+
 /* Scores of a group of rows, [GROUP][KEYS], become shares exp(s - m). `most` and `total` are those of the rows so far; `factor` is what their
  * earlier sums are to be multiplied by. Each step is done for all rows, since a row's own steps wait for each other. `padded`: count in
  * whole sets of partial sums, a constant where all keys are there. */
@@ -74,13 +84,12 @@ INLINE void attention_shares(T *scores, int64_t count, int64_t padded, T *most, 
         VEC sum[PARTS];
 #pragma GCC unroll 8
         for (int p = 0; p < PARTS; p++) sum[p] = v_zero();
-        for (int64_t j = 0; j < padded; j += SUMS)
+        int64_t j = 0;
+        for (; j + TOGETHER * LANES <= padded; j += TOGETHER * LANES) shares_of(TOGETHER, scores + r * KEYS + j, from[r]);
+        for (; j < padded; j += LANES) shares_of(1, scores + r * KEYS + j, from[r]);
+        for (j = 0; j < padded; j += SUMS)
 #pragma GCC unroll 8
-            for (int p = 0; p < PARTS; p++) {
-                const VEC v = exponential(v_load(scores + r * KEYS + j + p * LANES) - v_set1(from[r]));
-                v_store(scores + r * KEYS + j + p * LANES, v);
-                sum[p] += v;
-            }
+            for (int p = 0; p < PARTS; p++) sum[p] += v_load(scores + r * KEYS + j + p * LANES);
         total[r] = total[r] * factor[r] + across_parts(0, sum);
     }
 }

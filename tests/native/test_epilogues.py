@@ -205,7 +205,11 @@ _VECTORS = """
 #include "x86/vectors/vec_avx512_f32.h"
 #include "templates/activations.h"
 void loop(float *p, int64_t n, VEC low, VEC high) {
-    for (; n--; p += LANES) v_store(p, activated(NUMBER, low, high, v_load(p)));
+    for (; n--; p += LANES) {
+        VEC x = v_load(p);
+        activated(NUMBER, low, high, 1, &x);
+        v_store(p, x);
+    }
 }
 """
 
