@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the CPU's Winograd against float64, beside those of direct sums: the figures that `tolerance` states.
 
-    python lab/ablations/winograd_points.py [--channels 16 64 256 1024] [--size 28] [--filters 64] [--taps 3]
+    python lab/ablations/winograd_points.py [--channels 16 64 256 1024] [--size 28] [--filters 64] [--taps 3] [--row]
 
 Operands uniform in [-1, 1). Each line: largest and mean error over the root mean square of the results, in units of the type's roundoff u,
-of each F(m x m) of kernels with so many taps, channels in one set and in sets of 128, and of sconv; the largest over what it grows with,
-too.
+of each F(m x m) of kernels with so many taps an axis (--row: F(1 x m) of kernels of one row), channels in one set and in sets of 128, and
+of sconv; the largest over what it grows with, too.
 """
 
 import argparse
@@ -32,21 +32,27 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=28)
     parser.add_argument("--filters", type=int, default=64)
     parser.add_argument("--taps", type=int, default=3)
+    parser.add_argument("--row", action="store_true")
     given = parser.parse_args()
+    high = 1 if given.row else given.taps
     print(f"{'type':<6}{'channels':>9}{'set':>6}  {'algorithm':<10}{'largest/u':>10}{'mean/u':>10}{'grown':>8}")
     for dtype in KERNELS:
         for channels in given.channels:
-            w = parse(f"conv:ic{channels}ih{given.size}oc{given.filters}kh{given.taps}ph{given.taps // 2}:{dtype}")
+            w = parse(f"conv:ic{channels}ih{given.size}oc{given.filters}kh{high}kw{given.taps}ph{high // 2}pw{given.taps // 2}:{dtype}")
             random = np.random.default_rng(0)
             kind: Any = runtime.NUMPY_DTYPES[dtype]
             x = (random.random((1, channels, given.size, given.size)) * 2 - 1).astype(kind)
-            filters = (random.random((given.filters, channels, given.taps, given.taps)) * 2 - 1).astype(kind)
+            filters = (random.random((given.filters, channels, high, given.taps)) * 2 - 1).astype(kind)
             wide = np.longdouble if dtype == "f64" else np.float64
             exact = reference(w, x.astype(wide), filters.astype(wide))
             scale = np.sqrt(np.mean(np.square(exact))) * ROUNDOFF[dtype]
             name, windows, held = KERNELS[dtype]
             cases = [
-                (f"F({m}x{m})", at, Schedule(name, "input_stationary", "tiles", windows, held, at, 64, 64, "winograd", m))
+                (
+                    f"F({1 if given.row else m}x{m})",
+                    at,
+                    Schedule(name, "input_stationary", "tiles", windows, held, at, 64, 64, "winograd", m),
+                )
                 for m in outputs_of(w)
                 for at in sorted({channels, min(channels, 128)}, reverse=True)
             ]

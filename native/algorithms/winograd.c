@@ -30,7 +30,7 @@
 enum {
     ALIGN = 64,
     MAX_PANEL_FILTERS = 64, /* largest number of filters per panel of any registry row */
-    MAX_KERNEL = 12,        /* largest kernel edge */
+    MAX_KERNEL = 16,        /* largest kernel edge */
     MAX_TAPS = 256,         /* of a channel; a panel's taps are kept on the stack */
 };
 
@@ -88,16 +88,23 @@ static int64_t tiles_of_panel(int64_t tiles, int64_t row, int64_t most) {
 /* Rounds up to an odd number of lines: strides of a power of two would map to the same cache sets. */
 static int64_t odd_line_pitch(int64_t elements, int64_t bytes) { return (pysim_ceil_div(elements * bytes, ALIGN) | 1) * ALIGN / bytes; }
 
+/* Planes of a convolution of stride 1: elements of a patch. */
+static int64_t planes_of(const pysim_conv *c, int64_t m) {
+    return (c->kernel_h > 1 ? m + c->kernel_h - 1 : 1) * (c->kernel_w > 1 ? m + c->kernel_w - 1 : 1);
+}
+
 static shape shape_of(const pysim_job *job) {
     const pysim_conv *c = &job->own;
     const pysim_nest *n = &job->nest;
-    const int64_t r = c->kernel_h, edge = n->schedule.outputs + r - 1;
+    const int64_t m = n->schedule.outputs;
     int known;
     shape s = {
         .w =
             {
-                .outputs = n->schedule.outputs,
-                .taps = r,
+                .outputs_h = c->kernel_h > 1 ? m : 1,
+                .outputs_w = c->kernel_w > 1 ? m : 1,
+                .taps_h = c->kernel_h,
+                .taps_w = c->kernel_w,
                 .channels = n->channels,
                 .height = c->height,
                 .width = c->width,
@@ -109,8 +116,8 @@ static shape shape_of(const pysim_job *job) {
                 .dilation_d = c->dilation_d,
                 .pad_front = c->pad_front,
                 .out_d = pysim_out_slices(c),
-                .out_h = c->height + c->pad_top + c->pad_bottom - r + 1,
-                .out_w = c->width + c->pad_left + c->pad_right - r + 1,
+                .out_h = c->height + c->pad_top + c->pad_bottom - c->kernel_h + 1,
+                .out_w = c->width + c->pad_left + c->pad_right - c->kernel_w + 1,
                 .image_pitch = c->channels * c->depth * c->height * c->width,
                 .channel_pitch = c->depth * c->height * c->width,
                 .panel_tiles = n->schedule.filters,
@@ -118,7 +125,7 @@ static shape shape_of(const pysim_job *job) {
                 .out_blocks = c->output_block > 1,
             },
         .bytes = n->bytes,
-        .planes = edge * edge,
+        .planes = planes_of(c, m),
         .filters = n->windows,
         .panel_filters = n->schedule.windows,
         .block_panels = n->schedule.k2,
@@ -126,7 +133,7 @@ static shape shape_of(const pysim_job *job) {
         .set_channels = n->schedule.channels,
         .transforms = transforms_of(&n->row.info, &known),
     };
-    s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs);
+    s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs_h), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs_w);
     s.w.filter_pitch = s.w.out_d * s.w.out_h * s.w.out_w;
     s.w.output_pitch = c->filters * s.w.filter_pitch;
     s.w.accumulator_pitch = odd_line_pitch(s.set_panels * s.panel_filters, s.bytes);
@@ -146,9 +153,13 @@ static int64_t accumulator_bytes(const shape *s) { return round_to_lines(s->bloc
 /* ---- opening ---- */
 
 static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) {
-    const int64_t taps = pysim_ceil_div(c->kernel_h, c->stride_h);
-    if (c->kernel_h != c->kernel_w || c->stride_h != c->stride_w || c->dilation_h != 1 || c->dilation_w != 1 || c->kernel_h > MAX_KERNEL)
-        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes square kernels of up to %dx%d, with one stride and dilation 1",
+    const int64_t most = pysim_max(c->kernel_h, c->kernel_w), stride = pysim_max(c->stride_h, c->stride_w), taps = pysim_ceil_div(most, stride);
+    const int along_w = c->kernel_h == 1 && c->stride_h == 1, along_h = c->kernel_w == 1 && c->stride_w == 1;
+    const int square = c->kernel_h == c->kernel_w && c->stride_h == c->stride_w;
+    if (!(square || along_h || along_w) || c->dilation_h != 1 || c->dilation_w != 1 || most > MAX_KERNEL)
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "algorithm winograd computes square kernels of up to %dx%d, with one stride and dilation 1, and such of one row "
+                          "or column",
                           (int)MAX_KERNEL, (int)MAX_KERNEL);
     if (c->kernel_d > MAX_TAPS / (c->kernel_h * c->kernel_w))
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes kernels of up to %d taps", (int)MAX_TAPS);
@@ -157,10 +168,12 @@ static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) 
                           "schedule.outputs is %lld; native/winograd.inc has no F(%lldx%lld, %lldx%lld), and a kernel of "
                           "%lldx%lld with stride %lld has %lld taps a phase",
                           (long long)s->outputs, (long long)s->outputs, (long long)s->outputs, (long long)taps, (long long)taps,
-                          (long long)c->kernel_h, (long long)c->kernel_h, (long long)c->stride_h, (long long)taps);
-    if (c->input_block > 1 && c->stride_h > 1)
+                          (long long)c->kernel_h, (long long)c->kernel_w, (long long)stride, (long long)taps);
+    if (c->input_block > 1 && stride > 1)
         return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d; with a stride, %lld, algorithm winograd reads planes", (int)c->input_block,
-                          (long long)c->stride_h);
+                          (long long)stride);
+    if (!square && pysim_max(c->input_block, c->output_block) > 1)
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes kernels of one row or column in planes");
     if (s->stationary != PYSIM_INPUT_STATIONARY)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; winograd is input stationary", (int)s->stationary);
     return PYSIM_OK;
@@ -179,8 +192,8 @@ static pysim_status check_blocks(const pysim_conv *c, const pysim_row *row) {
 static pysim_status sizes(pysim_job *job) {
     const pysim_conv *c = &job->own, *given = &job->problem.conv;
     const pysim_nest *n = &job->nest;
-    const int64_t edge = n->schedule.outputs + c->kernel_h - 1, panels = pysim_ceil_div(n->windows, n->schedule.windows);
-    const int64_t filters[] = {c->groups, edge * edge, panels, n->channels, n->schedule.windows, n->bytes};
+    const int64_t planes = planes_of(c, n->schedule.outputs), panels = pysim_ceil_div(n->windows, n->schedule.windows);
+    const int64_t filters[] = {c->groups, planes, panels, n->channels, n->schedule.windows, n->bytes};
     const int64_t own[] = {
         c->groups, given->kernel_d * given->kernel_h * given->kernel_w, panels, given->channels / given->groups, n->schedule.windows,
         n->bytes};
@@ -192,8 +205,8 @@ static pysim_status sizes(pysim_job *job) {
     if (status != PYSIM_OK) return status;
     int64_t patches, accumulators;
     /* at most */
-    const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2 * ALIGN, 2 * PYSIM_WINOGRAD_MAX_PANEL_TILES, n->bytes};
-    const int64_t set[] = {n->schedule.k2, n->schedule.filters, edge * edge, n->schedule.k3, n->schedule.windows, 4 * ALIGN}; /* at most */
+    const int64_t panel[] = {n->schedule.k2, planes, n->channels + 2 * ALIGN, 2 * PYSIM_WINOGRAD_MAX_PANEL_TILES, n->bytes};
+    const int64_t set[] = {n->schedule.k2, n->schedule.filters, planes, n->schedule.k3, n->schedule.windows, 4 * ALIGN}; /* at most */
     status = pysim_product("the transformed patches' bytes", 5, panel, &patches);
     if (status == PYSIM_OK) status = pysim_product("the accumulators' bytes", 6, set, &accumulators);
     if (status != PYSIM_OK) return status;
@@ -205,13 +218,14 @@ static pysim_status sizes(pysim_job *job) {
 
 static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
     const pysim_conv *c = &of->conv;
+    const int64_t high = c->kernel_h > 1 ? s->outputs : 1, wide = c->kernel_w > 1 ? s->outputs : 1; /* a tile */
     pysim_nest *n = &job->nest;
     int64_t p, q, tiles;
     int known;
     pysim_status status = check_problem(c, s);
     if (status == PYSIM_OK) status = pysim_check_conv(c, &p, &q, NULL);
     if (status != PYSIM_OK) return status;
-    const int64_t count[] = {c->batch, pysim_out_slices(c), pysim_ceil_div(p, s->outputs), pysim_ceil_div(q, s->outputs)};
+    const int64_t count[] = {c->batch, pysim_out_slices(c), pysim_ceil_div(p, high), pysim_ceil_div(q, wide)};
     status = pysim_product("the tiles", 4, count, &tiles);
     if (status == PYSIM_OK) status = pysim_winograd_phases_bytes(c, p, q, &job->shared_bytes);
     if (status != PYSIM_OK) return status;
@@ -234,7 +248,7 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     if (!known)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd has no transforms for %s of %s", pysim_dtype_name(c->dtype),
                           n->row.info.target);
-    n->filters = pysim_ceil_div(tiles, tiles_of_panel(tiles, pysim_ceil_div(q, s->outputs), n->row.info.filters)) * n->row.info.filters;
+    n->filters = pysim_ceil_div(tiles, tiles_of_panel(tiles, pysim_ceil_div(q, wide), n->row.info.filters)) * n->row.info.filters;
     status = pysim_nest_schedule(n, s, 0);
     if (status == PYSIM_OK) status = sizes(job);
     if (status != PYSIM_OK) return status;
@@ -275,25 +289,26 @@ static int64_t plain_offset(const pysim_job *job, const shape *s, int64_t group,
 static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t panel, char *to, char *plain) {
     _Alignas(ALIGN) char packed[MAX_TAPS * MAX_PANEL_FILTERS * sizeof(double)];
     const pysim_conv *c = &job->problem.conv;
-    const int64_t k = c->kernel_h, stride = c->stride_h, channels = c->channels / c->groups, width = s->panel_filters;
-    const int64_t taps = c->kernel_d * k * k, at_once = MAX_TAPS / taps, plane = set_pitch(s, panel), phases = stride * stride;
+    const int64_t row = c->kernel_w, stride = c->stride_w, channels = c->channels / c->groups, width = s->panel_filters;
+    const int64_t taps = c->kernel_d * c->kernel_h * row, at_once = MAX_TAPS / taps, plane = set_pitch(s, panel);
+    const int64_t phases = c->stride_h * stride;
     const int64_t count = pysim_min(width, s->filters - panel * width);
     for (int64_t first = 0; first < channels; first += at_once) {
         const int64_t some = pysim_min(at_once, channels - first);
         job->nest.row.pack.transposed(filters + first * taps * s->bytes, channels * taps, count, some * taps, width, packed, NULL);
         memcpy(plain + first * taps * width * s->bytes, packed, (size_t)(some * taps * width * s->bytes));
         for (int64_t i = 0; i < some * c->kernel_d * phases; i++) {
-            const int64_t slice = i / phases % c->kernel_d, of = i / phases / c->kernel_d, a = i / stride % stride, b = i % stride;
+            const int64_t slice = i / phases % c->kernel_d, of = i / phases / c->kernel_d, a = i / stride % c->stride_h, b = i % stride;
             const int64_t channel = (slice * phases + i % phases) * channels + first + of, in_set = channel % s->set_channels;
             const int64_t at = filter_offset(s, panel, 0, channel - in_set) + in_set * width;
             const pysim_winograd_taps found = {
-                .first = packed + (of * taps + (slice * k + a) * k + b) * width * s->bytes,
-                .rows = pysim_ceil_div(k - a, stride),
-                .columns = pysim_ceil_div(k - b, stride),
-                .row_pitch = stride * k * width,
+                .first = packed + (of * taps + (slice * c->kernel_h + a) * row + b) * width * s->bytes,
+                .rows = pysim_ceil_div(c->kernel_h - a, c->stride_h),
+                .columns = pysim_ceil_div(row - b, stride),
+                .row_pitch = c->stride_h * row * width,
                 .column_pitch = stride * width,
             };
-            s->transforms->filters(s->w.outputs, s->w.taps, &found, width, to + at * s->bytes, plane);
+            s->transforms->filters(&s->w, &found, width, to + at * s->bytes, plane);
         }
     }
 }
@@ -348,16 +363,16 @@ typedef struct {
     int64_t period, length;
 } channel_runs;
 
-/* Phases a of the rows and b of the columns lack the last tap of their axis if they are `full` or more. That tap alone reaches the planes at
- * infinity. */
+/* A phase of an axis lacks its last tap if it is the `full`-th or a later one. That tap alone reaches the planes at infinity. */
 static channel_runs multiplied_in(const run *r, int64_t plane) {
     const pysim_conv *c = &r->job->problem.conv;
-    const int64_t taps = r->s->w.taps, stride = c->stride_h, full = c->kernel_h - (taps - 1) * stride, edge = r->s->w.outputs + taps - 1;
-    const int64_t phase = c->channels / c->groups, row_phase = stride * phase;
-    const int last_row = plane / edge == edge - 1, last_column = plane % edge == edge - 1;
-    if (full == stride || !(last_row || last_column)) return (channel_runs){r->s->w.channels, r->s->w.channels};
-    if (!last_column) return (channel_runs){stride * row_phase, full * row_phase};
-    return (channel_runs){last_row && full == 1 ? stride * row_phase : row_phase, full * phase};
+    const pysim_winograd *w = &r->s->w;
+    const int64_t edge = w->outputs_w + w->taps_w - 1, phase = c->channels / c->groups, row_phase = c->stride_w * phase;
+    const int64_t full_h = c->kernel_h - (w->taps_h - 1) * c->stride_h, full_w = c->kernel_w - (w->taps_w - 1) * c->stride_w;
+    const int less_h = full_h < c->stride_h && plane / edge == w->outputs_h + w->taps_h - 2;
+    const int less_w = full_w < c->stride_w && plane % edge == edge - 1;
+    if (less_w) return (channel_runs){less_h && full_h == 1 ? c->stride_h * row_phase : row_phase, full_w * phase};
+    return less_h ? (channel_runs){c->stride_h * row_phase, full_h * row_phase} : (channel_runs){w->channels, w->channels};
 }
 
 /* Products of channels [c, stop) of a set with one panel of filters, `own` from channel c on, and one of tiles. */

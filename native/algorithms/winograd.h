@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The contract between Winograd's loops (winograd.c) and the transforms of a target and dtype (templates/winograd.c).
  *
- * F(m x m, r x r), the forms of winograd.inc: tiles of m x m outputs, numbered t = (slice * tiles_h + row) * tiles_w + column, read patches
+ * F(m x m, r x r), the forms of winograd.inc, also along one axis, F(m x 1, r x 1) and F(1 x m, 1 x r): tiles of m x m outputs, numbered t = (slice * tiles_h + row) * tiles_w + column, read patches
  * of e x e inputs, e = m + r - 1. Slices are those of the outputs of all images; an image that is no volume is one slice:
  *
  *   V = B^T d B of a patch,  U = G g G^T of a filter,  M = sum over channels of U V, element by element,  y = A^T M A
@@ -31,7 +31,7 @@ typedef struct {
 } pysim_winograd_exact;
 
 typedef struct {
-    int64_t outputs, taps;           /* m, r */
+    int64_t outputs_h, outputs_w, taps_h, taps_w; /* m, r; 1, 1 along an axis without taps */
     int64_t channels, height, width; /* of all slices of a patch, slice by slice; of one slice of an image of the group */
     int64_t pad_top, pad_left, out_h, out_w;
     int64_t depth, slices, stride_d, dilation_d, pad_front, out_d; /* slices: kernel_d */
@@ -58,7 +58,7 @@ typedef struct {
     /* Transforms the patches of tiles [tile, tile + count), all channels, into one panel. */
     void (*patches)(const pysim_winograd *w, int64_t tile, int64_t count, void *panel);
     /* Transforms `width` filters of one channel into planes to[plane][width], to_plane elements apart. */
-    void (*filters)(int64_t outputs, int64_t taps, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane);
+    void (*filters)(const pysim_winograd *w, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane);
     /* Transforms the accumulators of tiles [tile, tile + count) and filters [filter, filter + filters) into outputs.
      * Tiles with a result that is not finite before its bounds are computed again by pysim_winograd_recompute. */
     void (*outputs)(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *accumulators);

@@ -55,8 +55,8 @@ static void store(const pysim_winograd *w, int64_t image, int64_t filter, int64_
 
 void pysim_winograd_recompute(const pysim_winograd *w, int64_t tile, int64_t filter, int64_t filters) {
     const int64_t per_slice = w->tiles_h * w->tiles_w, image = tile / per_slice / w->out_d, z = tile / per_slice % w->out_d;
-    const int64_t panel = w->exact.panel_filters, y0 = tile % per_slice / w->tiles_w * w->outputs, x0 = tile % w->tiles_w * w->outputs;
-    const int64_t y1 = pysim_min(y0 + w->outputs, w->out_h), x1 = pysim_min(x0 + w->outputs, w->out_w);
+    const int64_t panel = w->exact.panel_filters, y0 = tile % per_slice / w->tiles_w * w->outputs_h, x0 = tile % w->tiles_w * w->outputs_w;
+    const int64_t y1 = pysim_min(y0 + w->outputs_h, w->out_h), x1 = pysim_min(x0 + w->outputs_w, w->out_w);
     for (int64_t f = filter, some; f < filter + filters; f += some) {
         some = pysim_min(pysim_min(AT_ONCE, filter + filters - f), panel - f % panel);
         for (int64_t y = y0; y < y1; y++)

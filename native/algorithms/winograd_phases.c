@@ -14,20 +14,21 @@ enum {
 };
 
 pysim_conv pysim_winograd_stride_one(const pysim_conv *c, int64_t p, int64_t q) {
-    const int64_t stride = c->stride_h, taps = pysim_ceil_div(c->kernel_h, stride);
     pysim_conv own = *c;
-    if (stride == 1) return own;
-    own.channels *= stride * stride, own.height = p + taps - 1, own.width = q + taps - 1;
-    own.kernel_h = own.kernel_w = taps, own.stride_h = own.stride_w = 1;
+    if (c->stride_h == 1 && c->stride_w == 1) return own;
+    own.kernel_h = pysim_ceil_div(c->kernel_h, c->stride_h), own.kernel_w = pysim_ceil_div(c->kernel_w, c->stride_w);
+    own.channels *= c->stride_h * c->stride_w, own.height = p + own.kernel_h - 1, own.width = q + own.kernel_w - 1;
+    own.stride_h = own.stride_w = 1;
     own.pad_top = own.pad_left = own.pad_bottom = own.pad_right = own.input_block = 0;
     return own;
 }
 
 pysim_status pysim_winograd_phases_bytes(const pysim_conv *c, int64_t p, int64_t q, int64_t *bytes) {
-    const int64_t stride = c->stride_h, taps = pysim_ceil_div(c->kernel_h, stride);
-    const int64_t size[] = {c->batch, c->channels, stride, stride, c->depth, p + taps - 1, q + taps - 1, pysim_dtype_bytes(c->dtype)};
+    const int64_t high = pysim_ceil_div(c->kernel_h, c->stride_h), wide = pysim_ceil_div(c->kernel_w, c->stride_w);
+    const int64_t size[] = {c->batch, c->channels, c->stride_h, c->stride_w, c->depth, p + high - 1, q + wide - 1,
+                            pysim_dtype_bytes(c->dtype)};
     *bytes = 0;
-    if (stride == 1) return PYSIM_OK;
+    if (c->stride_h == 1 && c->stride_w == 1) return PYSIM_OK;
     const pysim_status status = pysim_product("the phases' bytes", 8, size, bytes);
     if (status == PYSIM_OK && *bytes > INT64_MAX / 4) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
     *bytes = (pysim_ceil_div(*bytes, ALIGN) + 1) * ALIGN; /* the workspace may not be aligned to a line */
@@ -44,15 +45,15 @@ typedef struct {
 static void split_row(int64_t item, int64_t thread, const void *context) {
     const phase_split *t = context;
     const pysim_conv *c = &t->job->problem.conv, *own = &t->job->own;
-    const int64_t bytes = t->job->nest.bytes, stride = c->stride_h, plane = c->depth * own->height * own->width;
+    const int64_t bytes = t->job->nest.bytes, stride = c->stride_w, plane = c->depth * own->height * own->width;
     const int64_t image = item / own->height / c->depth, slice = item / own->height % c->depth, row = item % own->height;
     const char *from = t->input + (image * c->channels * c->depth + slice) * c->height * c->width * bytes;
     char *to = t->phases + (image * own->channels * plane + (slice * own->height + row) * own->width) * bytes;
     (void)thread;
     const int64_t columns = pysim_ceil_div(own->width, PHASE_COLUMNS), channels = c->channels / c->groups;
     for (int64_t g = 0; g < c->groups; g++, from += channels * c->depth * c->height * c->width * bytes)
-        for (int64_t i = 0; i < stride * columns; i++) {
-            const int64_t a = i / columns, x = i % columns * PHASE_COLUMNS, y = row * stride + a - c->pad_top;
+        for (int64_t i = 0; i < c->stride_h * columns; i++) {
+            const int64_t a = i / columns, x = i % columns * PHASE_COLUMNS, y = row * c->stride_h + a - c->pad_top;
             const pysim_segment segment = {
                 .row = y >= 0 && y < c->height ? from + y * c->width * bytes : NULL,
                 .row_channel = c->depth * c->height * c->width,
@@ -66,7 +67,7 @@ static void split_row(int64_t item, int64_t thread, const void *context) {
                 .dst_channel = plane,
                 .pitch = channels * plane,
             };
-            t->job->nest.row.pack.segment(&segment, to + ((g * stride + a) * stride * channels * plane + x) * bytes);
+            t->job->nest.row.pack.segment(&segment, to + ((g * c->stride_h + a) * stride * channels * plane + x) * bytes);
         }
 }
 

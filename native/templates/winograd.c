@@ -1,16 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Winograd's transforms, the lines of winograd.inc.
  *
- * F(m x m, r x r): e = m + r - 1, Toom-Cook at the points 0, +-p (e/2 - 1 pairs) and infinity. With y = x^2, R(y) = prod (y - p^2) over
- * all pairs, and Q_p(y) the same product without p:
- *
- *   B^T  0: R on d0 d2 d4 ..   +-p: Q_p on d2 d4 .. +- p (Q_p on d1 d3 ..)   infinity: R on d1 d3 ..
- *   G    0: g0 / R(0)          +-p: sum (+-p)^i g_i / (2 p^2 Q_p(p^2))       infinity: g_(r-1)
- *   A^T  y_k = [k = 0] m_0 + sum p^k (m_+p + (-1)^k m_-p) + [k = m-1] m_infinity
- *
- * (Lavin and Gray, arXiv 1509.09308; Barabasz et al., arXiv 1803.10986, on points.) The two points of a pair share the sums of even and of odd
- * terms. B^T depends on e alone, so kernels of 3, 4 and 5 taps share it for e = 6. For e = 4 all coefficients are integers and halves. The
- * points for e = 6 and 8 had the least error among those tried with F(4x4, 3x3) and F(6x6, 3x3) (docs/cost-model.md).
+ * F(m x m, r x r), F(m x 1, r x 1) and F(1 x m, 1 x r): e = m + r - 1 along each axis, 1 along an axis without taps (winograd_points.h).
  *
  * patches  The column transform has pixels of a row in its lanes. The pixels are then separated by column modulo m, so that lanes hold tiles;
  *          tap t + m of a tile is tap t of the next lane.
@@ -20,103 +11,14 @@
 #define FOUR_LANES
 #include "instance.h"
 #include "transpose.h"
+#include "winograd_points.h"
 
 #ifdef PORTABLE
 enum { TAKES_BLOCKS = 0 }; /* blocks of one channel are planes */
 #else
 enum { TAKES_BLOCKS = 1 };
 #endif
-enum { MAX_EDGE = PYSIM_WINOGRAD_MAX_OUTPUTS + 2, PAIRS = MAX_EDGE / 2 - 1 };
 enum { PANEL_WIDTH = (PYSIM_WINOGRAD_MAX_PANEL_TILES + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
-
-INLINE T point_of(const int e, const int pair) {
-    const T points[PAIRS + 1][PAIRS] = {{0}, {1}, {0.75, 1.5}, {0.5, 1, 2}};
-    return points[e / 2 - 1][pair];
-}
-
-/* Coefficient i of prod (y - p^2) over all pairs but `without` (-1: over all pairs). */
-INLINE T coefficient(const int e, const int without, const int i) {
-    T c[PAIRS + 1] = {1};
-    int degree = 0;
-#pragma GCC unroll 4
-    for (int pair = 0; pair < e / 2 - 1; pair++) {
-        if (pair == without) continue;
-        const T root = point_of(e, pair) * point_of(e, pair);
-        degree++;
-#pragma GCC unroll 4
-        for (int k = degree; k > 0; k--) c[k] = c[k - 1] - (k < degree ? root * c[k] : 0);
-        c[0] *= -root;
-    }
-    return c[i];
-}
-
-/* That polynomial applied to x[0], x[2], ..; its leading coefficient is 1. */
-INLINE VEC polynomial(const int e, const int without, const VEC *x) {
-    const int degree = e / 2 - 1 - (without >= 0);
-    VEC sum = x[2 * degree];
-#pragma GCC unroll 4
-    for (int i = degree - 1; i >= 0; i--) sum = v_fma(v_set1(coefficient(e, without, i)), x[2 * i], sum);
-    return sum;
-}
-
-/* y = B^T x */
-INLINE void input_transform(const int e, const VEC x[MAX_EDGE], VEC y[MAX_EDGE]) {
-    y[0] = polynomial(e, -1, x);
-#pragma GCC unroll 4
-    for (int pair = 0; pair < e / 2 - 1; pair++) {
-        const VEC even = polynomial(e, pair, x + 2), odd = polynomial(e, pair, x + 1), p = v_set1(point_of(e, pair));
-        y[1 + 2 * pair] = v_fma(p, odd, even);
-        y[2 + 2 * pair] = v_fma(v_set1(-point_of(e, pair)), odd, even);
-    }
-    y[e - 1] = polynomial(e, -1, x + 1);
-}
-
-INLINE T power(const T p, const int k) {
-    T value = 1;
-#pragma GCC unroll 8
-    for (int i = 0; i < k; i++) value *= p;
-    return value;
-}
-
-/* y = G x */
-INLINE void filter_transform(const int e, const int r, const VEC x[PYSIM_WINOGRAD_MAX_TAPS], VEC y[MAX_EDGE]) {
-    y[0] = v_mul(x[0], v_set1(1 / coefficient(e, -1, 0)));
-#pragma GCC unroll 4
-    for (int pair = 0; pair < e / 2 - 1; pair++) {
-        const T p = point_of(e, pair);
-        T q = 0;
-#pragma GCC unroll 4
-        for (int i = e / 2 - 2; i >= 0; i--) q = q * p * p + coefficient(e, pair, i);
-        const T scale = 1 / (2 * p * p * q);
-        VEC even = v_mul(x[0], v_set1(scale)), odd = v_mul(x[1], v_set1(p * scale));
-#pragma GCC unroll 4
-        for (int i = 2; i < r; i += 2) even = v_fma(x[i], v_set1(power(p, i) * scale), even);
-#pragma GCC unroll 4
-        for (int i = 3; i < r; i += 2) odd = v_fma(x[i], v_set1(power(p, i) * scale), odd);
-        y[1 + 2 * pair] = v_add(even, odd);
-        y[2 + 2 * pair] = even - odd;
-    }
-    y[e - 1] = x[r - 1];
-}
-
-/* y = A^T x */
-INLINE void output_transform(const int e, const int m, const VEC x[MAX_EDGE], VEC y[PYSIM_WINOGRAD_MAX_OUTPUTS]) {
-    VEC even[PAIRS], odd[PAIRS];
-#pragma GCC unroll 4
-    for (int pair = 0; pair < e / 2 - 1; pair++) {
-        even[pair] = v_add(x[1 + 2 * pair], x[2 + 2 * pair]);
-        odd[pair] = x[1 + 2 * pair] - x[2 + 2 * pair];
-    }
-#pragma GCC unroll 8
-    for (int k = 0; k < m; k++) {
-        const VEC *of = k % 2 ? odd : even;
-        VEC sum = k == 0 ? x[0] : k == m - 1 ? x[e - 1] : v_mul(of[0], v_set1(power(point_of(e, 0), k)));
-#pragma GCC unroll 4
-        for (int pair = k == 0 || k == m - 1 ? 0 : 1; pair < e / 2 - 1; pair++)
-            sum = k == 0 ? v_add(sum, of[pair]) : v_fma(of[pair], v_set1(power(point_of(e, pair), k)), sum);
-        y[k] = sum;
-    }
-}
 
 /* ---- patches ---- */
 
@@ -132,17 +34,18 @@ static const T zeros[PYSIM_WINOGRAD_MAX_OUTPUTS * LANES];
 typedef T LINES[MAX_EDGE][PYSIM_WINOGRAD_MAX_OUTPUTS * LANES];
 
 static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, int64_t slice, PATCH_RUN *run) {
-    const int64_t m = w->outputs, e = m + w->taps - 1, per_slice = w->tiles_h * w->tiles_w;
-    const int64_t most = LANES - (e - 1) / m; /* tiles whose taps fit into the lanes */
+    const int64_t m = w->outputs_w, high = w->outputs_h + w->taps_h - 1, per_slice = w->tiles_h * w->tiles_w;
+    const int64_t most = LANES - (m + w->taps_w - 2) / m; /* tiles whose taps fit into the lanes */
     int64_t runs = 0;
     for (int64_t lane = 0, n; lane < count; lane += n, runs++) {
         const int64_t t = tile + lane, column = t % w->tiles_w;
         n = pysim_min(pysim_min(most, count - lane), w->tiles_w - column);
-        const int64_t y = t % per_slice / w->tiles_w * m - w->pad_top, x = column * m - w->pad_left, needed = n * m + w->taps - 1;
+        const int64_t y = t % per_slice / w->tiles_w * w->outputs_h - w->pad_top, x = column * m - w->pad_left;
+        const int64_t needed = n * m + w->taps_w - 1;
         const int64_t image = t / per_slice / w->out_d;
         const int64_t z = t / per_slice % w->out_d * w->stride_d - w->pad_front + slice * w->dilation_d;
         const T *corner = (const T *)(const void *)w->input + image * w->image_pitch + (z * w->height + y) * w->width + x;
-        for (int64_t i = 0; i < e; i++) {
+        for (int64_t i = 0; i < high; i++) {
             const int inside = z >= 0 && z < w->depth && y + i >= 0 && y + i < w->height;
             run[runs].row[i] = inside ? corner + i * w->width : zeros;
             run[runs].step[i] = inside ? w->channel_pitch : 0;
@@ -169,7 +72,7 @@ INLINE void separate_pixels(const int m, const int vectors, const T *line, const
 #pragma GCC unroll 6
     for (int i = 0; i < m; i++) {
         const VEC *of = half[i % halves];
-        part[i] = m == 2 ? of[0] : m == 4 ? (i < 2 ? v_even(of[0], of[1]) : v_odd(of[0], of[1])) : v_zero();
+        part[i] = m <= 2 ? of[0] : m == 4 ? (i < 2 ? v_even(of[0], of[1]) : v_odd(of[0], of[1])) : v_zero();
         if (m % 3) continue;
 #pragma GCC unroll 3
         for (int v = 0; v < 3; v++) part[i] = v_gather_from(part[i], of[v], &thirds[i / halves], v);
@@ -209,13 +112,13 @@ INLINE void store_planes(const int e, const VEC x[MAX_EDGE], T *to, int64_t pitc
 }
 
 /* One channel of a panel that is a single run. */
-INLINE void single_run(const int m, const int r, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds, T *to,
-                       int64_t pitch) {
-    const int e = m + r - 1;
+INLINE void single_run(const int mh, const int rh, const int m, const int r, const int vectors, const PATCH_RUN *run, int64_t channel,
+                       const GATHER *thirds, T *to, int64_t pitch) {
+    const int high = mh + rh - 1, e = m + r - 1;
     LINES line;
-    transform_columns(e, vectors, run, channel, line);
+    transform_columns(high, vectors, run, channel, line);
 #pragma GCC unroll 1
-    for (int i = 0; i < e; i++, to += e * pitch) {
+    for (int i = 0; i < high; i++, to += e * pitch) {
         VEC x[MAX_EDGE];
         separate_taps(m, r, vectors, line[i], thirds, x);
         store_planes(e, x, to, pitch);
@@ -223,13 +126,13 @@ INLINE void single_run(const int m, const int r, const int vectors, const PATCH_
 }
 
 /* One channel of one run of several: stores taps to the run's lanes. */
-INLINE void gather_run(const int m, const int r, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds,
-                       T (*d)[PANEL_WIDTH]) {
-    const int e = m + r - 1;
+INLINE void gather_run(const int mh, const int rh, const int m, const int r, const int vectors, const PATCH_RUN *run, int64_t channel,
+                       const GATHER *thirds, T (*d)[PANEL_WIDTH]) {
+    const int high = mh + rh - 1, e = m + r - 1;
     LINES line;
-    transform_columns(e, vectors, run, channel, line);
+    transform_columns(high, vectors, run, channel, line);
 #pragma GCC unroll 1
-    for (int i = 0; i < e; i++, d += e) {
+    for (int i = 0; i < high; i++, d += e) {
         VEC x[MAX_EDGE];
         separate_taps(m, r, vectors, line[i], thirds, x);
 #pragma GCC unroll 8
@@ -238,9 +141,9 @@ INLINE void gather_run(const int m, const int r, const int vectors, const PATCH_
 }
 
 /* Row transform of one channel of several runs, whose taps are in their lanes. */
-INLINE void transform_rows(const int e, T (*d)[PANEL_WIDTH], int64_t count, T *to, int64_t pitch) {
+INLINE void transform_rows(const int e, int high, T (*d)[PANEL_WIDTH], int64_t count, T *to, int64_t pitch) {
 #pragma GCC unroll 1
-    for (int i = 0; i < e; i++, to += e * pitch)
+    for (int i = 0; i < high; i++, to += e * pitch)
         for (int64_t lane = 0; lane < count; lane += LANES) {
             VEC x[MAX_EDGE];
 #pragma GCC unroll 8
@@ -248,24 +151,29 @@ INLINE void transform_rows(const int e, T (*d)[PANEL_WIDTH], int64_t count, T *t
             store_planes(e, x, to + lane, pitch);
         }
 }
-#define TRANSFORM_ROWS(e)                                                                                               \
-    static __attribute__((noinline)) void transform_rows_##e(T(*d)[PANEL_WIDTH], int64_t count, T *to, int64_t pitch) { \
-        transform_rows(e, d, count, to, pitch);                                                                         \
+#define TRANSFORM_ROWS(e)                                                                                                         \
+    static __attribute__((noinline)) void transform_rows_##e(int high, T(*d)[PANEL_WIDTH], int64_t count, T *to, int64_t pitch) { \
+        transform_rows(e, high, d, count, to, pitch);                                                                             \
     }
+TRANSFORM_ROWS(1)
 TRANSFORM_ROWS(4)
 TRANSFORM_ROWS(6)
 TRANSFORM_ROWS(8)
 
-INLINE void several_runs(const int m, const int r, int64_t runs, const PATCH_RUN *run, int64_t channel, int64_t count, const GATHER *thirds,
-                         T (*d)[PANEL_WIDTH], T *to, int64_t pitch) {
+INLINE void several_runs(const int mh, const int rh, const int m, const int r, int64_t runs, const PATCH_RUN *run, int64_t channel,
+                         int64_t count, const GATHER *thirds, T (*d)[PANEL_WIDTH], T *to, int64_t pitch) {
     const int e = m + r - 1;
     for (int64_t i = 0; i < runs; i++)
-        if (run[i].vectors <= m / 2) gather_run(m, r, m / 2, &run[i], channel, thirds, d);
-        else gather_run(m, r, m, &run[i], channel, thirds, d);
-    (e == 4 ? transform_rows_4 : e == 6 ? transform_rows_6 : transform_rows_8)(d, count, to, pitch);
+        if (run[i].vectors <= m / 2) gather_run(mh, rh, m, r, m / 2, &run[i], channel, thirds, d);
+        else gather_run(mh, rh, m, r, m, &run[i], channel, thirds, d);
+    (e == 1   ? transform_rows_1
+     : e == 4 ? transform_rows_4
+     : e == 6 ? transform_rows_6
+              : transform_rows_8)(mh + rh - 1, d, count, to, pitch);
 }
 
-INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
+INLINE void patches_body(const int mh, const int rh, const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count,
+                         T *panel) {
     PATCH_RUN run[PYSIM_WINOGRAD_MAX_PANEL_TILES];
     GATHER thirds[3];
     T d[MAX_EDGE * MAX_EDGE][PANEL_WIDTH] = {{0}};
@@ -276,9 +184,9 @@ INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int6
         const int64_t runs = find_runs(w, tile, count, slice, run);
         T *to = panel + slice * channels * w->panel_tiles;
         for (int64_t c = 0; c < channels; c++, to += w->panel_tiles)
-            if (runs > 1) several_runs(m, r, runs, run, c, count, thirds, d, to, w->plane_pitch);
-            else if (run->vectors <= m / 2) single_run(m, r, m / 2, run, c, thirds, to, w->plane_pitch);
-            else single_run(m, r, m, run, c, thirds, to, w->plane_pitch);
+            if (runs > 1) several_runs(mh, rh, m, r, runs, run, c, count, thirds, d, to, w->plane_pitch);
+            else if (run->vectors <= m / 2) single_run(mh, rh, m, r, m / 2, run, c, thirds, to, w->plane_pitch);
+            else single_run(mh, rh, m, r, m, run, c, thirds, to, w->plane_pitch);
     }
 }
 
@@ -303,7 +211,7 @@ INLINE void block_patch(const int e, const T *corner, int64_t row, int64_t y, in
 }
 
 INLINE void patches_of_blocks(const int e, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
-    const int64_t m = w->outputs, row = w->width * LANES, per_image = w->tiles_h * w->tiles_w;
+    const int64_t m = w->outputs_w, row = w->width * LANES, per_image = w->tiles_h * w->tiles_w;
     for (int64_t c = 0; c < w->channels; c += LANES)
         for (int64_t lane = 0; lane < count; lane++) {
             const int64_t t = tile + lane, in_image = t % per_image;
@@ -314,8 +222,9 @@ INLINE void patches_of_blocks(const int e, const pysim_winograd *w, int64_t tile
         }
 }
 
-INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) {
-    const int e = m + r - 1;
+INLINE void filters_body(const int mh, const int rh, const int m, const int r, const pysim_winograd_taps *from, int64_t width, T *to,
+                         int64_t to_plane) {
+    const int high = mh + rh - 1, e = m + r - 1;
     const T *const taps = from->first;
     for (int64_t f = 0; f < width; f += LANES) {
         const MASK mask = v_lanes(0, width - f);
@@ -324,16 +233,16 @@ INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *fr
         for (int j = 0; j < r; j++) {
             VEC x[PYSIM_WINOGRAD_MAX_TAPS], y[MAX_EDGE];
 #pragma GCC unroll 5
-            for (int i = 0; i < r; i++) {
+            for (int i = 0; i < rh; i++) {
                 const T *tap = taps + i * from->row_pitch + j * from->column_pitch + f;
                 x[i] = i < from->rows && j < from->columns ? v_load_mask(tap, mask) : v_zero();
             }
-            filter_transform(e, r, x, y);
+            filter_transform(high, rh, x, y);
 #pragma GCC unroll 8
-            for (int i = 0; i < e; i++) half[i][j] = y[i];
+            for (int i = 0; i < high; i++) half[i][j] = y[i];
         }
 #pragma GCC unroll 1 /* no slower, and compiled sooner */
-        for (int i = 0; i < e; i++) {
+        for (int i = 0; i < high; i++) {
             VEC y[MAX_EDGE];
             filter_transform(e, r, half[i], y);
 #pragma GCC unroll 8
@@ -350,22 +259,22 @@ typedef T ROWS[PYSIM_WINOGRAD_MAX_OUTPUTS][OUT_ROW];
 /* Output transform of one tile and LANES filters: y = A^T M A, bias and clamp; writes the pixels below `rows` and `columns`, rows `row`
  * elements apart. Returns a sum of products of two results each: infinite or NaN in every lane with a result that is, and where results are so
  * large (above 1e18 in FP32) that their products overflow. That is one multiply-add for two results. */
-INLINE VEC output_tile(const int m, const int r, const T *accumulators, int64_t pitch, VEC bias, VEC low, VEC high, T *to, int64_t row,
-                       int64_t rows, int64_t columns) {
-    const int e = m + r - 1;
+INLINE VEC output_tile(const int mh, const int rh, const int m, const int r, const T *accumulators, int64_t pitch, VEC bias, VEC low, VEC high,
+                       T *to, int64_t row, int64_t rows, int64_t columns) {
+    const int eh = mh + rh - 1, e = m + r - 1;
     VEC products = v_zero();
     VEC half[PYSIM_WINOGRAD_MAX_OUTPUTS][MAX_EDGE];
 #pragma GCC unroll 8
     for (int j = 0; j < e; j++) {
         VEC x[MAX_EDGE], y[PYSIM_WINOGRAD_MAX_OUTPUTS];
 #pragma GCC unroll 8
-        for (int i = 0; i < e; i++) x[i] = v_load(accumulators + (i * e + j) * pitch);
-        output_transform(e, m, x, y);
+        for (int i = 0; i < eh; i++) x[i] = v_load(accumulators + (i * e + j) * pitch);
+        output_transform(eh, mh, x, y);
 #pragma GCC unroll 6
-        for (int i = 0; i < m; i++) half[i][j] = y[i];
+        for (int i = 0; i < mh; i++) half[i][j] = y[i];
     }
 #pragma GCC unroll 6
-    for (int i = 0; i < m; i++) {
+    for (int i = 0; i < mh; i++) {
         VEC y[PYSIM_WINOGRAD_MAX_OUTPUTS];
         output_transform(e, m, half[i], y);
 #pragma GCC unroll 6
@@ -407,8 +316,8 @@ INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, in
     }
 }
 
-INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
-                         const T *accumulators) {
+INLINE void outputs_body(const int mh, const int rh, const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count,
+                         int64_t filter, int64_t filters, const T *accumulators) {
     const VEC low = v_set1((T)w->bounds.low), high = v_set1((T)w->bounds.high);
     const int64_t per_slice = w->tiles_h * w->tiles_w;
     ROWS rows;
@@ -419,15 +328,15 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
             const int64_t t = tile + i, column = t % w->tiles_w;
             n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
             const T *first = accumulators + i * w->tile_pitch + f;
-            const int64_t y = t % per_slice / w->tiles_w * m, x = column * m, slice = t / per_slice;
+            const int64_t y = t % per_slice / w->tiles_w * mh, x = column * m, slice = t / per_slice;
             T *out = (T *)(void *)w->output + slice / w->out_d * w->output_pitch + (filter + f) * w->filter_pitch;
             out += slice % w->out_d * w->out_h * w->out_w;
-            const int64_t rows_in = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
+            const int64_t rows_in = pysim_min(mh, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
             VEC products[OUT_TILES], all = v_zero();
             if (TAKES_BLOCKS && w->out_blocks) {
                 out += (y * w->out_w + x) * LANES;
                 for (int64_t j = 0; j < n; j++) {
-                    products[j] = output_tile(m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, out + j * m * LANES,
+                    products[j] = output_tile(mh, rh, m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, out + j * m * LANES,
                                               w->out_w * LANES, rows_in, wide - j * m);
                     all = v_add(all, products[j]);
                 }
@@ -437,8 +346,8 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
             }
             out += y * w->out_w + x;
             for (int64_t j = 0; j < n; j++) {
-                products[j] = output_tile(m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, &rows[0][j * m * LANES],
-                                          OUT_ROW, m, m);
+                products[j] = output_tile(mh, rh, m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, &rows[0][j * m * LANES],
+                                          OUT_ROW, mh, m);
                 all = v_add(all, products[j]);
             }
             for (int64_t k = 0; k < rows_in; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, w->filter_pitch);
@@ -451,47 +360,57 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
 
 /* Instances with constants: one per form of winograd.inc; block_patches, which depends on e alone, one per e. */
 static __attribute__((noinline)) void block_patches(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
-    switch (w->outputs + w->taps - 1) {
+    switch (w->outputs_w + w->taps_w - 1) {
     case 4: patches_of_blocks(4, w, tile, count, panel); break;
     case 6: patches_of_blocks(6, w, tile, count, panel); break;
     default: patches_of_blocks(8, w, tile, count, panel); break;
     }
 }
-/* One function per form: GCC compiles a function of all forms for longer and spills more. */
-#define PYSIM_WINOGRAD_FORM(m, r)                                                                                                      \
-    static __attribute__((noinline)) void patches_##m##_##r(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {          \
-        patches_body(m, r, w, tile, count, panel);                                                                                     \
+/* One function per form and axes: GCC compiles a function of all forms for longer and spills more. */
+#define INSTANCE(name, mh, rh, m, r)                                                                                                   \
+    static __attribute__((noinline)) void patches_##name(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {             \
+        patches_body(mh, rh, m, r, w, tile, count, panel);                                                                             \
     }                                                                                                                                  \
-    static __attribute__((noinline)) void filters_##m##_##r(const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) { \
-        filters_body(m, r, from, width, to, to_plane);                                                                                 \
+    static __attribute__((noinline)) void filters_##name(const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) {    \
+        filters_body(mh, rh, m, r, from, width, to, to_plane);                                                                         \
     }                                                                                                                                  \
-    static __attribute__((noinline)) void outputs_##m##_##r(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter,      \
-                                                            int64_t filters, const T *accumulators) {                                  \
-        outputs_body(m, r, w, tile, count, filter, filters, accumulators);                                                             \
+    static __attribute__((noinline)) void outputs_##name(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter,         \
+                                                         int64_t filters, const T *accumulators) {                                     \
+        outputs_body(mh, rh, m, r, w, tile, count, filter, filters, accumulators);                                                     \
     }
+#define PYSIM_WINOGRAD_FORM(m, r) INSTANCE(m##_##r, m, r, m, r) INSTANCE(h_##m##_##r, m, r, 1, 1) INSTANCE(w_##m##_##r, 1, 1, m, r)
 #include "winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
-static void patches(const pysim_winograd *w, int64_t tile, int64_t count, void *panel) {
-    if (TAKES_BLOCKS && w->in_blocks) {
-        block_patches(w, tile, count, panel);
-        return;
-    }
+
+static const struct {
+    int64_t outputs_h, taps_h, outputs_w, taps_w;
+    void (*patches)(const pysim_winograd *w, int64_t tile, int64_t count, T *panel);
+    void (*filters)(const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane);
+    void (*outputs)(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const T *accumulators);
+} instances[] = {
+#define INSTANCE_OF(name, mh, rh, m, r) {mh, rh, m, r, patches_##name, filters_##name, outputs_##name},
 #define PYSIM_WINOGRAD_FORM(m, r) \
-    if (w->outputs == m && w->taps == r) patches_##m##_##r(w, tile, count, panel);
+    INSTANCE_OF(m##_##r, m, r, m, r) INSTANCE_OF(h_##m##_##r, m, r, 1, 1) INSTANCE_OF(w_##m##_##r, 1, 1, m, r)
 #include "winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
+};
+
+static int64_t instance_of(const pysim_winograd *w) {
+    int64_t i = 0;
+    while (instances[i].outputs_h != w->outputs_h || instances[i].taps_h != w->taps_h || instances[i].outputs_w != w->outputs_w ||
+           instances[i].taps_w != w->taps_w)
+        i++;
+    return i;
 }
-static void filters(int64_t outputs, int64_t taps, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane) {
-#define PYSIM_WINOGRAD_FORM(m, r) \
-    if (outputs == m && taps == r) filters_##m##_##r(from, width, to, to_plane);
-#include "winograd.inc"
-#undef PYSIM_WINOGRAD_FORM
+static void patches(const pysim_winograd *w, int64_t tile, int64_t count, void *panel) {
+    if (TAKES_BLOCKS && w->in_blocks) block_patches(w, tile, count, panel);
+    else instances[instance_of(w)].patches(w, tile, count, panel);
+}
+static void filters(const pysim_winograd *w, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane) {
+    instances[instance_of(w)].filters(from, width, to, to_plane);
 }
 static void outputs(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *accumulators) {
-#define PYSIM_WINOGRAD_FORM(m, r) \
-    if (w->outputs == m && w->taps == r) outputs_##m##_##r(w, tile, count, filter, filters, accumulators);
-#include "winograd.inc"
-#undef PYSIM_WINOGRAD_FORM
+    instances[instance_of(w)].outputs(w, tile, count, filter, filters, accumulators);
 }
 
 #define DEFINED(target, dtype) const pysim_winograd_transforms pysim_winograd_##dtype##__##target = {patches, filters, outputs};

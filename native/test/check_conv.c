@@ -35,7 +35,7 @@ static const struct {
     int64_t outputs, taps;
     double growth;
 } forms[] = {{2, 3, 7.2}, {3, 2, 9.1}, {4, 3, 83.6}, {6, 3, 508.8}, {3, 4, 68.5}, {2, 5, 61.3}};
-enum { FORMS = sizeof forms / sizeof *forms, STRIDES = 4, LARGEST_KERNEL = 12 };
+enum { FORMS = sizeof forms / sizeof *forms, STRIDES = 4, LARGEST_KERNEL = 16 };
 
 static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 7, 8, 4, PADDINGS};
 static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K,    PLAN_K, 3,       5,       PLAN_SETS,
@@ -163,20 +163,20 @@ static void make_winograd(conv_case *k, int32_t index, const unsigned char *leve
     const int64_t most = LARGEST_KERNEL / taps, stride = 1 + level[PHASES] < most ? 1 + level[PHASES] : most;
     const int64_t size = taps * stride - check_below(&k->random, stride);
     int64_t rows, columns;
+    const int64_t high = index % 5 == 4 ? 1 : m, wide = index % 5 == 3 ? 1 : m; /* taps of rows or of columns alone */
     k->form = level[FORM];
-    c->kernel_h = c->kernel_w = size;
-    c->stride_h = c->stride_w = stride;
+    c->kernel_h = high > 1 ? size : 1, c->kernel_w = wide > 1 ? size : 1;
+    c->stride_h = high > 1 ? stride : 1, c->stride_w = wide > 1 ? stride : 1;
     c->filters = c->groups * check_edge(level[FILTERS], row->windows);
     check_rectangle(level[LAYOUT], check_edge(level[WINDOWS], row->filters), &rows, &columns);
-    k->p = rows * m - check_below(&k->random, m);
-    k->q = columns * m - check_below(&k->random, m);
-    axis(plain[PADDING], k->p, size, stride, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
-    axis(plain[PADDING], k->q, size, stride, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
+    k->p = rows * high - check_below(&k->random, high);
+    k->q = columns * wide - check_below(&k->random, wide);
+    axis(plain[PADDING], k->p, c->kernel_h, c->stride_h, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
+    axis(plain[PADDING], k->q, c->kernel_w, c->stride_w, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
     const check_plan plan = {level[STATIONARY], PYSIM_PACK_TILES, level[SET], level[K2], level[K3]};
-    k->s = check_schedule(kernel, row, &plan, channels * stride * stride, &k->random);
-    k->s.algorithm = CHECK_winograd;
-    k->s.outputs = m;
-    if (index % 3 == 1) make_winograd_blocks(k, level, row);
+    k->s = check_schedule(kernel, row, &plan, channels * c->stride_h * c->stride_w, &k->random);
+    k->s.algorithm = CHECK_winograd, k->s.outputs = m;
+    if (index % 3 == 1 && index % 5 < 3) make_winograd_blocks(k, level, row);
     if (index % 3 != 2) return;
     k->slices = check_volume(c, &k->random);
     if (level[SET] == 0) k->s.channels *= c->kernel_d;

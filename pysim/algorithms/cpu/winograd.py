@@ -8,6 +8,9 @@ stride s each channel is split into s^2 phases with ceil(kernel / s) taps each: 
 F(4x4, 3x3), 3x3 with stride 2 F(3x3, 2x2), where phases of one tap are left out of the planes at infinity: 49 multiplications instead of
 81. The slices of the kernel of a volume are channels, too: their products add up before the output transform.
 
+Kernels of one row or one column are transformed along that axis alone, F(1 x m, 1 x r) or F(m x 1, r x 1): F(4, 3) takes half of the
+multiplications. These are sequences, and in networks the depth taps of volumes (`Conv.folded`).
+
 The interpolation points are 0, infinity and +-1 for patches of 4; +-3/4, +-3/2 for 6; +-1/2, +-1, +-2 for 8. F(6x6, 3x3) is only used by
 plans that name it: its error is ten times that of a direct sum.
 
@@ -45,7 +48,7 @@ from pysim.registry.cpu import Kernel, kernels, winograd_forms, winograd_transfo
 NAME = "winograd"
 COMPUTES = Conv
 VOLUMES = True
-MAX_KERNEL, MAX_TAPS = 12, 256  # of native/algorithms/winograd.c
+MAX_KERNEL, MAX_TAPS = 16, 256  # of native/algorithms/winograd.c
 MAX_PLANNED_PATCH = 6  # edge of a patch: larger ones only if a plan names them
 TRANSFERS = 1.5  # transfer cycles of most best schedules over the lower bound of their m, at most
 MAX_PANEL_TILES, MAX_PANEL_FILTERS = 16, 64  # PYSIM_WINOGRAD_PANEL, WIDEST
@@ -55,16 +58,24 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     w, (block, out) = problem, blocks_of(layout)
     if layout == "nhwc":
         return Reason("shape", f"it takes NCHW or channel blocks, not {layout.upper()}")
-    if (w.kernel_h, w.stride_h, w.dilation_h, w.dilation_w) != (w.kernel_w, w.stride_w, 1, 1) or w.kernel_h > MAX_KERNEL:
-        return Reason("shape", f"it takes square kernels of up to {MAX_KERNEL}x{MAX_KERNEL} with one stride and dilation 1")
+    rows, columns = (w.kernel_h, w.stride_h), (w.kernel_w, w.stride_w)
+    if (
+        not (rows == columns or (1, 1) in (rows, columns))
+        or (w.dilation_h, w.dilation_w) != (1, 1)
+        or max(rows[0], columns[0]) > MAX_KERNEL
+    ):
+        square = f"square kernels of up to {MAX_KERNEL}x{MAX_KERNEL} with one stride and dilation 1"
+        return Reason("shape", f"it takes {square}, and such of one row or column")
     if w.taps > MAX_TAPS:
         return Reason("shape", f"it takes kernels of up to {MAX_TAPS} taps")
     if w.is_volume and layout != "nchw":
         return Reason("shape", f"volumes have no {layout.upper()}")
     if not outputs_of(w):
         known = sorted({r for _, r in winograd_forms()})
-        text = f"{w.kernel_h}x{w.kernel_w} with stride {w.stride_h} has {taps_of(w)}"
+        text = f"{w.kernel_h}x{w.kernel_w} with stride {_stride(w)} has {taps_of(w)}"
         return Reason("shape", f"it takes {', '.join(map(str, known[:-1]))} or {known[-1]} taps per phase and axis; {text}")
+    if rows != columns and layout != "nchw":
+        return Reason("shape", f"it takes kernels of one row or column in NCHW, not {layout.upper()}")
     if block > 1 and w.stride_h > 1:
         return Reason("shape", f"with a stride it takes NCHW input, not {layout.upper()}")
     if w.group_channels % block or w.group_filters % out:
@@ -75,8 +86,13 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
 
 
 def taps_of(problem: Conv) -> int:
-    """r: taps of a phase along one axis."""
-    return -(-problem.kernel_h // problem.stride_h)
+    """r: taps of a phase along an axis that has taps."""
+    return -(-max(problem.kernel_h, problem.kernel_w) // _stride(problem))
+
+
+def _stride(problem: Conv) -> int:
+    """Of the axes that have taps."""
+    return max(problem.stride_h, problem.stride_w)
 
 
 def outputs_of(problem: Conv) -> tuple[int, ...]:
@@ -91,7 +107,13 @@ def planned(problem: Conv) -> tuple[int, ...]:
 
 def contract(problem: Conv, schedule: Schedule) -> Contract | None:
     """The transforms of F(2x2, 3x3) only add, subtract and halve, so they have no choice of rounding; those of other forms multiply."""
-    kept = (schedule.outputs, problem.kernel_h, problem.stride_h, schedule.channels) == (2, 3, 1, problem.group_channels)
+    kept = (schedule.outputs, problem.kernel_h, problem.kernel_w, problem.stride_h, schedule.channels) == (
+        2,
+        3,
+        3,
+        1,
+        problem.group_channels,
+    )
     return Contract("winograd 2x2 3x3", schedule.channels) if kept else None
 
 
@@ -188,7 +210,7 @@ def _costs(of: Candidates) -> Costs:
     kernels, kernel = numbered(row.name for row, _ in table.cases)
     kinds, kind = numbered(shape.form for _, shape in table.cases)
     cycles: Array = sum((one.cycles for one in passes), np.zeros(1))
-    unread = () if table.workload.stride_h > 1 else ("core.pack_call", "core.pack_cycles")
+    unread = () if model.phases_of(table.workload) > 1 else ("core.pack_call", "core.pack_cycles")
 
     def schedule(row: int) -> Schedule:
         kernel, shape = table.cases[table.case[row]]
@@ -228,9 +250,10 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     """SAFETY times the largest measured errors, which grow with the root of the channels of a set and of the number of sets. If phases lack
     taps, results are smaller."""
     channels, taps = model.channels_of(problem), taps_of(problem)
-    sets, whole = -(-channels // schedule.channels), taps * problem.stride_h / problem.kernel_h
+    sets, whole = -(-channels // schedule.channels), taps * _stride(problem) / max(problem.kernel_h, problem.kernel_w)
     assert schedule.outputs
-    largest = _LARGEST[schedule.outputs, taps] * (math.sqrt(schedule.channels) + math.sqrt(sets) + 4) * whole
+    table = _LARGEST if problem.kernel_h == problem.kernel_w else _LARGEST_ALONG
+    largest = table[schedule.outputs, taps] * (math.sqrt(schedule.channels) + math.sqrt(sets) + 4) * whole
     error = SAFETY * largest * SUM_UNITS[problem.dtype]
     return Bound(1.0, error, _MEASURED, operands="transformed", scale=scale_of(schedule.outputs, problem))
 
@@ -238,13 +261,14 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
 def scale_of(outputs: int, problem: Conv) -> ErrorScale:
     """With two outputs a side, the first and the last input of a patch reach one output each, and the others are in both windows. With
     more, or where phases lack taps, an input reaches results whose windows do not contain it."""
-    return "window" if outputs == 2 and problem.kernel_h % problem.stride_h == 0 else "tile"
+    return "window" if outputs == 2 and max(problem.kernel_h, problem.kernel_w) % _stride(problem) == 0 else "tile"
 
 
 SAFETY = 2.0
 # By (m, r): largest errors over u and the results' root mean square, over sqrt(channels) + sqrt(sets) + 4; 50,176 results of 16 to 1024
 # channels
 _LARGEST = {(3, 2): 4.0, (2, 3): 3.5, (4, 3): 14.0, (6, 3): 80.0, (3, 4): 11.0, (2, 5): 8.5}
+_LARGEST_ALONG = {(3, 2): 3.2, (2, 3): 2.7, (4, 3): 6.0, (6, 3): 13.0, (3, 4): 5.5, (2, 5): 6.0}  # one axis
 _MEASURED = "measured against float64 on operands in [-1, 1): lab/ablations/winograd_points.py"
 
 
@@ -258,9 +282,9 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     rows = ceil_div(tiles, of.row)
     own = msgspec.structs.replace(schedule, k2=panels, k3=min(schedule.k3, filter_panels))
     filters = min(of.filters, filter_panels * kernel.windows)
-    if rows * m < problem.out_h:
-        return Part(rows_of(problem, times, rows * m, filters), own, tiles / (rows * of.row), items=times)
-    slices = max(1, round(rows * m / problem.out_h))  # an image that is no volume is one
+    if rows * of.high < problem.out_h:
+        return Part(rows_of(problem, times, rows * of.high, filters), own, tiles / (rows * of.row), items=times)
+    slices = max(1, round(rows * of.high / problem.out_h))  # an image that is no volume is one
     images = max(1, round(slices / problem.out_d))
     each = min(slices, problem.out_d)
     share = tiles / (images * each * of.tiles / (problem.batch * problem.out_d))
@@ -285,8 +309,8 @@ def describe(plan: Plan) -> Description:
     (s, _), w = on_cpu(plan), plan.conv
     kernel, m = _row(s)
     of = model.shape_of(w, kernel, m)
-    counts = round(of.planes * w.stride_h**2 * model.phase_share(w, of.edge)), (w.kernel_h * m) ** 2
-    form = f"{of.form[:-1]}, {of.taps}x{of.taps})" + (f" of {w.stride_h}x{w.stride_h} phases" if w.stride_h > 1 else "")
+    counts = round(of.planes * model.phases_of(w) * model.phase_share(w, of)), w.kernel_h * w.kernel_w * of.high * of.wide
+    form = f"{of.form[:-1]}, {of.taps_h}x{of.taps_w})" + (f" of {w.stride_h}x{w.stride_w} phases" if model.phases_of(w) > 1 else "")
     line = f"{form}: {counts[0]} multiplications per tile instead of {counts[1]}; {of.tiles} tiles in rows of {of.row}"
     transform = Section("transform", (line,))
     peak = nest_text.peak_of(plan) * counts[1] / counts[0]

@@ -74,10 +74,12 @@ _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 class Shape(NamedTuple):
-    """One group of a problem under F(m x m, r x r) on one kernel: counts, all images together."""
+    """One group of a problem under F(m x m, r x r), F(m x 1, r x 1) or F(1 x m, 1 x r) on one kernel: counts, all images together."""
 
-    outputs: int
-    taps: int
+    high: int  # outputs of a tile along rows and columns
+    wide: int
+    taps_h: int
+    taps_w: int
     channels: int
     filters: int
     tiles: int
@@ -90,33 +92,46 @@ class Shape(NamedTuple):
     out_blocks: bool = False
 
     @property
+    def outputs(self) -> int:
+        return max(self.high, self.wide)
+
+    @property
     def form(self) -> str:
-        return f"F({self.outputs}x{self.outputs})"
+        return f"F({self.high}x{self.wide})"
 
     @property
     def planes(self) -> int:
-        return self.edge**2
+        return self.edge_h * self.edge_w
 
     @property
-    def edge(self) -> int:
-        return self.outputs + self.taps - 1
+    def edge_h(self) -> int:
+        return self.high + self.taps_h - 1
+
+    @property
+    def edge_w(self) -> int:
+        return self.wide + self.taps_w - 1
+
+
+def phases_of(w: Conv) -> int:
+    """Phases of a channel."""
+    return w.stride_h * w.stride_w
 
 
 @lru_cache(maxsize=64)
 def dense(w: Conv) -> Conv:
     """The convolution of stride 1 that is computed: of the input itself, or of its phases."""
-    if w.stride_h == 1:
+    if phases_of(w) == 1:
         return w
-    taps = ceil_div(w.kernel_h, w.stride_h)
+    high, wide = ceil_div(w.kernel_h, w.stride_h), ceil_div(w.kernel_w, w.stride_w)
     return Conv(
         batch=w.batch,
         groups=w.groups,
-        channels=w.channels * w.stride_h**2,
-        height=w.out_h + taps - 1,
-        width=w.out_w + taps - 1,
+        channels=w.channels * phases_of(w),
+        height=w.out_h + high - 1,
+        width=w.out_w + wide - 1,
         filters=w.filters,
-        kernel_h=taps,
-        kernel_w=taps,
+        kernel_h=high,
+        kernel_w=wide,
         depth=w.depth,
         kernel_d=w.kernel_d,
         stride_d=w.stride_d,
@@ -138,28 +153,25 @@ def live_share(w: Conv, panel: int, tiles: int) -> float:
     return axis.met(axis.taps) / (axis.out * axis.kernel) if panel <= tiles else 1.0
 
 
-def phase_share(w: Conv, edge: int) -> float:
-    """The share of planes and channels that are multiplied: phases without the last tap of an axis are left out of the planes at infinity.
-
-    Worked number: 3x3 with stride 2 by F(3x3, 2x2) multiplies 49 of 16 * 4.
-    """
-    stride = w.stride_h
-    full = w.kernel_h - (ceil_div(w.kernel_h, stride) - 1) * stride
-    part = full / stride
-    both = part * part if full == 1 else part
-    return ((edge - 1) * (edge - 1 + 2 * part) + both) / edge**2
+def phase_share(w: Conv, of: Shape) -> float:
+    """Of planes and channels: phases without their last tap are left out at infinity. F(3x3, 2x2) of 3x3, stride 2: 49 of 16 * 4."""
+    full_h, full_w = w.kernel_h - (of.taps_h - 1) * w.stride_h, w.kernel_w - (of.taps_w - 1) * w.stride_w
+    rows, columns = full_h / w.stride_h, full_w / w.stride_w
+    corner = rows if columns == 1 else rows * columns if full_h == 1 else columns
+    return ((of.edge_h - 1) * (of.edge_w - 1 + columns) + (of.edge_w - 1) * rows + corner) / of.planes
 
 
 def phase_elements(w: Conv) -> int:
     """Elements of the phases of all images; 0 without a stride."""
     own = dense(w)
-    return own.input_elements if w.stride_h > 1 else 0
+    return own.input_elements if phases_of(w) > 1 else 0
 
 
 def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> Shape:
     """The counts of native/algorithms/winograd.c."""
     w = dense(w)
-    row, rows = ceil_div(w.out_w, outputs), w.batch * w.out_d * ceil_div(w.out_h, outputs)
+    high, wide = outputs if w.kernel_h > 1 else 1, outputs if w.kernel_w > 1 else 1
+    row, rows = ceil_div(w.out_w, wide), w.batch * w.out_d * ceil_div(w.out_h, high)
     tiles, most, filters = row * rows, kernel.filters, w.group_filters
     if tiles <= most:
         panel = tiles
@@ -168,8 +180,10 @@ def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> 
     else:
         panel = ceil_div(ceil_div(tiles, ceil_div(tiles, most // row * row)), row) * row
     return Shape(
-        outputs,
+        high,
+        wide,
         w.kernel_h,
+        w.kernel_w,
         channels_of(w),
         filters,
         tiles,
@@ -199,7 +213,7 @@ def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int, lay
     k2, k3 = min(k2, of.panels), min(k3, of.filter_panels)
     patches = k2 * of.planes * plane_elements(w, kernel, of) * size
     tile = _odd_lines(of.planes * _odd_lines(k3 * kernel.windows, size), size)
-    phases = ceil_div(phase_elements(w) * size, LINE) * LINE + LINE if w.stride_h > 1 else 0
+    phases = ceil_div(phase_elements(w) * size, LINE) * LINE + LINE if phases_of(w) > 1 else 0
     return phases + patches + k2 * of.panel * tile * size + LINE
 
 
@@ -308,7 +322,7 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
         + misses["patches", True][beyond] / line * waits(planes),
         "outputs": outputs + misses["products", False][beyond] / line * scattered,
     }
-    if w.stride_h > 1:
+    if phases_of(w) > 1:
         split = _phase_cycles(w, machine, machine.unit_of(of.cases[0][0].target))
         terms["phases"] = split + misses["image", False][0] / line * core.pack_line_cycles.value
     return terms
@@ -341,7 +355,7 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
     calls, products = of.planes * of.panels * of.filter_panels, of.planes * vectors
     live = live_share(w, of.panel, of.tiles // (w.batch * w.out_d))
     return (
-        of.planes * of.channels * phase_share(w, of.edge) * live * steps,
+        of.planes * of.channels * phase_share(w, of) * live * steps,
         calls,
         products / unit.stores_per_cycle.value,
         products / unit.loads_per_cycle.value,
@@ -352,8 +366,8 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
 
 def _phase_cycles(w: Conv, machine: Machine, unit: Unit) -> float:
     """Cycles to split the images into phases."""
-    stride, own, core = w.stride_h, dense(w), machine.core
-    if stride == 1:
+    stride, own, core = w.stride_w, dense(w), machine.core
+    if phases_of(w) == 1:
         return 0.0
     rows = own.batch * own.channels * own.depth * own.height
     vectors = rows * ceil_div(own.width, unit.lanes(w.element_bytes))
@@ -364,30 +378,31 @@ def _phase_cycles(w: Conv, machine: Machine, unit: Unit) -> float:
 
 def _input_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes: int) -> float:
     """Cycles of the input transform of one group."""
-    m, edge = of.outputs, of.edge
+    m, high, edge = of.wide, of.edge_h, of.edge_w
     if of.in_blocks:
-        moved = 2.0 * edge * edge
+        moved = 2.0 * of.planes
         return (
             of.tiles * ceil_div(of.channels, lanes) * _cycles(unit, least, w.dtype, moved, moved, 2 * edge * _input_operations(edge), 0.0)
         )
     tiles = min(of.row, of.panel, max(1, lanes - (edge - 1) // m))  # of a run
     runs = of.rows * ceil_div(of.row, tiles)
-    needed = ceil_div(tiles * m + of.taps - 1, lanes)
+    needed = ceil_div(tiles * m + of.taps_w - 1, lanes)
     vectors = m // 2 if needed <= m // 2 else m
-    parting = m * max(1.0, log2(m)) * vectors / m if m % 2 == 0 else m * vectors
-    loads, stores, shuffles = 2 * edge * vectors, edge * (vectors + edge), edge * (parting + of.taps - 1)
-    arithmetic = (vectors + edge) * _input_operations(edge)
+    parting = 0.0 if m == 1 else m * max(1.0, log2(m)) * vectors / m if m % 2 == 0 else m * vectors
+    loads, stores, shuffles = 2 * high * vectors, high * (vectors + edge), high * (parting + of.taps_w - 1)
+    arithmetic = vectors * _input_operations(high) + high * _input_operations(edge)
     cycles = runs * _cycles(unit, least, w.dtype, loads, stores, arithmetic, shuffles)
     if runs > of.panels:
         groups = of.panels * ceil_div(of.panel, lanes)
-        cycles += groups * edge * edge * (1 / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value)
+        cycles += groups * of.planes * (1 / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value)
     return of.channels * cycles
 
 
 def _output_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes: int) -> float:
     """Cycles of the output transform of one group, with the stores of the outputs."""
-    m, edge, vectors = of.outputs, of.edge, ceil_div(of.filters, lanes)
-    tile = _cycles(unit, least, w.dtype, edge * edge, m * m, (edge + m) * _output_operations(m, edge // 2 - 1), 0.0)
+    vectors = ceil_div(of.filters, lanes)
+    arithmetic = of.edge_w * _output_operations(of.high, of.edge_h) + of.high * _output_operations(of.wide, of.edge_w)
+    tile = _cycles(unit, least, w.dtype, of.planes, of.high * of.wide, arithmetic, 0.0)
     blocks = 0 if of.out_blocks else w.batch * w.out_rows * ceil_div(w.out_w, lanes)
     block = _cycles(unit, least, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
     return vectors * (of.tiles * tile + blocks * block)
@@ -396,12 +411,13 @@ def _output_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes
 def _input_operations(edge: int) -> float:
     """Multiply-adds of B^T times a vector: at each end one a pair; for both parts of a pair one less each, and two to join them."""
     pairs = edge // 2 - 1
-    return 2 * pairs + pairs * (2 * (pairs - 1) + 2)
+    return 0 if edge == 1 else 2 * pairs + pairs * (2 * (pairs - 1) + 2)
 
 
-def _output_operations(m: int, pairs: int) -> float:
+def _output_operations(m: int, edge: int) -> float:
     """Additions and multiply-adds of A^T times a vector: two a pair, a term a pair for each output, and one at each end."""
-    return 2 * pairs + m * pairs + 1
+    pairs = edge // 2 - 1
+    return 0 if edge == 1 else 2 * pairs + m * pairs + 1
 
 
 def _cycles(unit: Unit, least: float, dtype: str, loads: float, stores: float, arithmetic: float, shuffles: float) -> float:
@@ -416,7 +432,7 @@ def _cycles(unit: Unit, least: float, dtype: str, loads: float, stores: float, a
 def _counts(of: Candidates) -> Array:
     """Of each candidate: channels, panels of tiles and of filters, planes, m, tiles of a panel, filters and tiles of the kernel."""
     columns = [
-        (shape.channels, shape.panels, shape.filter_panels, shape.planes, shape.outputs, shape.panel, kernel.windows, kernel.filters)
+        (shape.channels, shape.panels, shape.filter_panels, shape.planes, shape.high, shape.panel, kernel.windows, kernel.filters)
         for kernel, shape in of.cases
     ]
     return np.array(columns, dtype=np.float64).T[:, of.case]
@@ -428,7 +444,7 @@ def described(of: Candidates) -> LoopNest:
     channels, panels, filter_panels, planes, outputs, panel, wide, held = _counts(of)
     wide, held = wide * size, held * size
     loops = (
-        *([Loop("run", "run", 1, 1)] if of.workload.stride_h > 1 else []),
+        *([Loop("run", "run", 1, 1)] if phases_of(of.workload) > 1 else []),
         *([Loop("groups", "groups", 1, w.groups)] if w.groups > 1 else []),
         Loop("blocks", "tiles", of.k2, np.ceil(panels / of.k2)),
         Loop("filter blocks", "filter panels", of.k3, np.ceil(filter_panels / of.k3)),
@@ -441,7 +457,7 @@ def described(of: Candidates) -> LoopNest:
     source = of.workload.input_elements * size  # the images that are split into phases
     groups = {"groups": Extent(1.0, w.groups)} if w.groups > 1 else {}
     each, depth = Extent(1.0, planes), Extent(1.0, channels)
-    read = wide * np.array([phase_share(of.workload, shape.edge) for _, shape in of.cases])[of.case]
+    read = wide * np.array([phase_share(of.workload, shape) for _, shape in of.cases])[of.case]
     halo = ((w.kernel_h - 1) / outputs + w.kernel_d - 1) * image / panels  # what two rows of tiles share, and other slices
     image_of = {**groups, "tiles": Extent(image / panels, image, halo)}
     patches = {"planes": each, "channels": depth, "tiles": Extent(held, of.k2 * held)}
@@ -451,7 +467,7 @@ def described(of: Candidates) -> LoopNest:
         Operand("input", image_of, "run", written=True),
     )
     operands = (
-        *(phases if of.workload.stride_h > 1 else ()),
+        *(phases if phases_of(of.workload) > 1 else ()),
         Operand("input", image_of, "blocks"),
         Operand("patches", patches, "blocks", written=True),
         Operand("patches", patches, "panels of tiles"),

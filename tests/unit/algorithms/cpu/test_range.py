@@ -71,12 +71,13 @@ def largest_near(w: Conv, x: Any, outputs: int) -> Any:
     n, size = x.shape[0], np.where(np.isfinite(x), np.abs(x.astype(np.longdouble)), 0.0)
     size = size.reshape(n, w.groups, -1, w.height, w.width).max(axis=2)
     of = np.zeros((n, w.groups, w.out_h, w.out_w), np.longdouble)
-    reach = (outputs - 1) * w.stride_h + -(-w.kernel_h // w.stride_h) * w.stride_h
-    for y in range(0, w.out_h, outputs):
-        for q in range(0, w.out_w, outputs):
+    high, wide = (1 if axis.kernel == 1 else outputs for axis in (w.rows, w.columns))
+    down, across = ((m - 1 - (-axis.kernel // axis.stride)) * axis.stride for m, axis in ((high, w.rows), (wide, w.columns)))
+    for y in range(0, w.out_h, high):
+        for q in range(0, w.out_w, wide):
             y0, x0 = y * w.stride_h - w.pad_top, q * w.stride_w - w.pad_left
-            tile = size[:, :, max(0, y0) : max(0, y0 + reach), max(0, x0) : max(0, x0 + reach)]
-            of[:, :, y : y + outputs, q : q + outputs] = tile.max(axis=(2, 3), initial=0.0)[:, :, None, None]
+            tile = size[:, :, max(0, y0) : max(0, y0 + down), max(0, x0) : max(0, x0 + across)]
+            of[:, :, y : y + high, q : q + wide] = tile.max(axis=(2, 3), initial=0.0)[:, :, None, None]
     return np.repeat(of, w.filters // w.groups, axis=1)
 
 
