@@ -35,10 +35,24 @@ static void pack_scalar(const pysim_segment *s, T *dst) {
             }
 }
 
+/* One tap, stride 1, whole vectors inside the row: no masks. */
+static void pack_whole_rows(const pysim_segment *s, T *dst, int64_t chunks, int64_t ahead) {
+    const T *row = (const T *)s->row + s->first;
+    for (int64_t c = 0; c < s->channels; c++, dst += s->dst_channel, row += s->row_channel)
+        for (int64_t i = 0; i < chunks; i++) {
+            __builtin_prefetch(row + ahead + i * LANES);
+            v_store(dst + i * LANES, v_load(row + i * LANES));
+        }
+}
+
 /* One tap, stride 1: copies runs of rows. */
 static void pack_rows(const pysim_segment *s, T *dst) {
     const int64_t chunks = pysim_ceil_div(s->count, LANES);
     const int64_t ahead = s->channels > CHANNELS_AHEAD ? CHANNELS_AHEAD * s->row_channel : 0;
+    if (s->first >= 0 && s->first + s->count <= s->width && s->count % LANES == 0) {
+        pack_whole_rows(s, dst, chunks, ahead);
+        return;
+    }
     MASK load[CHAIN], keep[CHAIN];
     for (int64_t i = 0; i < chunks; i++) {
         load[i] = lanes_in_row(s->first + i * LANES, s->width, s->count - i * LANES);

@@ -14,8 +14,8 @@ kernel  A row of outputs of a panel is V = ceil(Q / lanes) vectors, divided even
         of v vectors takes max(v F / fma rate, (v + F) / load rate, fma latency).
 store   Rows begin anywhere in a line: a share (vector - element) / line of the vectors crosses into the next line, one access more.
 pack    Vectors of split rows, including the halo that blocks share: a store and pack_cycles each, and with a stride a load and a permute
-        per phase. Each call of packing starts with the masks of its vectors (AVX2: MASK each). Rows are read whole, so no line waits
-        beyond the rates of `cost`.
+        per phase. Each call of packing starts with the masks of its vectors (AVX2: MASK each), with stride 1 only at the ends of rows.
+        Rows are read whole, so no line waits beyond the rates of `cost`.
 call    call_cycles per row of a panel, minus QUEUED_FMAS / fma rate: when the core reaches the next row, that many multiply-adds are still
         queued, and the next row starts beside them. Also call_cycles per SPLIT_COLUMNS columns of a channel of a block.
 
@@ -106,7 +106,8 @@ def terms(w: Conv, group: Rows, machine: Machine, layout: Layout) -> tuple[Array
     runs = repeats * blocks * w.group_channels * ceil_div(split.pitch, SPLIT_COLUMNS)
     gather = 1 / unit.loads_per_cycle.value + min(w.stride_w, lanes) if w.stride_w > 1 else 0.0
     packed = repeats * blocks * split.size_bytes / size / lanes
-    masks = runs * min(SPLIT_COLUMNS, split.pitch) / lanes * (w.stride_w + 1) * (kernel.target == "avx2")
+    masked = runs if w.stride_w > 1 else np.minimum(runs, 2 * repeats * blocks * w.group_channels)  # calls: at both ends of rows
+    masks = masked * min(SPLIT_COLUMNS, split.pitch) / lanes * (w.stride_w + 1) * (kernel.target == "avx2")
     row = _row_cycles(w, kernel, unit)
     covered = min(QUEUED_FMAS / unit.rate(w.dtype), row, core.call_cycles.value)
     return (
