@@ -80,10 +80,11 @@ def touching(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     others = [*(path for path in plain if path not in loops and path.parent != folder), NATIVE / "test" / "record_touches.c"]
     if (NATIVE / "x86").exists() and os.uname().machine == "x86_64":
         others.append(NATIVE / "x86" / "probe_x86.c")
-    for sources, more in ((loops, noting), (others, ["-O0"])):
-        subprocess.run([*command, *flags, *more, *map(str, sources)], check=True, cwd=folder)
+    for part, sources, more in (("loops", loops, noting), ("others", others, ["-O0"])):  # files of one name are in both
+        (folder / part).mkdir()
+        subprocess.run([*command, *flags, *more, *map(str, sources)], check=True, cwd=folder / part)
     path = folder / "libtouching.so"
-    subprocess.run([*command, "-shared", *map(str, folder.glob("*.o")), "-o", str(path), "-lm", "-lpthread"], check=True)
+    subprocess.run([*command, "-shared", *map(str, folder.glob("*/*.o")), "-o", str(path), "-lm", "-lpthread"], check=True)
     return opened(path, "pysim_touched")
 
 
