@@ -108,9 +108,14 @@ def cublas_table() -> str:
 
 
 def accuracy_table(*names: str) -> str:
-    """Per problem: the stated error of a direct sum, and the least and largest measured errors of each library, operands in [-1, 1)."""
+    """Of each type the problem with the longest sums: the least and largest measured errors of each library, operands in [-1, 1)."""
     found = [one for name in names for one in records.lines(DATA / name)]
-    problems = dict.fromkeys((one["machine"], one["problem"]) for one in found)
+    longest: dict[tuple[str, type, str], tuple[float, str]] = {}
+    for one in found:
+        w = parse(one["problem"])
+        key, products = (one["machine"], type(w), w.dtype), w.flops / 2 / w.output_elements
+        longest[key] = max(longest.get(key, (0.0, "")), (products, one["problem"]))
+    problems = [(machine, problem) for (machine, _, _), (_, problem) in longest.items()]
     rows = ["| machine | problem | who: least to largest error of its kernels |", "| --- | --- | --- |"]
     for machine, problem in problems:
         parties: dict[str, list[float]] = {}
