@@ -472,7 +472,7 @@ if __name__ == "__main__":
         put(cache, f"misses {mark}", sconv_misses.table(json.loads((DATA / "simulated" / f"{file}.json").read_text())) + "\n")
     put(ROOT / "docs" / "kernels.md", "volumes", volumes_table("zen4/sequences-and-volumes.jsonl"))
     put(ROOT / "docs" / "gpu.md", "cublas", cublas_table())
-    put(ROOT / "docs" / "gpu.md", "winograd error", (DATA / "simulated/winograd-error.md").read_text())
+    put(ROOT / "lab" / "notebook" / "gpu-convolutions.md", "winograd error", (DATA / "simulated/winograd-error.md").read_text())
     put(ROOT / "docs" / "accuracy.md", "errors", accuracy_table("h200/accuracy.jsonl", "zen5/accuracy.jsonl"))
     predictions = prediction_quality.found()
     put(ROOT / "docs" / "accuracy.md", "predictions", prediction_quality.table(predictions))
@@ -482,6 +482,6 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "gpu.md", "convolutions", convolution_table(*measured))
     put(ROOT / "docs" / "gpu.md", "conv fit", conv_fit_table("h200/conv-fit.json"))
     if (DATA / "h200/wavefronts-conv.json").exists():
-        put(ROOT / "docs" / "gpu.md", "convolution wavefronts", conv_wavefronts_table("h200/wavefronts-conv.json"))
+        put(ROOT / "lab" / "notebook" / "gpu-products.md", "convolution wavefronts", conv_wavefronts_table("h200/wavefronts-conv.json"))
     if (DATA / "h200/shared-memory.json").exists():
-        put(ROOT / "docs" / "gpu.md", "shared memory h200", shared_memory_table("h200/shared-memory.json"))
+        put(ROOT / "lab" / "notebook" / "gpu-products.md", "shared memory h200", shared_memory_table("h200/shared-memory.json"))
