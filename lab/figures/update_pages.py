@@ -426,10 +426,10 @@ def operators_table(path: str) -> str:
 if __name__ == "__main__":
     put(ROOT / "docs" / "networks.md", "onnx operators", operators_table("zen4/onnx-operators.jsonl"))
     put(ROOT / "docs" / "api.md", "api", api_page.page())
-    put(ROOT / "docs" / "kernels.md", "xeon server", server_table("xeon-server/compare.jsonl"))
+    put(ROOT / "lab" / "notebook" / "cpu-model.md", "xeon server", server_table("xeon-server/compare.jsonl"))
     put(ROOT / "docs" / "kernels.md", "groups", server_table("granite-rapids/groups.jsonl"))
-    put(ROOT / "docs" / "kernels.md", "another xeon server", server_table("xeon-server-2/compare.jsonl"))
-    put(ROOT / "docs" / "kernels.md", "depthwise on a xeon server", server_table("xeon-server-3/compare.jsonl"))
+    put(ROOT / "lab" / "notebook" / "cpu-model.md", "another xeon server", server_table("xeon-server-2/compare.jsonl"))
+    put(ROOT / "lab" / "notebook" / "cpu-model.md", "depthwise on a xeon server", server_table("xeon-server-3/compare.jsonl"))
     put(ROOT / "docs" / "kernels.md", "granite rapids", server_table("granite-rapids/compare.jsonl"))
     put(ROOT / "docs" / "networks.md", "models h100", models_table("h100"))
     put(ROOT / "docs" / "networks.md", "models in other types h100", precisions_table("h100"))
