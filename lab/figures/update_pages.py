@@ -25,7 +25,6 @@ import paper_comparison
 import prediction_quality
 import records
 import sconv_figures
-import sconv_misses
 import static_cycles
 
 
@@ -81,16 +80,6 @@ def validation_table(name: str) -> str:
     for machine, found in json.loads((DATA / name).read_text())["summary"].items():
         cells = [f"{found[level][key]:.1%}".replace("%", " %") for level in levels for key in ("median_error", "p90_error")]
         rows.append(f"| {machine} | {found['L1']['cases']} | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
-
-
-def worst_table(least: float = 0.08) -> str:
-    found = json.loads((DATA / "simulated/cache-validation.json").read_text())["summary"]["all"]
-    rows = ["| level | machine | layer | kind | predicted | simulated | error |", "| --- | --- | --- | --- | --: | --: | --: |"]
-    for level in ("L2", "L3"):
-        for one in (one for one in found[level]["worst"] if one["error"] >= least):
-            layer = f"{one['machine']} | `{one['problem']}` | {one['stationary'].partition('_')[0]}"
-            rows.append(f"| {level} | {layer} | {one['analytic']:,.0f} | {one['simulated']:,} | {100 * one['error']:.1f} % |")
     return "\n".join(rows) + "\n"
 
 
@@ -457,7 +446,6 @@ if __name__ == "__main__":
     put(power10, "compare power10", f"```\n$ pysim compare resnet50 -m power10-e1050\n{output}```\n")
     sconv = ROOT / "docs" / "cost-model.md"
     put(sconv, "table 2", sconv_figures.table())
-    put(sconv, "stationary", paper_comparison.stationary_table(paper))
     put(sconv, "speed-ups", paper_comparison.speed_table(paper))
     put(sconv, "details", paper_comparison.detail_table(paper))
     put(sconv, "measured networks", "\n".join(map(networks_table, sconv_figures.MEASURED)))
@@ -467,9 +455,6 @@ if __name__ == "__main__":
     put(cache, "validation resnet50", validation_table("simulated/cache-validation.json"))
     put(cache, "validation other networks", validation_table("simulated/cache-validation-other.json"))
     put(cache, "validation drawn schedules", validation_table("simulated/cache-validation-random.json"))
-    put(cache, "validation worst", worst_table())
-    for mark, file in (("hot", "sconv-misses"), ("power10", "sconv-misses-power10")):
-        put(cache, f"misses {mark}", sconv_misses.table(json.loads((DATA / "simulated" / f"{file}.json").read_text())) + "\n")
     put(ROOT / "docs" / "kernels.md", "volumes", volumes_table("zen4/sequences-and-volumes.jsonl"))
     put(ROOT / "docs" / "gpu.md", "cublas", cublas_table())
     put(ROOT / "lab" / "notebook" / "gpu-convolutions.md", "winograd error", (DATA / "simulated/winograd-error.md").read_text())
