@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakSet, getweakrefcount
 
+import numpy as np
+
 from pysim.arguments import flag, word
 from pysim.errors import MissingError, OperandError, quoted
 
@@ -411,6 +413,8 @@ class _Calls:
             return False
         given = _leaves((*args, *kwargs.values()))
         if not all(is_plain(one) for one in given if isinstance(one, torch.Tensor)) or any(isinstance(one, fx.Proxy) for one in given):
+            return False
+        if any(isinstance(one, np.ndarray) for one in given):  # which a capture takes for tensors
             return False
         if any(type(one) is float and one == 0.0 and copysign(1.0, one) < 0.0 for one in given):  # which guards take for 0.0
             return False

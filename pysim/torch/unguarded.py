@@ -2,11 +2,12 @@
 """What a captured call rests on that torch.compile has no guards for.
 
     hooks and classes    of the modules that the call read, whether they are a module's children or not
+    orders               of the keys of OrderedDicts
     functions            of the classes of these modules and of other objects that it read, and their code; methods of tensors
     refused              what a capture takes for constant though each call changes it: generators of Python's random numbers other than
-                         those of random.random and its like, deques, functools.lru_cache (but of packages that have a version); and
-                         `nn.TransformerEncoder` with a mask of padding, where eager's nested tensors fill rows with zeros that a
-                         capture computes
+                         those of random.random and its like, deques, generators, functools.lru_cache (but of packages that have a
+                         version); and `nn.TransformerEncoder` with a mask of padding, where eager's nested tensors fill rows with
+                         zeros that a capture computes
 
 Which objects a call read is what its guards tell: each has the object, or its class.
 """
@@ -19,7 +20,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ _OF_MODULE = re.compile(r"G\['__import_(\w+)'\]\.([\w.]+)")
 _FROZEN: dict[Any, str] = {
     random.Random: "random.Random",
     collections.deque: "a deque",
+    GeneratorType: "a generator",
     functools._lru_cache_wrapper: "a function with functools.lru_cache",
 }
 
@@ -43,7 +45,7 @@ class Unguarded:
 
     def __init__(self) -> None:
         self._hooks: list[dict[int, Any]] = []
-        self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
+        self._ordered: list[tuple[dict[Any, Any], list[Any]]] = []  # with their keys
         self._modules: list[torch.nn.Module] = []
         self._kinds: list[type] = []
         self._functions: list[tuple[type, Callable[[type], Any], Any]] = []
@@ -73,7 +75,7 @@ class Unguarded:
                 frozen = None
             if frozen in _FROZEN:
                 raise OperandError(f"it reads {_FROZEN[frozen]}, which torch.compile takes for constant")
-            if isinstance(of, torch.nn.Module | FunctionType | type) or _is_foreign(type(of)):
+            if isinstance(of, torch.nn.Module | FunctionType | type | collections.OrderedDict) or _is_foreign(type(of)):
                 self._others[id(of)] = of
         self._note({**{id(one): one for one in modules}, **self._others}.values())
 
@@ -81,7 +83,8 @@ class Unguarded:
         """How these are now."""
         modules = [one for one in read if isinstance(one, torch.nn.Module)]
         hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
-        self._hooks, self._with_hooks = [one for one in hooks if not one], [(one, [*one]) for one in hooks if one]
+        ordered = [one for one in read if isinstance(one, collections.OrderedDict)]  # guards do not see that keys change places
+        self._hooks, self._ordered = [one for one in hooks if not one], [(one, [*one]) for one in (*hooks, *ordered) if one]
         self._modules, self._kinds = modules, [*map(type, modules)]
         others = [one if isinstance(one, type) else type(one) for one in read]
         kinds = {*self._kinds, *(one for one in others if _is_foreign(one))}
@@ -91,7 +94,7 @@ class Unguarded:
         self._codes = coded, [*map(_code, coded)]
 
     def changed(self) -> bool:
-        hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
+        hooked = any(self._hooks) or any([*keys] != before for keys, before in self._ordered)
         if hooked or [*map(type, self._modules)] != self._kinds or [*map(_code, self._codes[0])] != self._codes[1]:
             return True
         if self._methods != {name: _tensor_method(name) for name in self._methods}:

@@ -7,17 +7,21 @@ and the caller may call the model itself (NotCapturedError). A later frame goes 
 PyTorch raises. Dynamo's own means, suppress_errors, is a setting for all threads, skips code for good, and leaves out some failures.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
+from threading import RLock
 from types import FunctionType
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import fx
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.types import ConvertFrameReturn
 
 from pysim.errors import OperandError
+from pysim.torch.model_state import is_users_module
 
 _NAMES = count()
 Capture = Callable[[fx.GraphModule, Any], Any]
@@ -57,8 +61,12 @@ def captured_calls(
             # a later frame may be that of several modules of a class, which without guards for hooks are taken for one another
             hooks = {} if frame.f_code is code else {"skip_nnmodule_hook_guards": False}
             try:
-                with torch._dynamo.config.patch(use_numpy_random_stream=True, **hooks):  # else NumPy's random numbers are PyTorch's
-                    return convert(frame, *rest)
+                settings = torch._dynamo.config.patch(use_numpy_random_stream=True, **hooks)  # else NumPy's random numbers are PyTorch's
+                with settings, _absences() as caught:
+                    result = convert(frame, *rest)
+                if caught:
+                    raise OperandError(f"it catches {_article(caught[0])}: torch.compile takes what is absent to be so in all calls")
+                return result
             except Exception as error:
                 reason = _reason(error)  # and nothing else of it is kept: its frames hold weak references to the model's tensors
             if frame.f_code is code:
@@ -69,6 +77,33 @@ def captured_calls(
         converted._torchdynamo_orig_backend = convert  # type: ignore[attr-defined]  # by which Dynamo tells backends apart
         context.callback = converted
     return cast("Callable[..., Any]", context(own))
+
+
+@contextmanager
+def _absences() -> Iterator[list[str]]:
+    """The exceptions for an absent key, attribute or name that the user's code catches while it is captured here. No guard tells that a
+    later call would not raise them."""
+    found = list[str]()
+
+    def noting(translator: Any, raised: Any) -> None:
+        _handle(translator, raised)  # raises, if the code does not catch it
+        name = type(raised).__name__.removeprefix("Observed").replace("ErrorError", "Error")
+        module = translator.f_globals.get("__name__")
+        if module == "collections.abc":  # Mapping.get, for any class
+            module = translator.symbolic_locals["self"].python_type().__module__
+        if name in _ABSENCES and (module == "os" or is_users_module(module)):  # os.environ
+            found.append(name)
+
+    with _CAPTURING, patch.object(InstructionTranslatorBase, "exception_handler", noting):
+        yield found
+
+
+_CAPTURING, _handle = RLock(), InstructionTranslatorBase.exception_handler
+_ABSENCES = ("AttributeError", "ImportError", "KeyError", "LookupError", "ModuleNotFoundError", "NameError")
+
+
+def _article(name: str) -> str:
+    return f"an {name}" if name[0] in "AEIO" else f"a {name}"
 
 
 def _reason(error: Exception) -> str:

@@ -2,8 +2,10 @@
 """Objects that a call reads and torch.compile does not guard or takes for constant: results of optimized models are eager's."""
 
 import collections
+import collections.abc
 import copy
 import functools
+import os
 import random
 import sys
 import types
@@ -64,11 +66,18 @@ def cached():
     return functools.lru_cache(None)(torch.randn)
 
 
+def counting():
+    number = 0.0
+    while True:
+        yield (number := number + 1)
+
+
 STATES = {
     "choice": (lambda model, x: model.conv(x) * random.choice([1, 2, 3, 4]), lambda: None),
     "gauss": (lambda model, x: model.conv(x) * random.gauss(0, 1), lambda: None),
     "shuffle": (shuffled, lambda: None),
     "a generator of its own": (lambda model, x: model.conv(x) + model.held.random(), lambda: random.Random(3)),
+    "a generator function": (lambda model, x: model.conv(x) + next(model.held), counting),
     "NumPy's numbers": (lambda model, x: model.conv(x) + torch.from_numpy(np.random.rand(1)).float(), lambda: None),
     "a deque": (turned, lambda: collections.deque([1.0, 2.0, 3.0], maxlen=3)),
     "a cache": (lambda model, x: model.conv(x) + model.held(1), cached),
@@ -81,6 +90,71 @@ def test_state_that_each_call_changes_is_no_constant(name):
     model, twin = Model(of, made).eval(), Model(of, made).eval()
     twin.load_state_dict(model.state_dict())
     assert not (fault := difference(results(pysim.torch.optimize(model), 4), results(twin, 4))), fault
+
+
+class Table(collections.abc.Mapping):
+    def __init__(self):
+        self.numbers = {"other": 1.0}
+
+    def __getitem__(self, key):
+        return self.numbers[key]
+
+    def __iter__(self):
+        return iter(self.numbers)
+
+    def __len__(self):
+        return len(self.numbers)
+
+
+def held_or_one(model, x):
+    try:
+        return model.conv(x) * model.held["factor"]
+    except KeyError:
+        return model.conv(x)
+
+
+def own_or_one(model, x):
+    try:
+        return model.conv(x) * model.factor
+    except AttributeError:
+        return model.conv(x)
+
+
+ABSENT = {
+    "a key": (held_or_one, dict, lambda model: model.held.update(factor=3.0)),
+    "an attribute": (own_or_one, lambda: None, lambda model: setattr(model, "factor", 3.0)),
+    "a mapping's key": (
+        lambda model, x: model.conv(x) * model.held.get("factor", 1), Table,
+        lambda model: model.held.numbers.update(factor=3.0),
+    ),
+    "a variable of the system": (
+        lambda model, x: model.conv(x) * float(os.environ.get("FACTOR_OF_A_TEST", "1")), lambda: None,
+        lambda model: os.environ.update(FACTOR_OF_A_TEST="3"),
+    ),
+    "an order of keys": (
+        lambda model, x: model.conv(x) * next(iter(model.held.values())), lambda: collections.OrderedDict(a=1.0, b=3.0),
+        lambda model: model.held.move_to_end("a"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_was_absent_or_stood_elsewhere_takes_effect_when_it_comes(name, monkeypatch):
+    of, made, comes = ABSENT[name]
+    monkeypatch.delenv("FACTOR_OF_A_TEST", raising=False)
+    model, x = Model(of, made).eval(), torch.randn(2, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        before = optimized(x)
+        comes(model)
+        assert not (fault := difference(optimized(x), 3 * before)), fault
+    os.environ.pop("FACTOR_OF_A_TEST", None)
+
+
+def test_arrays_of_numpy_are_given_to_the_model_as_they_are():
+    model = nn.Conv2d(3, 8, 3).eval()
+    with torch.no_grad(), pytest.raises(TypeError):
+        pysim.torch.optimize(model)(np.zeros((1, 3, 9, 9), np.float32))
 
 
 class Helper:
