@@ -109,6 +109,21 @@ def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
         np.testing.assert_array_equal(y, expected, f"{problem.text} {launch.schedule} {integers} {activation}")
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if row.form == "taps"], ids=lambda row: row.name)
+@pytest.mark.parametrize(("first", "last"), [(127, 1), (127, 2), (127, 3), (-128, 1), (-128, 0), (-128, -1)])
+def test_weights_around_what_pairs_of_bytes_can_hold_are_exact(row: Kernel, first: int, last: int) -> None:
+    """Bytes of 255, and rows of 3 taps whose weights sum to 255, 256, 257, -255, -256 and -257, in any order."""
+    problem = parse("conv:g6mb1ic6ih5iw43oc6kh3kw3pw1:s8")
+    integers = Integers(True, 7, np.full(1, 1e-4, np.float32), "u8", 128)
+    schedule = Schedule(row.name, "input_stationary", "none", row.windows, row.filters, 1, 1, 1, "depthwise")
+    launch = Launch(problem, schedule, integers=integers)
+    x = np.full(launch.shapes[0], 255, np.uint8)
+    orders = [np.roll([first, first, last], by)[::step] for by in range(3) for step in (1, -1)]
+    w = np.array(orders, np.int8).reshape(6, 1, 1, 3).repeat(3, 2)
+    expected = finished(convolved(x.astype(np.int64) - 7, w.astype(np.int64), problem), None, integers, None)
+    np.testing.assert_array_equal(launch.run(x, w), expected)
+
+
 def test_what_no_quantised_layer_can_have_is_refused() -> None:
     row = next(row for row in ROWS if row.target == "portable" and row.form == "win")
     schedule = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, 4, 1, 1)
