@@ -2,7 +2,7 @@
 """What a captured call rests on that torch.compile has no guards for.
 
     hooks and classes    of the modules that the call read, whether they are a module's children or not
-    orders               of the keys of OrderedDicts
+    orders               of the keys of OrderedDicts and of the environment
     functions            of the classes of these modules and of other objects that it read, and their code; methods of tensors
     refused              what a capture takes for constant though each call changes it: generators of Python's random numbers other than
                          those of random.random and its like, deques, generators, functools.lru_cache (but of packages that have a
@@ -15,6 +15,7 @@ Which objects a call read is what its guards tell: each has the object, or its c
 import collections
 import functools
 import operator
+import os
 import random
 import re
 import sys
@@ -32,6 +33,7 @@ from pysim.torch.model_state import is_users_module
 _code = attrgetter("__code__")
 _tensor_method = vars(torch.Tensor).get
 _OF_MODULE = re.compile(r"G\['__import_(\w+)'\]\.([\w.]+)")
+_WITH_KEYS = collections.OrderedDict | type(os.environ)  # guards see neither that keys change places, nor all that come
 _FROZEN: dict[Any, str] = {
     random.Random: "random.Random",
     collections.deque: "a deque",
@@ -75,7 +77,7 @@ class Unguarded:
                 frozen = None
             if frozen in _FROZEN:
                 raise OperandError(f"it reads {_FROZEN[frozen]}, which torch.compile takes for constant")
-            if isinstance(of, torch.nn.Module | FunctionType | type | collections.OrderedDict) or _is_foreign(type(of)):
+            if isinstance(of, torch.nn.Module | FunctionType | type | _WITH_KEYS) or _is_foreign(type(of)):
                 self._others[id(of)] = of
         self._note({**{id(one): one for one in modules}, **self._others}.values())
 
@@ -83,7 +85,7 @@ class Unguarded:
         """How these are now."""
         modules = [one for one in read if isinstance(one, torch.nn.Module)]
         hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
-        ordered = [one for one in read if isinstance(one, collections.OrderedDict)]  # guards do not see that keys change places
+        ordered = [getattr(one, "_data", one) for one in read if isinstance(one, _WITH_KEYS)]
         self._hooks, self._ordered = [one for one in hooks if not one], [(one, [*one]) for one in (*hooks, *ordered) if one]
         self._modules, self._kinds = modules, [*map(type, modules)]
         others = [one if isinstance(one, type) else type(one) for one in read]

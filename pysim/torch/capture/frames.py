@@ -91,7 +91,7 @@ def _absences() -> Iterator[list[str]]:
         module = translator.f_globals.get("__name__")
         if module == "collections.abc":  # Mapping.get, for any class
             module = translator.symbolic_locals["self"].python_type().__module__
-        if name in _ABSENCES and (module == "os" or is_users_module(module)):  # os.environ
+        if name in _ABSENCES and is_users_module(module):
             found.append(name)
 
     with _CAPTURING, patch.object(InstructionTranslatorBase, "exception_handler", noting):
