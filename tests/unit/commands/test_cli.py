@@ -166,7 +166,7 @@ def test_top_ranks_plans_by_predicted_time():
 
 
 def test_explain_shows_loops_caches_and_why_the_loser_lost():
-    text = ok("plan", "conv:ic64ih56oc64kh3sh2ph1", "-m", "zen4", "--explain")
+    text = ok("plan", "conv:ic64ih56oc64kh3sh2ph1", "-m", "zen4", "--accuracy", "ieee", "--explain")
     assert re.search(r"loops\n  for each of 1 images\n    for each of 1 groups\n      for each of \d+ blocks of tiles", text)
     assert re.search(r"\n {14}f32_nchwc_\w+ on up to \d+ pixels x \d+ filters x \d+ channels\n", text)
     assert "of L2 (1.0 MiB)" in text

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integer_layers import convolved, elements, finished
 
 from pysim.errors import NativeError, OperandError
 from pysim.problem.text import Workload, parse
@@ -16,37 +17,6 @@ from pysim.runtime.cpu_launch import Launch, Prepared
 
 ROWS = [row for row in (*kernels(), *direct_kernels()) if row.dtype == "s8" and row.name in available_kernels()]
 RESULTS = ("s32", "u8", "s8", "f32")
-
-
-def convolved(x: Any, w: Any, of: Any) -> Any:
-    """Sums of a convolution whose padding is zero, as int64."""
-    x = np.pad(x, ((0, 0), (0, 0), (of.pad_top, of.pad_bottom), (of.pad_left, of.pad_right)))
-    reach = of.dilation_h * (of.kernel_h - 1) + 1, of.dilation_w * (of.kernel_w - 1) + 1
-    windows = np.lib.stride_tricks.sliding_window_view(x, reach, (2, 3))[
-        :, :, :: of.stride_h, :: of.stride_w, :: of.dilation_h, :: of.dilation_w
-    ]
-    per = of.channels // of.groups, of.filters // of.groups
-    parts = [
-        np.einsum("nchwrs,fcrs->nfhw", windows[:, g * per[0] : (g + 1) * per[0]], w[g * per[1] : (g + 1) * per[1]])
-        for g in range(of.groups)
-    ]
-    return np.concatenate(parts, 1)
-
-
-def finished(sums: Any, bias: Any, integers: Integers, activation: Any) -> Any:
-    """The definition in `pysim.record.integers`, of sums whose axis 1 is filters or columns."""
-    along = (1, -1) + (1,) * (sums.ndim - 2)
-    sums = (sums + (0 if bias is None else bias.reshape(along))).astype(np.int32)
-    sums = np.maximum(sums, 0) if activation == "relu" else sums
-    if integers.scales is None:
-        return sums
-    y = sums.astype(np.float32) * (integers.scales.reshape(along) if integers.scales.size > 1 else integers.scales)
-    low, high = activation[1:] if isinstance(activation, tuple) else (-np.inf, np.inf)
-    if integers.result == "f32":
-        return np.clip(y, np.float32(low), np.float32(high))
-    least, most = LIMITS[integers.result]
-    whole = np.clip(np.rint(y).astype(np.float64) + integers.result_zero, max(low, least), min(high, most))
-    return whole.astype(np.uint8 if integers.result == "u8" else np.int8)
 
 
 def random_problem(random: Any, depthwise: bool) -> Workload:
@@ -72,13 +42,6 @@ def random_schedule(random: Any, row: Kernel, product: bool, channels: int) -> S
     stationary = ("input_stationary", "weight_stationary")[random.integers(2)]
     sizes = (int(random.integers(1, most)) for most in (channels + 1, 5, 5))
     return Schedule(row.name, stationary, "tiles", row.windows, row.filters, *sizes, "panels" if prepared else None)
-
-
-def elements(random: Any, shape: tuple[int, ...], kind: str) -> Any:
-    """Any bytes, or the extremes alone."""
-    low, high = LIMITS[kind]
-    x = random.choice([low, high], shape) if random.integers(3) == 0 else random.integers(low, high + 1, shape)
-    return x.astype(np.uint8 if kind == "u8" else np.int8)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -120,6 +120,7 @@ def own_or_one(model, x):
         return model.conv(x)
 
 
+FACTOR = "FACTOR_OF_A_TEST"  # a variable of the system
 ABSENT = {
     "a key": (held_or_one, dict, lambda model: model.held.update(factor=3.0)),
     "an attribute": (own_or_one, lambda: None, lambda model: setattr(model, "factor", 3.0)),
@@ -128,8 +129,8 @@ ABSENT = {
         lambda model: model.held.numbers.update(factor=3.0),
     ),
     "a variable of the system": (
-        lambda model, x: model.conv(x) * float(os.environ.get("FACTOR_OF_A_TEST", "1")), lambda: None,
-        lambda model: os.environ.update(FACTOR_OF_A_TEST="3"),
+        lambda model, x: model.conv(x) * float(os.environ.get(FACTOR, "1")), lambda: None,
+        lambda model: os.environ.update({FACTOR: "3"}),
     ),
     "an order of keys": (
         lambda model, x: model.conv(x) * next(iter(model.held.values())), lambda: collections.OrderedDict(a=1.0, b=3.0),
@@ -141,14 +142,14 @@ ABSENT = {
 @pytest.mark.parametrize("name", ABSENT)
 def test_what_was_absent_or_stood_elsewhere_takes_effect_when_it_comes(name, monkeypatch):
     of, made, comes = ABSENT[name]
-    monkeypatch.delenv("FACTOR_OF_A_TEST", raising=False)
+    monkeypatch.delenv(FACTOR, raising=False)
     model, x = Model(of, made).eval(), torch.randn(2, 3, 9, 9)
     optimized = pysim.torch.optimize(model)
     with torch.no_grad():
         before = optimized(x)
         comes(model)
         assert not (fault := difference(optimized(x), 3 * before)), fault
-    os.environ.pop("FACTOR_OF_A_TEST", None)
+    os.environ.pop(FACTOR, None)
 
 
 def test_arrays_of_numpy_are_given_to_the_model_as_they_are():

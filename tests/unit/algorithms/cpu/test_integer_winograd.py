@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integer_layers import convolved, elements, finished
 
 from pysim import planner
 from pysim.algorithms.cpu import integer_winograd
@@ -14,7 +15,6 @@ from pysim.record.integers import Integers, Result
 from pysim.record.schedule import Schedule
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
-from tests.unit.runtime.test_integers import convolved, elements, finished
 
 RESULTS: tuple[Result, ...] = ("u8", "s8", "f32", "s32")
 needs_pairs = pytest.mark.skipif("s8_pairs_16x6__avx2" not in cpu.available_kernels(), reason="the CPU has no AVX2")
