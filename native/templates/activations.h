@@ -24,41 +24,36 @@ INLINE VEC where_negative(VEC x, VEC a, VEC b) {
 
 INLINE VEC exponential(VEC x);
 #if DOUBLE
-INLINE void exponentials(const int n, VEC *x) {
+/* f of each lane of `n` vectors. */
+INLINE void lane_by_lane(T (*f)(T), const int n, VEC *x) {
 #pragma GCC unroll 4
     for (int v = 0; v < n; v++) {
         VEC one = x[v];
-        for (int i = 0; i < LANES; i++) one[i] = exp(one[i]);
+        for (int i = 0; i < LANES; i++) one[i] = f(one[i]);
         x[v] = one;
     }
 }
+INLINE void exponentials(const int n, VEC *x) { lane_by_lane(exp, n, x); }
+INLINE void error_functions(const int n, VEC *x) { lane_by_lane(erf, n, x); }
 INLINE VEC close_exponential(VEC x) {
-    exponentials(1, &x);
+    lane_by_lane(exp, 1, &x);
     return x;
 }
 INLINE VEC exponential_less_1(VEC x) {
-    for (int i = 0; i < LANES; i++) x[i] = expm1(x[i]);
+    lane_by_lane(expm1, 1, &x);
     return x;
 }
 INLINE VEC log_of_1_and(VEC x) {
-    for (int i = 0; i < LANES; i++) x[i] = log1p(x[i]);
+    lane_by_lane(log1p, 1, &x);
+    return x;
+}
+INLINE VEC hyperbolic_tangent(VEC x) {
+    lane_by_lane(tanh, 1, &x);
     return x;
 }
 INLINE VEC power(VEC x, T exponent) {
     for (int i = 0; i < LANES; i++) x[i] = pow(x[i], exponent);
     return x;
-}
-INLINE VEC hyperbolic_tangent(VEC x) {
-    for (int i = 0; i < LANES; i++) x[i] = tanh(x[i]);
-    return x;
-}
-INLINE void error_functions(const int n, VEC *x) {
-#pragma GCC unroll 4
-    for (int v = 0; v < n; v++) {
-        VEC one = x[v];
-        for (int i = 0; i < LANES; i++) one[i] = erf(one[i]);
-        x[v] = one;
-    }
 }
 #else
 /* A step of Horner's rule, and all steps of a polynomial, whose highest coefficient comes first. */

@@ -41,17 +41,16 @@ def check_fields(problem: Any, dtypes: Sequence[str]) -> None:
             if not isinstance(value, bool):
                 raise ProblemError(f"{name} is {quote(value)}; it should be True or False")
         else:
+            if type(value) is not int:
+                try:
+                    value = operator.index(value)
+                except TypeError:
+                    raise ProblemError(f"{name} is {quote(value)}; it should be a whole number") from None
+                force_setattr(problem, name, value)
             least = 0 if name.startswith("pad_") else 1
-            if type(value) is int and least <= value <= INT64_MAX:
-                continue
-            try:
-                value = operator.index(value)
-            except TypeError:
-                raise ProblemError(f"{name} is {quote(value)}; it should be a whole number") from None
             if not least <= value <= INT64_MAX:
                 shown = value if abs(value) <= INT64_MAX else "beyond int64"
                 raise ProblemError(f"{name} is {shown}; it should be at least {least} and fit in int64")
-            force_setattr(problem, name, value)
 
 
 def check_int64(problem: Any, **elements: int) -> None:

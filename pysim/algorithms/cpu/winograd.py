@@ -107,13 +107,8 @@ def planned(problem: Conv) -> tuple[int, ...]:
 
 def contract(problem: Conv, schedule: Schedule) -> Contract | None:
     """The transforms of F(2x2, 3x3) only add, subtract and halve, so they have no choice of rounding; those of other forms multiply."""
-    kept = (schedule.outputs, problem.kernel_h, problem.kernel_w, problem.stride_h, schedule.channels) == (
-        2,
-        3,
-        3,
-        1,
-        problem.group_channels,
-    )
+    is_3x3 = (problem.kernel_h, problem.kernel_w, problem.stride_h) == (3, 3, 1)
+    kept = is_3x3 and (schedule.outputs, schedule.channels) == (2, problem.group_channels)
     return Contract("winograd 2x2 3x3", schedule.channels) if kept else None
 
 

@@ -140,11 +140,8 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     pack, pack_filters, runs, vectors = _packing(nest, machine, kernel, unit, live_mean)
     tile = min(kernel.windows, nest.windows)
     last = nest.windows - (window_tiles - 1) * tile
-    edge, others, read = (
-        (runs - nest.out_rows) * live_mean * nest.run_edge(kernel.windows, line),
-        max(1, window_tiles - 1),
-        read_rows(nest, line),
-    )
+    edge = (runs - nest.out_rows) * live_mean * nest.run_edge(kernel.windows, line)
+    others, read = max(1, window_tiles - 1), read_rows(nest, line)
     stored = nest.taps * (size * nest.filters / filter_tiles if nest.filters_in_place else kernel.panel_bytes * kernel.filters)
     return (
         steps,

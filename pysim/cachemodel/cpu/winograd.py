@@ -378,7 +378,7 @@ def _phase_cycles(w: Conv, machine: Machine, unit: Unit) -> float:
 
 def _input_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes: int) -> float:
     """Cycles of the input transform of one group."""
-    m, high, edge = of.wide, of.edge_h, of.edge_w
+    m, height, edge = of.wide, of.edge_h, of.edge_w  # of a patch: rows, columns
     if of.in_blocks:
         moved = 2.0 * of.planes
         return (
@@ -389,8 +389,8 @@ def _input_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes:
     needed = ceil_div(tiles * m + of.taps_w - 1, lanes)
     vectors = m // 2 if needed <= m // 2 else m
     parting = 0.0 if m == 1 else m * max(1.0, log2(m)) * vectors / m if m % 2 == 0 else m * vectors
-    loads, stores, shuffles = 2 * high * vectors, high * (vectors + edge), high * (parting + of.taps_w - 1)
-    arithmetic = vectors * _input_operations(high) + high * _input_operations(edge)
+    loads, stores, shuffles = 2 * height * vectors, height * (vectors + edge), height * (parting + of.taps_w - 1)
+    arithmetic = vectors * _input_operations(height) + height * _input_operations(edge)
     cycles = runs * _cycles(unit, least, w.dtype, loads, stores, arithmetic, shuffles)
     if runs > of.panels:
         groups = of.panels * ceil_div(of.panel, lanes)
