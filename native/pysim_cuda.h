@@ -13,7 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-#define PYSIM_CUDA_DECLARATIONS 0x3b402d1e /* as PYSIM_DECLARATIONS, of the declarations here */
+#define PYSIM_CUDA_DECLARATIONS 0xf677e9f7 /* as PYSIM_DECLARATIONS, of the declarations here */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
@@ -31,7 +31,8 @@ typedef struct {
 } pysim_cuda_gemm;
 
 /* Convolution on a GPU. Under NCHW filters lie [filter][channel][kernel_h][kernel_w], under NHWC [filter][kernel_h][kernel_w][channel];
- * channels are those of one group. Tensors are dense. */
+ * channels are those of one group. Volumes: NCDHW, filters [..][kernel_d][kernel_h][kernel_w], and NDHWC. A volume whose windows join no rows and no
+ * columns is computed as the image whose rows are slices. Tensors are dense. */
 typedef enum { PYSIM_NCHW = 0, PYSIM_NHWC = 1 } pysim_layout;
 typedef struct {
     pysim_conv shape;  /* its dtype: of input and filters, and how they are multiplied */
@@ -126,6 +127,7 @@ typedef struct {
     int32_t capability;
     int32_t needs_finite;   /* pysim_needs_finite */
     int32_t takes_prologue; /* 1: of some problems; of others pysim_cuda_run refuses one with PYSIM_UNSUPPORTED */
+    int32_t takes_volumes;  /* 1: also volumes other than those that images stand for, see pysim_cuda_conv */
 } pysim_cuda_conv_info;
 
 int32_t pysim_cuda_conv_count(void);

@@ -103,7 +103,7 @@ class GpuPrepared:
 def _kept(array: Any, channels_last: bool) -> Any:
     if not arrays.is_cuda(array):
         return np.array(array)
-    converted = arrays.library_of(type(array)).with_layout(array, channels_last) if len(array.shape) == 4 else None
+    converted = arrays.library_of(type(array)).with_layout(array, channels_last) if len(array.shape) in (4, 5) else None
     return array if converted is None else converted
 
 

@@ -41,13 +41,11 @@ def conv1d(
 def conv3d(
     x: Any, w: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1, **options: Any
 ) -> Any:
-    """y[N][M][O][P][Q] = act(x[N][C][D][H][W] * w[M][C/groups][T][R][S] + bias[M] + residual[N][M][O][P][Q]), on a CPU. `padding`: one
-    number, (depth, height, width) or (front, top, left, back, bottom, right)."""
+    """y[N][M][O][P][Q] = act(x[N][C][D][H][W] * w[M][C/groups][T][R][S] + bias[M] + residual[N][M][O][P][Q]). `padding`: one number,
+    (depth, height, width) or (front, top, left, back, bottom, right)."""
     shape, taps = _checked(x, w, 3)
     windows = Windows.of(stride, padding, dilation, groups, 3)
     if shape[2] != 1 or taps[2] != 1 or windows.padding[0] or windows.padding[3]:
-        if arrays.is_cuda(x):
-            raise OperandError("x is on a GPU; convolutions of volumes are computed on a CPU")
         return convolved(x, w, bias, windows, **options)
     flat = Windows(windows.stride[1:], (*windows.padding[1:3], *windows.padding[4:]), windows.dilation[1:], windows.groups)
     views = {name: _without_depth(options[name], name) for name in ("out", "residual") if options.get(name) is not None}
@@ -77,7 +75,7 @@ def conv_transpose3d(
     x: Any, w: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0, output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1,
     **options: Any,
 ) -> Any:  # fmt: skip
-    """y[N][M][O][P][Q], x[N][C][D][H][W], w[C][M/groups][T][R][S], as PyTorch's, on a CPU. `padding` as in `conv_transpose2d`."""
+    """y[N][M][O][P][Q], x[N][C][D][H][W], w[C][M/groups][T][R][S], as PyTorch's. `padding` as in `conv_transpose2d`."""
     return _transposed(x, w, bias, (stride, padding, output_padding, dilation), groups, 3, options)
 
 
@@ -87,9 +85,9 @@ def _transposed(
     for name in ("out", "residual", "plan", "layout"):
         if options.get(name) is not None:
             raise OperandError(f"{name} is given; a transposed convolution takes none")
-    if arrays.is_cuda(x):
-        raise OperandError("x is on a GPU; transposed convolutions are computed on a CPU")
     arrays.refuse_gradients(x=x, w=w, bias=bias)
+    if arrays.is_cuda(x):
+        return _transposed_on_gpu(x, w, bias, arguments, groups, rank, options)
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
     how = _phases(image.shape, filters.shape, arguments, whole(groups, "groups", 1), rank, runtime.dtype_of(None, image, filters))
     problem = how.problem
@@ -97,6 +95,25 @@ def _transposed(
         bias = how.bias(runtime.as_numpy(bias, "bias"))
     y = convolved(image.reshape(problem.input_shape), how.weights(filters), bias, Windows.like(problem), **options)
     return runtime.like(x, np.ascontiguousarray(how.interleaved(y)))
+
+
+def _transposed_on_gpu(
+    x: Any, w: Any, bias: Any, arguments: tuple[Pair, Pair, Pair, Pair], groups: int, rank: int, options: dict[str, Any]
+) -> Any:
+    """The same on a device, in the layout of x."""
+    library = arrays.library_of(type(x))
+    stream = library.stream(x)
+    seen, filters = arrays.view(x, "x", stream), arrays.view(w, "w", stream)
+    how = _phases(seen.shape, filters.shape, arguments, whole(groups, "groups", 1), rank, seen.dtype)
+    problem, moves, channels_last = how.problem, library.moves(x), rank > 1 and "nchw" not in arrays.lying(seen)
+    if bias is not None:
+        bias = how.bias(bias, moves)
+    y = convolved(x.reshape(problem.input_shape), how.weights(w, moves), bias, Windows.like(problem), **options)
+    order = arrays.permuted(rank + 2) if channels_last else range(rank + 2)
+    out = moves.empty([how.output_shape[axis] for axis in order], dtype=y.dtype)
+    out = library.channels_second(out) if channels_last else out
+    how.interleave(y, out)
+    return out
 
 
 def _phases(x: Sequence[int], w: Sequence[int], arguments: tuple[Pair, Pair, Pair, Pair], groups: int, rank: int, dtype: str) -> Transposed:

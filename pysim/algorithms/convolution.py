@@ -52,7 +52,7 @@ class ByRow:
 
     def __init__(self, row: ConvKernel, w: Conv, layout: Layout, chunks: int = 1) -> None:
         self.row, self.layout, self.chunks = row, layout, chunks
-        self.w = in_type(w, row.dtype)
+        self.w = in_type(as_image(w), row.dtype)
         self.size, self.tiles = self.w.element_bytes, product_columns.product_tiles(row, layout)
         self.windows = Windows(self.w, layout, row.outputs)
 
@@ -176,6 +176,7 @@ class Rows:
     kinds: tuple[str, ...] = ()
 
     COMPUTES: ClassVar[type] = Conv
+    VOLUMES: ClassVar[bool] = True  # by rows that compute them, or as images
     cost = staticmethod(launches.cost)
 
     def of(self, problem: Conv, schedule: GpuSchedule, layout: Layout = "nchw") -> ByRow:
@@ -232,13 +233,19 @@ class Rows:
 
 def order_of(w: Conv, *axes: str) -> str:
     """The axes of k of which a group has several, the slowest first."""
-    sizes = {"channels": w.group_channels, "rows": w.kernel_h, "columns": w.kernel_w}
+    sizes = {"channels": w.group_channels, "slices": w.kernel_d, "rows": w.kernel_h, "columns": w.kernel_w}
     return ", ".join(axis for axis in axes if sizes[axis] > 1)
 
 
 def order_in_memory(w: Conv, layout: Layout) -> str:
     """The order of k of filters of this layout."""
-    return order_of(w, *(("rows", "columns", "channels") if layout == "nhwc" else ("channels", "rows", "columns")))
+    return order_of(w, *(("slices", "rows", "columns", "channels") if layout == "nhwc" else ("channels", "slices", "rows", "columns")))
+
+
+@lru_cache(maxsize=64)
+def as_image(w: Conv) -> Conv:
+    """A convolution as the library sees it: of images where its windows join no rows and no columns (native/cuda/abi/conv.cu)."""
+    return w.folded if w.height * w.width <= cuda_limits()["CONV_SIZE"] else w
 
 
 @lru_cache(maxsize=64)
@@ -271,12 +278,18 @@ def legal_rows(request: Request, name: str, made: Callable[[ConvKernel], ByRow])
         return known.get(row.name) or made(row).estimate()
 
     def refuses(row: ConvKernel) -> Reason | None:
-        if request.prologue and not row.prologue:
-            return Reason("shape", "it takes no prologue")
-        of = made(row)
-        return (of.prologue_refusal() if request.prologue else None) or of.refusal()
+        return row_refuses(made(row), request.prologue)
 
     return legal(request, name, rows, attributes, refuses)
+
+
+def row_refuses(of: ByRow, prologue: bool = False) -> Reason | None:
+    """Why a row does not compute a problem, with a prologue or without, as the native library says it."""
+    if of.w.is_volume and not of.row.volumes:
+        return Reason("shape", "it computes images, and these are volumes (id, kd)")
+    if prologue and not of.row.prologue:
+        return Reason("shape", "it takes no prologue")
+    return (of.prologue_refusal() if prologue else None) or of.refusal()
 
 
 def row_of(schedule: GpuSchedule) -> ConvKernel:

@@ -26,7 +26,7 @@ from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuSchedule, Schedule
 from pysim.registry.cuda import conv_kernels, gemm_kernels
 from pysim.runtime import cpu, cpu_launch, cuda
-from pysim.runtime.arrays import PERMUTED
+from pysim.runtime.arrays import channels_second, permuted
 
 PROFILED_CALLS = 5
 
@@ -147,7 +147,7 @@ class GpuBench:
 
     def _in_layout(self, array: Array) -> Array:
         """The array in the device's layout."""
-        return np.ascontiguousarray(array.transpose(PERMUTED) if self._permuted else array)
+        return np.ascontiguousarray(array.transpose(permuted(array.ndim)) if self._permuted else array)
 
     def _sent(self, array: Array) -> cuda.DeviceArray:
         lies, dtype = self._in_layout(array), self.trial.workload.dtype
@@ -173,7 +173,7 @@ class GpuBench:
         (ready.write or ready.call)()
         cuda.synchronize()
         found: Array = operands.out.read(np.empty(self._empty.shape, self._empty.dtype))
-        return found.transpose(0, 3, 1, 2) if self._permuted else found
+        return found.transpose(channels_second(found.ndim)) if self._permuted else found
 
     def everywhere(self) -> Pair:
         return self._everywhere

@@ -11,7 +11,7 @@ by one. Inserted zeros would give 32 filters of 4x4 on 32 x 32 windows, 3.5 time
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -59,6 +59,15 @@ class Phase(NamedTuple):
         return cls(size, taps, stride, kept, stretched, before, max(0, last - size + 1), start, out)
 
 
+class Moves(NamedTuple):
+    """What a library of arrays moves elements with; NumPy's unless said otherwise."""
+
+    zeros: Callable[..., Any] = np.zeros  # of a shape and a type
+    empty: Callable[..., Any] = np.empty
+    flip: Callable[..., Any] = np.flip
+    permute: Callable[..., Any] = np.transpose
+
+
 class Transposed(NamedTuple):
     """A transposed convolution: the convolution of its phases, and its axes. x: (N, C, *sizes), w: (C, M / groups, *kernel)."""
 
@@ -77,21 +86,23 @@ class Transposed(NamedTuple):
     def output_shape(self) -> tuple[int, ...]:
         return (self.problem.batch, self.filters, *(axis.out for axis in self.axes))
 
-    def weights(self, w: Array) -> Array:
+    def weights(self, w: Any, by: Moves = Moves()) -> Any:  # noqa: B008  a constant
         """The filters of the convolution, of `problem.filter_shape`."""
         groups, count = self.problem.groups, len(self.axes)
         kernel = tuple(axis.stretched * (size - 1) + 1 for axis, size in zip(self.axes, w.shape[2:], strict=True))
-        whole = np.zeros((*w.shape[:2], *(axis.taps * axis.stride for axis in self.axes)), w.dtype)
+        whole = by.zeros((*w.shape[:2], *(axis.taps * axis.stride for axis in self.axes)), dtype=w.dtype)
         stretched = tuple(slice(0, size, axis.stretched) for axis, size in zip(self.axes, kernel, strict=True))
         whole[(slice(None), slice(None), *stretched)] = w
         split = [number for axis in self.axes for number in (axis.taps, axis.stride)]
-        parts = np.flip(whole.reshape(groups, -1, w.shape[1], *split), tuple(range(3, 3 + 2 * count, 2)))
+        parts = by.flip(whole.reshape(groups, -1, w.shape[1], *split), tuple(range(3, 3 + 2 * count, 2)))
         order = (0, 2, *range(4, 4 + 2 * count, 2), 1, *range(3, 3 + 2 * count, 2))
-        return np.ascontiguousarray(parts.transpose(order)).reshape(self.problem.filter_shape)
+        return by.permute(parts, order).reshape(self.problem.filter_shape)
 
-    def bias(self, bias: Array) -> Array:
+    def bias(self, bias: Any, by: Moves = Moves()) -> Any:  # noqa: B008  a constant
         """One value for each filter of the convolution."""
-        return np.repeat(bias, self.phases)
+        whole = by.zeros((self.filters, self.phases), dtype=bias.dtype)
+        whole[:] = bias.reshape(-1, 1)
+        return whole.reshape(-1)
 
     @property
     def split_shape(self) -> tuple[int, ...]:
@@ -117,6 +128,17 @@ class Transposed(NamedTuple):
     def interleaved(self, y: Array) -> Array:
         """The result, from the outputs of the convolution."""
         return y.reshape(self.split_shape).transpose(self.order).reshape(self.interleaved_shape)[self.cut]
+
+    def interleave(self, y: Any, out: Any) -> None:
+        """The same into `out`, an array of `output_shape`, a phase at a time, however both lie."""
+        parts, whole = y.reshape(self.split_shape), slice(None)
+        for phase in product(*(range(axis.stride) for axis in self.axes)):
+            first = [max(0, -(-(axis.start - at) // axis.stride)) for axis, at in zip(self.axes, phase, strict=True)]
+            begin = [p * axis.stride + at - axis.start for axis, at, p in zip(self.axes, phase, first, strict=True)]
+            counts = [-(-(axis.out - at) // axis.stride) for axis, at in zip(self.axes, begin, strict=True)]
+            taken = (slice(p, p + count) for p, count in zip(first, counts, strict=True))
+            places = (slice(at, None, axis.stride) for axis, at in zip(self.axes, begin, strict=True))
+            out[(whole, whole, *places)] = parts[(whole, whole, *phase, *taken)]
 
 
 def transposed(

@@ -19,13 +19,13 @@ import numpy as np
 
 from pysim.errors import OperandError
 from pysim.problem.dtypes import TABLE
+from pysim.problem.transposed import Moves
 from pysim.registry.cuda import CONV_LAYOUTS
 from pysim.runtime import cuda
 from pysim.runtime.cuda import SIZES
 
 DTYPES = {one.array: one.name for one in TABLE if one.array} | {"uint8": "u8"}  # names of NumPy (or ml_dtypes) -> ours
 ALIGNMENT_BYTES = 256  # alignment of PyTorch's and CUDA's allocations; no kernel needs more
-PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 _NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
 _DLPACK = {(0, 8): "s8", (0, 32): "s32", (1, 8): "u8", (2, 16): "f16", (2, 32): "f32", (2, 64): "f64", (4, 16): "bf16", (10, 8): "f8"}
@@ -214,12 +214,16 @@ class Library:
         return False
 
     def with_layout(self, x: Any, channels_last: bool) -> Any | None:
-        """A dense copy of a four-dimensional array, NCHW or channels last, made on the current stream; None if the library cannot."""
+        """A dense copy of an array of images or volumes, NCHW or channels last, made on the current stream; None if the library cannot."""
         return None
 
+    def moves(self, like: Any) -> Moves:
+        """What moves elements of arrays on the device of `like`. OperandError if the library has nothing."""
+        raise OperandError(f"arrays of {type(like).__name__} are not rearranged here; pass torch or CuPy arrays")
+
     def channels_second(self, x: Any) -> Any:
-        """An N H W C array viewed as N C H W."""
-        return x.transpose(0, 3, 1, 2)
+        """An N H W C array viewed as N C H W, or of volumes N D H W C as N C D H W."""
+        return x.transpose(channels_second(x.ndim))
 
 
 class _Torch(Library):
@@ -261,11 +265,16 @@ class _Torch(Library):
         return self._is_capturing is not None and not self._is_capturing()
 
     def with_layout(self, x: Any, channels_last: bool) -> Any | None:
-        lies = self._module.channels_last if channels_last else self._module.contiguous_format
+        last = self._module.channels_last if x.dim() == 4 else self._module.channels_last_3d
+        lies = last if channels_last else self._module.contiguous_format
         return x.detach().contiguous(memory_format=lies)
 
+    def moves(self, like: Any) -> Moves:
+        of = self._module
+        return Moves(partial(of.zeros, device=like.device), partial(of.empty, device=like.device), of.flip, of.permute)
+
     def channels_second(self, x: Any) -> Any:
-        return x.permute(0, 3, 1, 2)
+        return x.permute(channels_second(x.dim()))
 
 
 class _Cupy(Library):
@@ -285,7 +294,11 @@ class _Cupy(Library):
 
     def with_layout(self, x: Any, channels_last: bool) -> Any | None:
         dense = self._module.ascontiguousarray
-        return self.channels_second(dense(x.transpose(0, 2, 3, 1))) if channels_last else dense(x)
+        return self.channels_second(dense(x.transpose(permuted(x.ndim)))) if channels_last else dense(x)
+
+    def moves(self, like: Any) -> Moves:
+        of = self._module
+        return Moves(of.zeros, of.empty, of.flip, of.transpose)
 
 
 class _Numpy(Library):
@@ -338,9 +351,10 @@ class Operands(NamedTuple):
         return next(iter(self.given.values()))
 
     def converted(self, name: str, like: str, channels_last: bool) -> Matrix:
-        """A copy of a four-dimensional array that lies NCHW or channels last, as the one named `like` does."""
+        """A copy of an array of images or volumes that lies NCHW or channels last, as the one named `like` does."""
         if self.host:  # it is sent again
-            return _to_device(np.asarray(self.given[name]), name, PERMUTED if channels_last else (0, 1, 2, 3))
+            given = np.asarray(self.given[name])
+            return _to_device(given, name, permuted(given.ndim) if channels_last else tuple(range(given.ndim)))
         copied = self.library.with_layout(self.given[name], channels_last)
         if copied is None:
             layout, strides = "NHWC" if channels_last else "NCHW", self.seen[name].strides
@@ -387,11 +401,11 @@ def check_devices(operands: Operands) -> None:
 
 def _order(x: Any, name: str) -> tuple[int, ...]:
     """The order of a host array's axes in its copy on the device: column-major or channels last if it lies so, else row-major."""
-    if x.flags.c_contiguous or x.ndim not in (2, 4):
+    if x.flags.c_contiguous or x.ndim not in (2, 4, 5):
         return tuple(range(x.ndim))
     if x.ndim == 2:
         return (1, 0) if x.flags.f_contiguous else (0, 1)
-    return PERMUTED if lying(view(x, name)) == ["nhwc"] else (0, 1, 2, 3)
+    return permuted(x.ndim) if lying(view(x, name)) == ["nhwc"] else tuple(range(x.ndim))
 
 
 def _to_device(x: Any, name: str, order: tuple[int, ...]) -> Matrix:
@@ -404,14 +418,27 @@ def _to_device(x: Any, name: str, order: tuple[int, ...]) -> Matrix:
     return msgspec.structs.replace(seen, pointer=memory.pointer, strides=strides, device=0, owner=memory)
 
 
+@lru_cache
+def permuted(rank: int) -> tuple[int, ...]:
+    """The axes N C H W, or N C D H W, in the order N H W C."""
+    return (0, *range(2, rank), 1)
+
+
+@lru_cache
+def channels_second(rank: int) -> tuple[int, ...]:
+    """The axes N H W C in the order N C H W."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
 def lying(x: Matrix) -> list[str]:
-    """The layouts in which a four-dimensional array is dense."""
+    """The layouts in which an array of images or volumes is dense."""
     return [layout for layout in CONV_LAYOUTS if lies(x, layout)]
 
 
 def lies(matrix: Matrix, layout: str) -> bool:
-    """Whether a four-dimensional array is dense in a layout; strides of dimensions of size 1 are ignored."""
-    order = range(4) if layout == "nchw" else PERMUTED
+    """Whether an array of images or volumes is dense in a layout; strides of dimensions of size 1 are ignored."""
+    rank = len(matrix.shape)
+    order = range(rank) if layout == "nchw" else permuted(rank)
     step = 1
     for axis in reversed(order):
         if matrix.shape[axis] > 1 and matrix.strides[axis] != step:

@@ -7,9 +7,10 @@
     y[n][f][p][q] = act(sum over c, r, s of x[n][c][p stride + r dilation - pad][q stride + s dilation - pad] w[f][c][r][s] + bias[f])
     result        = act(alpha op(a) op(b) + beta c + bias)
 
-Under NHWC the memory of x and y is [n][h][w][c] and that of w [f][r][s][c]. The arrays keep the shapes above; only their strides differ
-(PyTorch's channels_last). Row- and column-major matrices, so also transposed views, are used in place. Two kinds of device operands are
-copied: filters in another layout than the input's, and operands that are not aligned to 16 bytes where a kernel loads them by TMA.
+Volumes have a depth more. Under NHWC the memory of x and y is [n][h][w][c] and that of w [f][r][s][c]. The arrays keep the shapes above;
+only their strides differ (PyTorch's channels_last). Row- and column-major matrices, so also transposed views, are used in place. Two kinds
+of device operands are copied: filters in another layout than the input's, and operands that are not aligned to 16 bytes where a kernel
+loads them by TMA.
 
 Work goes to the stream of the first array and is not waited for. NumPy arrays are copied to the device and the result back.
 """
@@ -30,7 +31,7 @@ from pysim.problem.text import Workload
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import conv_kernel
 from pysim.runtime import arrays, cuda
-from pysim.runtime.arrays import PERMUTED, Matrix, Operands
+from pysim.runtime.arrays import Matrix, Operands, channels_second, permuted
 from pysim.runtime.cuda import Activation
 
 KEPT_BYTES = 8 << 20  # largest workspace kept for a stream; launches that need more take longer than an allocation
@@ -56,18 +57,18 @@ def conv_of(operands: Operands, windows: Callable[[tuple[int, ...], tuple[int, .
     choice ("tf32" for float32)."""
     arrays.check_devices(operands)
     x, w, out = operands.seen["x"], operands.seen["w"], operands.out
-    if len(x.shape) != 4 or not all(x.shape):
-        raise OperandError(f"x must be [N][C][H][W] with no size 0; its shape is {x.shape}")
+    if len(x.shape) not in (4, 5) or not all(x.shape):
+        raise OperandError(f"x must be [N][C][H][W] or [N][C][D][H][W] with no size 0; its shape is {x.shape}")
     readable = arrays.lying(x)
     if not readable:
         raise OperandError(f"x of shape {x.shape} has strides {x.strides}: neither NCHW nor channels last; pass a contiguous copy")
-    layouts = [layout for layout in readable if arrays.lies(out, layout)] if out and len(out.shape) == 4 else readable
+    layouts = [layout for layout in readable if arrays.lies(out, layout)] if out and len(out.shape) == len(x.shape) else readable
     how = _multiplied(x, w, dtype, ("x", "w"))
     problem = windows(x.shape, w.shape, how)
     result = out.dtype if out else cuda.result_of(how)
     _check_result("convolution", how, result)
     _check_bias(operands.seen.get("bias"), problem.filters, "filter", result)
-    shape = (problem.batch, problem.filters, problem.out_h, problem.out_w)
+    shape = problem.output_shape
     if out and (out.shape != shape or not layouts):
         have, layout = f"{out.shape}, strides {out.strides}", readable[0]
         raise OperandError(f"out has {have}; expected shape {shape} in {layout.upper()}, the layout of x")
@@ -212,7 +213,7 @@ class PreparedCall(NamedTuple):
         kinds = {arrays.DTYPES[x.dtype.name]: x.dtype for x in map(np.asarray, given.values()) if x.dtype.name in arrays.DTYPES}
         names = {ours: theirs for theirs, ours in arrays.DTYPES.items()}
         found = result.read(np.empty(self.shape, kinds.get(self.result) or np.dtype(names[self.result])))
-        found = found.transpose(0, 3, 1, 2) if self.channels_last else found
+        found = found.transpose(channels_second(found.ndim)) if self.channels_last else found
         if given.get("out") is None:
             return found
         out = np.asarray(given["out"])
@@ -226,7 +227,7 @@ def prepared(task: Task, schedule: GpuSchedule, layout: str, operands: Operands,
     """The launch of a task by this schedule, in one of the task's layouts."""
     seen, out, last = operands.seen, operands.out, layout == "nhwc"
     first, second = (seen[name] for name in task.names)
-    shape = tuple(task.shape[axis] for axis in PERMUTED) if last else task.shape
+    shape = tuple(task.shape[axis] for axis in permuted(len(task.shape))) if last else task.shape
     conv, addresses = isinstance(task.workload, Conv), {"first": first.pointer, "second": second.pointer}
     how: dict[str, Any] = {"layout": layout} if conv else {"pitches": task.pitches, **addresses}
     row = conv_kernel(schedule.kernel) if conv else None

@@ -21,21 +21,48 @@ int64_t outputs_of(int64_t size, int64_t before, int64_t after, int64_t kernel, 
     return (size + before + after - dilation * (kernel - 1) - 1) / stride + 1;
 }
 
+/* Slices, rows and columns of outputs. */
+struct Outputs {
+    int64_t d, h, w;
+    explicit Outputs(const pysim_conv &s)
+        : d(outputs_of(s.depth, s.pad_front, s.pad_back, s.kernel_d, s.stride_d, s.dilation_d)),
+          h(outputs_of(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h)),
+          w(outputs_of(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w)) {}
+};
+
+/* An image, whose depth is all 0, as a volume of one slice. */
+pysim_conv with_depth(pysim_conv s) {
+    if (!(s.depth | s.kernel_d | s.stride_d | s.dilation_d | s.pad_front | s.pad_back)) s.depth = s.kernel_d = s.stride_d = s.dilation_d = 1;
+    return s;
+}
+bool is_volume(const pysim_conv &s) { return s.depth != 1 || s.kernel_d != 1 || s.pad_front || s.pad_back; }
+
+/* A volume whose windows join no rows and no columns, as an image whose rows are slices and whose columns are all elements of one. */
+pysim_conv folded(const pysim_conv &from) {
+    pysim_conv s = with_depth(from);
+    const bool plain = s.kernel_h == 1 && s.kernel_w == 1 && s.stride_h == 1 && s.stride_w == 1;
+    if (!is_volume(s) || !plain || s.pad_top || s.pad_left || s.pad_bottom || s.pad_right || s.height * s.width > limit::CONV_SIZE) return s;
+    s.width *= s.height, s.height = s.depth, s.kernel_h = s.kernel_d, s.stride_h = s.stride_d, s.dilation_h = s.dilation_d;
+    s.pad_top = s.pad_front, s.pad_bottom = s.pad_back;
+    s.depth = s.kernel_d = s.stride_d = s.dilation_d = 1, s.pad_front = s.pad_back = 0;
+    return s;
+}
+
 pysim_status check_conv(const pysim_cuda_conv *c) {
-    const pysim_conv &s = c->shape;
+    const pysim_conv s = with_depth(c->shape);
     const struct {
         const char *name;
         int64_t value, least;
     } sizes[] = {{"batch", s.batch, 1},       {"groups", s.groups, 1},     {"channels", s.channels, 1},     {"height", s.height, 1},
                  {"width", s.width, 1},       {"filters", s.filters, 1},   {"kernel_h", s.kernel_h, 1},     {"kernel_w", s.kernel_w, 1},
                  {"stride_h", s.stride_h, 1}, {"stride_w", s.stride_w, 1}, {"dilation_h", s.dilation_h, 1}, {"dilation_w", s.dilation_w, 1},
-                 {"pad_top", s.pad_top, 0},   {"pad_left", s.pad_left, 0}, {"pad_bottom", s.pad_bottom, 0}, {"pad_right", s.pad_right, 0}};
+                 {"pad_top", s.pad_top, 0},   {"pad_left", s.pad_left, 0}, {"pad_bottom", s.pad_bottom, 0}, {"pad_right", s.pad_right, 0},
+                 {"depth", s.depth, 1},       {"kernel_d", s.kernel_d, 1}, {"stride_d", s.stride_d, 1},     {"dilation_d", s.dilation_d, 1},
+                 {"pad_front", s.pad_front, 0}, {"pad_back", s.pad_back, 0}};
     for (const auto &size : sizes)
         if (size.value < size.least || size.value > limit::CONV_SIZE)
             return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it lies in %lld..%lld", size.name, (long long)size.value, (long long)size.least,
                         (long long)limit::CONV_SIZE);
-    if (s.depth || s.kernel_d || s.stride_d || s.dilation_d || s.pad_front || s.pad_back)
-        return fail(PYSIM_UNSUPPORTED, "depth is %lld; the CUDA kernels compute images, of depth 0", (long long)s.depth);
     if (s.channels % s.groups || s.filters % s.groups)
         return fail(PYSIM_BAD_ARGUMENT, "%lld channels and %lld filters do not part into %lld groups", (long long)s.channels,
                     (long long)s.filters, (long long)s.groups);
@@ -43,17 +70,21 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
     if (high > s.height + s.pad_top + s.pad_bottom || wide > s.width + s.pad_left + s.pad_right)
         return fail(PYSIM_BAD_ARGUMENT, "the kernel spans %lldx%lld, more than the padded input of %lldx%lld", (long long)high,
                     (long long)wide, (long long)(s.height + s.pad_top + s.pad_bottom), (long long)(s.width + s.pad_left + s.pad_right));
+    const int64_t deep = s.dilation_d * (s.kernel_d - 1) + 1;
+    if (deep > s.depth + s.pad_front + s.pad_back)
+        return fail(PYSIM_BAD_ARGUMENT, "the kernel spans %lld slices, more than the %lld of the padded input", (long long)deep,
+                    (long long)(s.depth + s.pad_front + s.pad_back));
     if ((unsigned)c->layout > 1) return fail(PYSIM_BAD_ARGUMENT, "layout is %d; expected 0 (NCHW) or 1 (NHWC)", c->layout);
-    const int64_t p = outputs_of(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h);
-    const int64_t q = outputs_of(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
+    const Outputs out(s);
+    const double windows = (double)out.d * (double)out.h * (double)out.w;
     const double limit = limit::CONV_TENSOR; /* in double: the products may overflow int64 */
     const struct {
         const char *name;
         double elements;
-    } tensors[] = {{"input", (double)s.batch * (double)s.channels * (double)s.height * (double)s.width},
-                   {"filters", (double)s.filters * (double)(s.channels / s.groups) * (double)s.kernel_h * (double)s.kernel_w},
-                   {"output", (double)s.batch * (double)s.filters * (double)p * (double)q},
-                   {"windows of all groups", (double)s.groups * ((double)s.batch * (double)p * (double)q + limit::SPARE_WINDOWS)}};
+    } tensors[] = {{"input", (double)s.batch * (double)s.channels * (double)s.depth * (double)s.height * (double)s.width},
+                   {"filters", (double)s.filters * (double)(s.channels / s.groups) * (double)s.kernel_d * (double)s.kernel_h * (double)s.kernel_w},
+                   {"output", (double)s.batch * (double)s.filters * windows},
+                   {"windows of all groups", (double)s.groups * ((double)s.batch * windows + limit::SPARE_WINDOWS)}};
     for (const auto &tensor : tensors)
         if (tensor.elements > limit)
             return fail(PYSIM_UNSUPPORTED, "the %s would have %.0f elements; the CUDA kernels take up to %.0f", tensor.name,
@@ -77,13 +108,15 @@ pysim_status check_schedule(const pysim_cuda_conv *c, const pysim_cuda_schedule 
 }
 
 Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvRow *row) {
-    const pysim_conv &from = c->shape;
+    const pysim_conv from = folded(c->shape);
+    const Outputs out(from);
     Conv to = {};
     to.batch = (int)from.batch, to.groups = (int)from.groups;
     to.channels = (int)(from.channels / from.groups), to.filters = (int)(from.filters / from.groups);
     to.height = (int)from.height, to.width = (int)from.width;
-    to.out_h = (int)outputs_of(from.height, from.pad_top, from.pad_bottom, from.kernel_h, from.stride_h, from.dilation_h);
-    to.out_w = (int)outputs_of(from.width, from.pad_left, from.pad_right, from.kernel_w, from.stride_w, from.dilation_w);
+    to.depth = (int)from.depth, to.kernel_d = (int)from.kernel_d, to.stride_d = (int)from.stride_d, to.dilation_d = (int)from.dilation_d;
+    to.pad_front = (int)from.pad_front, to.pad_back = (int)from.pad_back, to.volumes = is_volume(from);
+    to.slice_rows = (int)out.h, to.out_h = (int)(out.d * out.h), to.out_w = (int)out.w;
     to.kernel_h = (int)from.kernel_h, to.kernel_w = (int)from.kernel_w, to.stride_h = (int)from.stride_h, to.stride_w = (int)from.stride_w;
     to.dilation_h = (int)from.dilation_h, to.dilation_w = (int)from.dilation_w;
     to.pad_top = (int)from.pad_top, to.pad_left = (int)from.pad_left, to.pad_bottom = (int)from.pad_bottom,
@@ -92,10 +125,10 @@ Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvR
     const int outputs = row ? row->info.outputs : 1, block = row && row->info.block_windows ? row->info.block_windows : 1;
     const int high = ceil_div(to.out_h, outputs), wide = ceil_div(to.out_w, outputs);
     to.windows = to.batch * high * wide;
-    to.k = outputs > 1 ? to.channels : to.channels * to.kernel_h * to.kernel_w;
+    to.k = outputs > 1 ? to.channels : to.channels * to.taps();
     to.group_tiles = ceil_div(to.windows, block);
     to.per_image = Divisor((unsigned)(high * wide)), to.per_row = Divisor((unsigned)wide);
-    to.per_channel = Divisor((unsigned)(to.nhwc ? to.kernel_w * to.channels : to.kernel_h * to.kernel_w));
+    to.per_channel = Divisor((unsigned)(to.nhwc ? to.kernel_w * to.channels : to.taps()));
     to.per_kernel_row = Divisor((unsigned)(to.nhwc ? to.channels : to.kernel_w));
     Problem &p = to.product;
     const int all = to.groups * to.group_tiles * block;
@@ -131,7 +164,10 @@ struct Workspace {
 
 pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
     *w = {};
-    const char *reason = c.prologue.any() && !row.info.takes_prologue ? "it takes no prologue" : row.refuses ? row.refuses(c) : nullptr;
+    const char *reason = c.volumes && !row.volumes                          ? "it computes images, and these are volumes (id, kd)"
+                         : c.prologue.any() && !row.info.takes_prologue ? "it takes no prologue"
+                         : row.refuses                                  ? row.refuses(c)
+                                                                        : nullptr;
     if (reason) return fail(PYSIM_UNSUPPORTED, "kernel %s: %s", row.info.name, reason);
     pysim_status status = row.own_bytes ? row.own_bytes(c, &w->own) : PYSIM_OK;
     if (status != PYSIM_OK) return status;
@@ -162,7 +198,7 @@ pysim_status check_operands(const pysim_cuda_conv *c, const Conv &v, const pysim
     const int element = dtypes[s.dtype].bytes, result = dtypes[c->out_dtype].bytes;
     return check_memory({
         {"output", output, s.batch * s.filters * v.out_h * v.out_w * result, result},
-        {"input", input, s.batch * s.channels * s.height * s.width * element, element},
+        {"input", input, s.batch * s.channels * v.rows() * (int64_t)v.width * element, element},
         {"filters", filters, s.filters * v.k * element, element},
         {"bias", e->bias, s.filters * result, result},
         {"scale", e->scale, s.filters * scale_bytes(c->out_dtype), scale_bytes(c->out_dtype)},

@@ -8,6 +8,9 @@
  * its rows are filters and its columns windows under NCHW, the other way round under NHWC, so that outputs that lie side by side are in one
  * row. Groups stand one after another along the windows, each padded to whole tiles.
  *
+ * Volumes have slices before rows: windows (n, o, p, q), and taps (t, r, s) in place of (r, s). Rows of outputs are numbered through all slices of a
+ * volume, so whatever stores results sees an image.
+ *
  * A family (families.inc) defines, for each of its rows, a `ConvRow`. The workspace holds, each from a multiple of 256 bytes: what the row asks for
  * itself, the tiles' flags, the partial sums. */
 #ifndef PYSIM_CUDA_CONV_H
@@ -37,21 +40,25 @@ struct Conv {
     void *own; /* the row's own part of the workspace */
     int batch, groups;
     int channels, filters; /* of one group */
-    int height, width, out_h, out_w;
+    int height, width, out_h, out_w; /* out_h: rows of outputs, of a volume those of all slices */
     int kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left, pad_bottom, pad_right;
     int nhwc, dtype;
-    int windows, k;                      /* batch out_h out_w, channels kernel_h kernel_w */
+    int depth, kernel_d, stride_d, dilation_d, pad_front, slice_rows; /* of images 1, 1, 1, 1, 0, out_h; the last: rows of outputs of a slice */
+    int pad_back, volumes;               /* 1: there is a depth, in the input or in the kernel */
+    int windows, k;                      /* batch out_h out_w, channels taps() */
     int group_tiles;                     /* tiles of windows in one group */
     Divisor per_image, per_row;          /* windows of an image, of a row of outputs */
-    Divisor per_channel, per_kernel_row; /* NCHW: kernel_h kernel_w, kernel_w; NHWC: kernel_w channels, channels */
+    Divisor per_channel, per_kernel_row; /* NCHW: taps(), kernel_w; NHWC: kernel_w channels, channels */
     Problem product;                     /* decomposition and epilogue; a, b and c are not set, ldc is a row of outputs */
     short halves;                        /* 1: the row takes filters in halves (core/split.cuh) */
     short folds;                         /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
     short step_bytes;                    /* bytes of a window's channels in one k-iteration */
     int gemm;                            /* the schedule's row of gemm/, or -1 */
     /* A window is one pixel; windows are all pixels. */
-    bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); }
-    bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }
+    bool one_pixel() const { return taps() == 1 && !(pad_top | pad_left | pad_bottom | pad_right | pad_front | pad_back); }
+    bool pointwise() const { return one_pixel() && stride_d == 1 && stride_h == 1 && stride_w == 1; }
+    __host__ __device__ int taps() const { return kernel_d * kernel_h * kernel_w; }
+    __host__ __device__ int rows() const { return depth * height; } /* of an image, or of all slices of a volume */
     int tile_m, tile_n, cluster; /* tiled rows: the tile of a cluster, and the cluster's blocks */
     Prologue prologue;
 };
@@ -73,6 +80,7 @@ struct ConvRow {
     static constexpr int below = 0; /* see gemm/rows.h */
     int replaced_on;                /* see gemm/rows.h */
     int reduces_in_cluster;         /* see gemm/rows.h */
+    bool volumes;                   /* it computes volumes, too */
 };
 
 /* The units of each family: the functions that define its rows. */

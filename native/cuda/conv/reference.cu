@@ -35,22 +35,24 @@ template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
     const int all_filters = c.groups * c.filters, all_channels = c.groups * c.channels;
     const int64_t count = (int64_t)c.batch * all_filters * c.out_h * c.out_w, step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count; i += step) {
-        const int q = (int)(i % c.out_w), p = (int)(i / c.out_w % c.out_h), f = (int)(i / c.out_w / c.out_h % all_filters);
+        const int q = (int)(i % c.out_w), row = (int)(i / c.out_w % c.out_h), o = row / c.slice_rows, p = row % c.slice_rows,
+                  f = (int)(i / c.out_w / c.out_h % all_filters);
         const int64_t n = i / c.out_w / c.out_h / all_filters;
         Sum sum = 0;
         for (int channel = 0; c.product.alpha != 0 && channel < c.channels; channel++)
-            for (int r = 0; r < c.kernel_h; r++)
-                for (int s = 0; s < c.kernel_w; s++) {
-                    const int h = p * c.stride_h + r * c.dilation_h - c.pad_top, w = q * c.stride_w + s * c.dilation_w - c.pad_left;
-                    if (h < 0 || h >= c.height || w < 0 || w >= c.width) continue;
+            for (int tap = 0; tap < c.taps(); tap++) {
+                    const int s = tap % c.kernel_w, r = tap / c.kernel_w % c.kernel_h, t = tap / c.kernel_w / c.kernel_h;
+                    const int d = o * c.stride_d + t * c.dilation_d - c.pad_front, h = p * c.stride_h + r * c.dilation_h - c.pad_top,
+                              w = q * c.stride_w + s * c.dilation_w - c.pad_left;
+                    if (d < 0 || d >= c.depth || h < 0 || h >= c.height || w < 0 || w >= c.width) continue;
                     const int64_t from = f / c.filters * c.channels + channel;
-                    const int64_t in = c.nhwc ? ((n * c.height + h) * c.width + w) * all_channels + from
-                                              : ((n * all_channels + from) * c.height + h) * c.width + w;
-                    const int64_t weight = c.nhwc ? (((int64_t)f * c.kernel_h + r) * c.kernel_w + s) * c.channels + channel
-                                                  : (((int64_t)f * c.channels + channel) * c.kernel_h + r) * c.kernel_w + s;
+                    const int64_t in = c.nhwc ? (((n * c.depth + d) * c.height + h) * c.width + w) * all_channels + from
+                                              : (((n * all_channels + from) * c.depth + d) * c.height + h) * c.width + w;
+                    const int64_t weight = c.nhwc ? ((int64_t)f * c.taps() + tap) * c.channels + channel
+                                                  : ((int64_t)f * c.channels + channel) * c.taps() + tap;
                     sum += read<In>(c, in, n, from) * value_of(((const In *)c.weights)[weight]);
                 }
-        Out *to = (Out *)c.out + (c.nhwc ? ((n * c.out_h + p) * c.out_w + q) * all_filters + f : i);
+        Out *to = (Out *)c.out + (c.nhwc ? ((n * c.out_h + row) * c.out_w + q) * all_filters + f : i);
         put(to, finished(c.product, (double)sum, to, f));
     }
 }

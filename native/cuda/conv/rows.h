@@ -32,6 +32,7 @@ struct ConvColumns {
     int pingpong = 0;           /* see gemm/rows.h */
     int promotion = 0;          /* see gemm/rows.h */
     int prologue = 0;           /* 1: it accepts a prologue (pysim_cuda.h) on the problems that its `refuses` allows */
+    int volumes = 0;            /* 1: it computes volumes, too */
     int ablation = 0;           /* 1: built only to measure what it leaves out */
     /* pysim_needs_finite: operands that must be finite for the result of the definition. 1: the filters, if the problem is padded (padding is
      * multiplied as zeros, and zero times infinity is NaN); 2: input and filters (Winograd's transforms mix the elements of a patch) */
@@ -56,7 +57,7 @@ template <class Of, bool BUILT = true> constexpr ConvFunctions functions_of() {
 inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
     ConvRow row = {"",
                    {nullptr, c.algorithm.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m,
-                    c.thread.n, c.stages, c.outputs, c.makes_product, c.capability, c.finite, c.prologue},
+                    c.thread.n, c.stages, c.outputs, c.makes_product, c.capability, c.finite, c.prologue, c.volumes},
                    c.exact_capability != 0,
                    f.refuses,
                    f.own_bytes,
@@ -65,7 +66,8 @@ inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
                    f.tile,
                    c.staged != 0,
                    c.replaced_on,
-                   c.reduces_in_cluster};
+                   c.reduces_in_cluster,
+                  c.volumes != 0};
     int at = 0;
     const auto add = [&](const char *format, auto... values) { at += snprintf(row.name + at, sizeof row.name - at, format, values...); };
     add("%s_%s", dtypes[c.dtype].name, c.algorithm.data());

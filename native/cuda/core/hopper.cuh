@@ -119,6 +119,23 @@ __device__ inline void windows_load_multicast(uint32_t to, const CUtensorMap *ma
                  "l"(map), "r"(barrier), "r"(at.channel), "r"(at.wide), "r"(at.high), "r"(at.image), "h"(right), "h"(below), "h"(blocks)
                  : "memory");
 }
+/* The same of volumes: the corner lies in slice `deep`, and the tap `behind` it. */
+__device__ inline void volumes_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, Corner at, int deep, uint16_t right,
+                                    uint16_t below, uint16_t behind) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+                 "[%2], {%8, %9, %10};" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(at.channel), "r"(at.wide), "r"(at.high), "r"(deep), "r"(at.image), "h"(right), "h"(below),
+                 "h"(behind)
+                 : "memory");
+}
+__device__ inline void volumes_load_multicast(uint32_t to, const CUtensorMap *map, uint32_t barrier, Corner at, int deep, uint16_t right,
+                                              uint16_t below, uint16_t behind, uint16_t blocks) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+                 "[%1, {%3, %4, %5, %6, %7}], [%2], {%8, %9, %10}, %11;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(at.channel), "r"(at.wide), "r"(at.high), "r"(deep), "r"(at.image), "h"(right), "h"(below),
+                 "h"(behind), "h"(blocks)
+                 : "memory");
+}
 __device__ inline void tensor_prefetch(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 __device__ inline int cluster_rank() {

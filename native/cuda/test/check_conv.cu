@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Compares every row of conv/ with the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups, epilogues
+ * Compares every row of conv/ with the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups, volumes, epilogues
  * and decompositions. The output starts as NaN, with a pattern at both ends that must survive. Input, filters, bias and workspace each begin or end
  * where their allocation does. Results of small integers must be equal bit for bit, those of random numbers within a bound. Rows that support
  * prologues have one in every other problem. In every other problem some operands are infinite or NaN, as far as the row supports that
@@ -36,11 +36,18 @@ struct Draw {
     template <int N> int of(const int (&choices)[N]) { return choices[below(N)]; }
 };
 
+/* Of an image, whose depth is 0, 1. */
+long long slices(const pysim_conv &s) { return s.depth ? s.depth : 1; }
+long long out_slices(const pysim_conv &s) {
+    return s.depth ? outputs(s.depth, s.pad_front, s.pad_back, s.kernel_d, s.stride_d, s.dilation_d) : 1;
+}
+long long taps(const pysim_conv &s) { return (s.depth ? s.kernel_d : 1) * s.kernel_h * s.kernel_w; }
+
 /* Allowed error relative to the sum of magnitudes. Winograd's transforms add inputs of a whole patch: F(2x2) up to 8 times that sum, F(4x4) 73 times
  * (lab/ablations/winograd_simulated.py). */
 double bound_of(const Case &x, const pysim_cuda_conv_info &row) {
     const pysim_cuda_conv &c = x.c;
-    const double terms = (double)(c.shape.channels / c.shape.groups * c.shape.kernel_h * c.shape.kernel_w) + 8;
+    const double terms = (double)(c.shape.channels / c.shape.groups * taps(c.shape)) + 8;
     const double growth = row.outputs == 1 ? 1 : row.outputs == 2 ? 10 : 80;
     switch (c.shape.dtype) {
     case PYSIM_F64: return growth * 2 * terms * 0x1p-53;
@@ -54,12 +61,13 @@ void report(const Case &c, const pysim_cuda_conv_info &row, const char *what) {
     if (++failures > 40) return;
     const pysim_conv &s = c.c.shape;
     printf(
-        "FAIL %s %s mb%lldg%lldic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lld dilation %lldx%lld pads %lld %lld %lld %lld %s->%s offsets %d %d %d "
+        "FAIL %s %s mb%lldg%lldic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lld dilation %lldx%lld pads %lld %lld %lld %lld slices %lld %lld %lld %lld %lld %lld %s->%s offsets %d %d %d "
         "alpha %g beta %g bias %d scale %d prologue %d%d%d%d%d f %d kind %d splits %d along_n %d group %d gemm %d %s: %s\n",
         row.name, c.c.layout ? "nhwc" : "nchw", (long long)s.batch, (long long)s.groups, (long long)s.channels, (long long)s.height,
         (long long)s.width, (long long)s.filters, (long long)s.kernel_h, (long long)s.kernel_w, (long long)s.stride_h,
         (long long)s.stride_w, (long long)s.dilation_h, (long long)s.dilation_w, (long long)s.pad_top, (long long)s.pad_left,
-        (long long)s.pad_bottom, (long long)s.pad_right, name_of[s.dtype], name_of[c.c.out_dtype], c.offset_in, c.offset_weights,
+        (long long)s.pad_bottom, (long long)s.pad_right, (long long)s.depth, (long long)s.kernel_d, (long long)s.stride_d, (long long)s.dilation_d,
+        (long long)s.pad_front, (long long)s.pad_back, name_of[s.dtype], name_of[c.c.out_dtype], c.offset_in, c.offset_weights,
         c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, (int)c.has_prologue, c.scales, c.by_image, c.shifts, c.relu,
         c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.s.gemm,
         c.poisoned ? "poisoned"
@@ -74,8 +82,8 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     const int element = bytes_of[s.dtype], result = bytes_of[c.c.out_dtype];
     const int p = outputs(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h);
     const int q = outputs(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
-    const long long count_in = s.batch * s.channels * s.height * s.width, count_out = s.batch * s.filters * p * q;
-    const long long count_weights = s.filters * (s.channels / s.groups) * s.kernel_h * s.kernel_w;
+    const long long count_in = s.batch * s.channels * slices(s) * s.height * s.width, count_out = s.batch * s.filters * out_slices(s) * p * q;
+    const long long count_weights = s.filters * (s.channels / s.groups) * taps(s);
     char *in = buffer_in.place((size_t)count_in * element, c.offset_in * element, seed & 1);
     char *weights = buffer_weights.place((size_t)count_weights * element, c.offset_weights * element, seed & 2);
     const size_t head = HEAD + (size_t)c.offset_out * result, total = head + (size_t)count_out * result + HEAD;
@@ -83,7 +91,7 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     char *want = (char *)buffer_want.at(total) + head;
     each(count_in, fill, in, s.dtype, 1, count_in, count_in, seed, 2 * c.exact);
     each(count_weights, fill, weights, s.dtype, 1, count_weights, count_weights, seed + 77, 2 * c.exact);
-    const bool padded = s.pad_top || s.pad_left || s.pad_bottom || s.pad_right;
+    const bool padded = s.pad_front || s.pad_back || s.pad_top || s.pad_left || s.pad_bottom || s.pad_right;
     if (c.poisoned && row.needs_finite != PYSIM_FINITE_OPERANDS) {
         each(1, poison, in, s.dtype, (long long)(mix(seed + 21) % count_in), 1, 1, INFINITY);
         each(1, poison, in, s.dtype, (long long)(mix(seed + 22) % count_in), 1, 1, NAN);
@@ -227,6 +235,12 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     s.height = size(high, s.kernel_h, s.stride_h, s.dilation_h, s.pad_top, s.pad_bottom, draw.below((int)s.stride_h));
     s.width = size(wide, s.kernel_w, s.stride_w, s.dilation_w, s.pad_left, s.pad_right, draw.below((int)s.stride_w));
     if (by_vectors && kind == 2 && s.groups == 1 && draw.below(2)) s.width = (s.width + 7) / 8 * 8; /* planes are multiples of 16 bytes */
+    if (row.takes_volumes && draw.below(3) == 0) {
+        const int deep[] = {1, 2, 3, 3, 5}, slice_pads[] = {0, 0, 1, 1, 2};
+        s.kernel_d = draw.of(deep), s.stride_d = draw.of(strides), s.dilation_d = draw.of(dilations);
+        s.pad_front = draw.of(slice_pads), s.pad_back = draw.of(slice_pads);
+        s.depth = size(1 + draw.below(4), s.kernel_d, s.stride_d, s.dilation_d, s.pad_front, s.pad_back, draw.below((int)s.stride_d));
+    }
     specialize(s, draw, row);
     return s;
 }
@@ -234,7 +248,7 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
 double multiply_adds(const pysim_conv &s) {
     const double windows = (double)outputs(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h) *
                            outputs(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
-    return windows * (double)(s.batch * s.filters * (s.channels / s.groups) * s.kernel_h * s.kernel_w);
+    return windows * (double)(out_slices(s) * s.batch * s.filters * (s.channels / s.groups) * taps(s));
 }
 
 void check_row(int index, int wanted, unsigned seed, double most) {

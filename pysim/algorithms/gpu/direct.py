@@ -35,7 +35,7 @@ class Direct(ByThreads):
 
     @property
     def order(self) -> str | None:
-        return order_of(self.w, "rows", "columns", "channels")
+        return order_of(self.w, "slices", "rows", "columns", "channels")
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         w, row, windows, model = self.w, self.row, self.windows, gpu.model.direct

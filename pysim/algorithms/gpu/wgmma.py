@@ -57,7 +57,7 @@ class ChannelsLast(ByRow, ABC):
     @property
     def sparse(self) -> bool:
         """Whether windows skip pixels, which a copy then leaves out."""
-        return self.w.taps == 1 and self.w.stride_h * self.w.stride_w > 1 and not self.w.padded
+        return self.w.taps == 1 and self.w.stride_h * self.w.stride_w > 1 and not self.w.padded and not self.w.is_volume
 
     def prologue_refusal(self) -> Reason | None:
         return None if "input" in self.copies else Reason("shape", "it takes a prologue only of an input that it copies")
@@ -121,19 +121,20 @@ class Wgmma(ChannelsLast):
 
     def refusal(self) -> Reason | None:
         w, row, most = self.w, self.row, cuda_limits()
-        stride, span, corner = most["TMA_STRIDE"], most["TMA_SPAN"] - 1, most["TMA_CORNER"]
-        spans = ((w.kernel_h - 1) * w.dilation_h, (w.kernel_w - 1) * w.dilation_w)
+        kind, slices = ("TMA_VOLUME", "slices, rows") if w.is_volume else ("TMA", "rows")
+        stride, span, corner = most["TMA_STRIDE"], most[f"{kind}_SPAN"] - 1, most[f"{kind}_CORNER"]
+        axes = [w.slices] * w.is_volume + [w.rows, w.columns]
         why = ""
         if row.folds and not self.folded:
             why = "it takes a stride above 1 and few channels, which it copies"
-        elif max(w.stride_h, w.stride_w) > stride:
+        elif max(axis.stride for axis in axes) > stride:
             why = f"it takes strides of up to {stride}"
-        elif max(spans) > span:
-            why = f"it takes kernels that span up to {span + 1} rows and columns"
-        elif max(w.pad_top, w.pad_left) > corner:
+        elif max(axis.extent for axis in axes) - 1 > span:
+            why = f"it takes kernels that span up to {span + 1} {slices} and columns"
+        elif max(axis.before for axis in axes) > corner:
             why = f"it takes padding of up to {corner}"
-        elif any(not -corner <= after - span < corner for after, span in zip((w.pad_bottom, w.pad_right), spans, strict=True)):
-            why = f"its last window must begin at most {corner} rows and columns before the input's end, or {corner - 1} after"
+        elif any(not -corner <= axis.after - axis.extent + 1 < corner for axis in axes):
+            why = f"its last window must begin at most {corner} {slices} and columns before the input's end, or {corner - 1} after"
         elif row.promotion and w.filters * w.taps > most["LAYOUT_CONVERSION_ROWS"]:
             why = f"it splits up to {most['LAYOUT_CONVERSION_ROWS']} taps of all filters into halves"
         return Reason("shape", why) if why else None
@@ -185,7 +186,7 @@ class Wgmma(ChannelsLast):
     def rows_of_taps(self) -> bool:
         """Whether its copy pads rows, so that a row of taps is contiguous like channels: where that takes fewer k-iterations."""
         w, padded, size = self.w, self.padded_bytes, self.iteration_bytes
-        vectors = w.batch * w.groups * w.height * (w.width + w.pad_left + w.pad_right) * padded // VECTOR_BYTES
+        vectors = w.batch * w.groups * w.depth * w.height * (w.width + w.pad_left + w.pad_right) * padded // VECTOR_BYTES
         fewer = -(-w.kernel_w * padded // size) < w.kernel_w * -(-padded // size)
         return self.copied and w.dilation_w == 1 and fewer and vectors < 1 << 31
 
@@ -193,7 +194,7 @@ class Wgmma(ChannelsLast):
     def boxes_unfolded(self) -> Boxes:
         """A row for each row of taps, or for each tap."""
         w, padded = self.w, self.padded_bytes
-        return Boxes(w.kernel_h, w.kernel_w * padded) if self.rows_of_taps else Boxes(w.taps, padded)
+        return Boxes(w.kernel_rows, w.kernel_w * padded) if self.rows_of_taps else Boxes(w.taps, padded)
 
     @property
     def boxes(self) -> Boxes:
@@ -205,7 +206,7 @@ class Wgmma(ChannelsLast):
         w = self.w
         if not self.row.folds and (w.kernel_h % w.stride_h or w.kernel_w % w.stride_w):
             return None
-        if not self.copied or w.groups > 1 or w.stride_h * w.stride_w == 1 or max(w.dilation_h, w.dilation_w) > 1:
+        if not self.copied or w.is_volume or w.groups > 1 or w.stride_h * w.stride_w == 1 or max(w.dilation_h, w.dilation_w) > 1:
             return None
         of = Folded.of(w)
         sizes, vectors = ((w.batch * of.rows, of.wide), (w.filters * of.kernel_h, of.kernel_w)), of.padded // VECTOR_BYTES
@@ -221,7 +222,7 @@ class Wgmma(ChannelsLast):
     @property
     def order(self) -> str:
         """Each tap is padded to whole k-iterations, or each row of taps is."""
-        order, w = order_of(self.w, "rows", "columns", "channels"), self.w
+        order, w = order_of(self.w, "slices", "rows", "columns", "channels"), self.w
         if self.folded:
             return f"{order}, folded by the stride"
         rows = self.rows_of_taps and w.kernel_w > 1
@@ -248,7 +249,7 @@ class Wgmma(ChannelsLast):
         w, copies, of = self.w, {}, self.folded
         if self.copied:
             wide = w.width + (w.pad_left + w.pad_right) * self.rows_of_taps
-            pixels = of.rows * of.wide if of else w.windows if self.sparse else w.height * wide
+            pixels = of.rows * of.wide if of else w.windows if self.sparse else w.depth * w.height * wide
             copies["input"] = round_up(w.batch * pixels * w.groups * (of.padded if of else self.padded_bytes), ALIGN)
         if of or self.ragged or not (self.layout == "nhwc" or w.taps == 1):
             copies["filters"] = round_up(self.filters_bytes, ALIGN)

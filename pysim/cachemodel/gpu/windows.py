@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The input that windows of a convolution touch: bytes of a run of windows, of all of them, and what their tiles request of L2.
 
-Windows are numbered image by image, row by row. A run of n windows covers n / Q rows of outputs (whole images, if it is long enough), so it
-touches distinct(rows) x distinct(columns) of each channel:
+Windows are numbered image by image, of volumes slice by slice, row by row. A run of n windows covers n / Q rows of outputs (whole slices
+and images, if it is long enough), so it touches distinct(rows) x distinct(columns) of each channel and slice:
 
     distinct(n) = (n - 1) min(stride, R) + R        (dilated: the size of {p stride + r dilation}), at most the input's own
 
@@ -83,7 +83,8 @@ class Windows(NamedTuple):
 
     @property
     def high(self) -> int:
-        return -(-self.conv.out_h // self.outputs)
+        """Rows of windows, of a volume those of all slices."""
+        return self.conv.out_d * -(-self.conv.out_h // self.outputs)
 
     @property
     def wide(self) -> int:
@@ -103,8 +104,9 @@ class Windows(NamedTuple):
         w, m = self.conv, self.outputs
         if self.tensor:
             return count * w.kernel_h
-        rows = distinct(count, w.kernel_h + m - 1, w.stride_h * m, w.dilation_h)
-        return min(rows, w.height)
+        high = self.high // w.out_d
+        rows = min(distinct(min(count, high), w.kernel_h + m - 1, w.stride_h * m, w.dilation_h), w.height)
+        return rows * min(distinct(max(1.0, count / high), w.kernel_d, w.stride_d, w.dilation_d), w.depth)
 
     def _columns(self, count: float, sectors: bool) -> float:
         """Bytes of one channel (NHWC: of a group's channels) that adjacent windows touch in one row, in whole `sectors` or not."""
@@ -139,9 +141,10 @@ class Windows(NamedTuple):
         position = w.element_bytes * (w.channels if self.channels_last else 1)
         row = w.width * position
         columns = _Axis(w.width, self.wide, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w).bytes(position, row)
-        rows = _Axis(w.height, self.high, w.kernel_h + m - 1, w.stride_h * m, w.dilation_h)
+        rows = _Axis(w.height, self.high // w.out_d, w.kernel_h + m - 1, w.stride_h * m, w.dilation_h)
         plane = rows.bytes(row, row * w.height) if columns == row else rows.touched * columns
-        return w.batch * plane * (1 if self.channels_last else w.channels)
+        slices = _Axis(w.depth, w.out_d, w.kernel_d, w.stride_d, w.dilation_d).touched
+        return w.batch * slices * plane * (1 if self.channels_last else w.channels)
 
     def requested_bytes(self, block: int, l1_bytes: float) -> float:
         """Bytes that tiles of `block` windows of all groups request of L2, where a block has `l1_bytes` of L1."""

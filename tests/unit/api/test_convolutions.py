@@ -6,7 +6,11 @@ import pytest
 from limits import SHARE
 
 import pysim
+from pysim.convolutions import _phases
 from pysim.errors import OperandError, ProblemError
+from pysim.machine.load import load_any
+from pysim.problem.transposed import Moves
+from pysim.problem.windows import Windows, conv_of
 
 torch = pytest.importorskip("torch")
 RANKS = (1, 2, 3)
@@ -56,6 +60,42 @@ def test_padding_may_differ_between_the_two_ends(name, rank):
     else:
         want = getattr(pysim, name)(np.pad(x, ((0, 0), (0, 0), *((0, 2),) * rank)), w)
     assert np.allclose(got, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "im2col"])
+def test_volumes_on_a_gpu_are_pytorchs(algorithm, emulated, monkeypatch):
+    """As the CPU runs the kernels; both layouts, planes and channels last."""
+    rng = np.random.default_rng(7)
+    monkeypatch.setattr(pysim.api.host, "runnable_any", load_any)
+    for number in range(max(12, round(500 * SHARE))):
+        *operands, how = drawn(rng, "conv3d", 9)
+        want = torch.nn.functional.conv3d(*operands, **how).numpy()
+        x, w, bias = (one.float().numpy() for one in operands)
+        layout = ("nchw", "nhwc")[number % 2]
+        if layout == "nhwc":
+            x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
+        pads = how["padding"]
+        problem = conv_of(x.shape, w.shape, how["stride"], (*pads, *pads), how["dilation"], how["groups"], "f32")
+        plan = pysim.plan(problem, "v100", layout=layout, algorithm=algorithm)
+        got = pysim.conv3d(x, w, bias, **how, plan=plan)
+        assert got.shape == want.shape and np.abs(got - want).max() <= 1e-4 * max(1.0, np.sqrt(np.square(want).mean())), (layout, how)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_phases_are_interleaved_however_results_lie(rank):
+    rng, name = np.random.default_rng(rank), f"conv_transpose{rank}d"
+    by = Moves(torch.zeros, torch.empty, torch.flip, torch.permute)  # as on a device
+    for _ in range(max(12, round(500 * SHARE))):
+        x, w, bias, how = drawn(rng, name, 3)
+        arguments = tuple(how[part] for part in ("stride", "padding", "output_padding", "dilation"))
+        of = _phases(x.shape, w.shape, arguments, how["groups"], rank, "f64")
+        assert np.array_equal(of.weights(w, by), of.weights(w.numpy())) and np.array_equal(
+            of.bias(bias, by), np.repeat(bias.numpy(), of.phases)
+        )
+        y = pysim.api.convolved(x.reshape(of.problem.input_shape), of.weights(w, by), of.bias(bias, by), Windows.like(of.problem))
+        out = torch.full(of.output_shape[:1] + of.output_shape[2:] + of.output_shape[1:2], torch.nan, dtype=x.dtype).movedim(-1, 1)
+        of.interleave(y, out)
+        torch.testing.assert_close(out, getattr(torch.nn.functional, name)(x, w, bias, **how))
 
 
 def test_results_go_to_out_and_residuals_are_added():

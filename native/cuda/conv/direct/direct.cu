@@ -12,18 +12,19 @@ template <class T> __global__ void __launch_bounds__(THREADS)
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (index >= places.count) return;
     const Place at = place_of(c, places, index);
-    const Strides in(c.nhwc, c.groups * c.channels, c.height, c.width), taps(c.nhwc, c.channels, c.kernel_h, c.kernel_w);
-    const int h0 = at.p * c.stride_h - c.pad_top, w0 = at.q * c.stride_w - c.pad_left;
+    const Strides in(c.nhwc, c.groups * c.channels, c.rows(), c.width), taps(c.nhwc, c.channels, c.kernel_d * c.kernel_h, c.kernel_w);
+    const int o = at.p / c.slice_rows, d0 = o * c.stride_d - c.pad_front;
+    const int h0 = (at.p - o * c.slice_rows) * c.stride_h - c.pad_top, w0 = at.q * c.stride_w - c.pad_left;
     const T *image = (const T *)c.in + at.n * in.image + at.f / c.filters * c.channels * in.channel;
     const T *weights = (const T *)c.weights + at.f * taps.image;
     T sum = 0;
-    for (int r = 0; r < c.kernel_h; r++) {
-        const int h = h0 + r * c.dilation_h;
-        if ((unsigned)h >= (unsigned)c.height) continue;
+    for (int line = 0; line < c.kernel_d * c.kernel_h; line++) {
+        const int t = line / c.kernel_h, d = d0 + t * c.dilation_d, h = h0 + (line - t * c.kernel_h) * c.dilation_h;
+        if ((unsigned)d >= (unsigned)c.depth || (unsigned)h >= (unsigned)c.height) continue;
         for (int s = 0; s < c.kernel_w; s++) {
             const int w = w0 + s * c.dilation_w;
             if ((unsigned)w >= (unsigned)c.width) continue;
-            const T *from = image + h * in.row + w * in.column, *by = weights + r * taps.row + s * taps.column;
+            const T *from = image + (d * c.height + h) * in.row + w * in.column, *by = weights + line * taps.row + s * taps.column;
             for (int channel = 0; channel < c.channels; channel++)
                 sum = fma(from[channel * in.channel], by[channel * taps.channel], sum);
         }

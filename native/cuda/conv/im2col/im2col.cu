@@ -58,13 +58,18 @@ template <class T> __global__ void __launch_bounds__(THREADS)
     p = c.per_row.of(rest, q);
     if (c.nhwc) r = c.per_channel.of(k, rest), s = c.per_kernel_row.of(rest, channel);
     else channel = c.per_channel.of(k, rest), r = c.per_kernel_row.of(rest, s);
+    int d = 0;
+    if (c.volumes) {
+        const int o = p / c.slice_rows, t = r / c.kernel_h;
+        p -= o * c.slice_rows, r -= t * c.kernel_h, d = o * c.stride_d + t * c.dilation_d - c.pad_front;
+    }
     const int h = p * c.stride_h + r * c.dilation_h - c.pad_top, w = q * c.stride_w + s * c.dilation_w - c.pad_left;
     channel += group * c.channels;
     const int64_t all = (int64_t)c.groups * c.channels;
     T value = T(0);
-    if ((unsigned)h < (unsigned)c.height && (unsigned)w < (unsigned)c.width)
-        value = ((const T *)c.in)[c.nhwc ? ((n * (int64_t)c.height + h) * c.width + w) * all + channel
-                                         : ((n * all + channel) * c.height + h) * c.width + w];
+    if ((unsigned)d < (unsigned)c.depth && (unsigned)h < (unsigned)c.height && (unsigned)w < (unsigned)c.width)
+        value = ((const T *)c.in)[c.nhwc ? (((int64_t)n * c.depth + d) * c.height + h) * c.width * all + w * all + channel
+                                         : (((n * all + channel) * c.depth + d) * c.height + h) * c.width + w];
     to[line * pitch + at] = value;
 }
 
@@ -121,10 +126,10 @@ pysim_status run(const Conv &c, int, cudaStream_t stream) {
         for (int group = 0; group < c.groups && status == PYSIM_OK; group++) {
             const int images = min(m.images, c.batch - image);
             pysim_cuda_problem product = problem_of(product_of(c, m));
-            const int64_t in_image = (int64_t)c.groups * c.channels * c.height * c.width,
+            const int64_t plane = (int64_t)c.rows() * c.width, in_image = c.groups * c.channels * plane,
                           out_image = (int64_t)c.groups * c.filters * c.out_h * c.out_w;
             const char *columns = (const char *)c.in +
-                                  (image * in_image + group * (c.nhwc ? c.channels : (int64_t)c.channels * c.height * c.width)) * element;
+                                  (image * in_image + group * (c.nhwc ? c.channels : c.channels * plane)) * element;
             const char *weights = (const char *)c.weights + (int64_t)group * c.filters * c.k * element;
             char *out =
                 (char *)c.out + (image * out_image + group * (c.nhwc ? c.filters : (int64_t)c.filters * c.out_h * c.out_w)) * result;

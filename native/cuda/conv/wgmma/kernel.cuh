@@ -9,7 +9,8 @@
  * of channels of consecutive windows along w, h and n, stepping by the strides inside the box of corners, with zeros outside the image. Channels beyond
  * the last are zeros in both operands. Threads gather nothing.
  *
- * Limits of that mode on four dimensions: corners in -128..127, offsets in 0..255, strides up to 8.
+ * Limits of that mode on four dimensions: corners in -128..127, offsets in 0..255, strides up to 8. Volumes are its five dimensions, with a tap more and a
+ * corner more: -16..15, 0..31.
  *
  * Planes (planes() of operands.cu): under NCHW a pointwise convolution's windows are the pixels of a channel, so A is MN-major and read in place. A box
  * is 128 bytes of windows of one image, for as many channels as a stage has k. Windows are numbered as if images were whole boxes.
@@ -42,6 +43,7 @@ struct Gathered {
         int image, high, wide, first; /* the first window's corner and channel; of planes `wide` is its place in the plane */
         int filter, tap, channel;
         int down, across; /* the tap's offset */
+        int deep, behind; /* of volumes: the corner's slice, and the tap's offset */
 
     public:
         __device__ Shares(const Windows &conv, int m, int n, int step) : c(conv) {
@@ -49,14 +51,17 @@ struct Gathered {
                       blocks = ceil_div(c.channels, S::BLOCK_K);
             int position, q;
             image = c.per_image.of(m - group * rows, position) + group * c.group_images;
-            high = c.per_row.of(position, q) * c.stride_h - c.pad_top;
+            int row = c.per_row.of(position, q);
+            deep = 0;
+            if (c.volumes) deep = quotient(row, c.slice_rows), row -= deep * c.slice_rows, deep = deep * c.stride_d - c.pad_front;
+            high = row * c.stride_h - c.pad_top;
             wide = planes<S>(c) ? position : q * c.stride_w - c.pad_left;
             first = group * c.group_channels;
             filter = group * c.filters + n;
             tap = quotient(step, blocks);
             channel = (step - tap * blocks) * S::BLOCK_K;
-            const int r = quotient(tap, c.kernel_w);
-            down = r * c.dilation_h, across = (tap - r * c.kernel_w) * c.dilation_w;
+            const int line = quotient(tap, c.kernel_w), t = c.volumes ? quotient(line, c.kernel_h) : 0;
+            behind = t * c.dilation_d, down = (line - t * c.kernel_h) * c.dilation_h, across = (tap - line * c.kernel_w) * c.dilation_w;
         }
         static __device__ int bytes_a(const Windows &) { return S::A_BYTES; }
         static __device__ int bytes_b(const Windows &) { return S::B_BYTES; }
@@ -64,7 +69,11 @@ struct Gathered {
             if (planes<S>(c)) return load_planes(to, map, barrier, blocks);
             const Corner corner = {first + channel, wide, high, image};
             const uint16_t right = (uint16_t)across, below = (uint16_t)down;
-            if (S::CLUSTER_N > 1) windows_load_multicast(to, map, barrier, corner, right, below, blocks);
+            if (c.volumes) {
+                const uint16_t after = (uint16_t)behind;
+                if (S::CLUSTER_N > 1) volumes_load_multicast(to, map, barrier, corner, deep, right, below, after, blocks);
+                else volumes_load(to, map, barrier, corner, deep, right, below, after);
+            } else if (S::CLUSTER_N > 1) windows_load_multicast(to, map, barrier, corner, right, below, blocks);
             else windows_load(to, map, barrier, corner, right, below);
         }
         __device__ void load_planes(uint32_t to, const CUtensorMap *map, uint32_t barrier, uint16_t blocks) const {
@@ -91,6 +100,7 @@ struct Gathered {
             if (channel < c.channels) return;
             channel = 0, tap++, across += c.dilation_w;
             if (across == c.kernel_w * c.dilation_w) across = 0, down += c.dilation_h;
+            if (c.volumes && down == c.kernel_h * c.dilation_h) down = 0, behind += c.dilation_d;
         }
     };
 
@@ -172,16 +182,19 @@ inline const DriverFunction<EncodeWindows> &windows_encoder() {
 
 inline CUtensorMapSwizzle swizzle_of(int row) { return row == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B; }
 
-/* Corners: start of the first and of the last window of an image, relative to its first and last pixel. */
+/* Corners: start of the first and of the last window of an image, relative to its first and last pixel. Images are volumes of one slice, whose dimension is
+ * left out. */
 template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows &c) {
     const cuuint64_t pitch = (cuuint64_t)c.pitch * S::BYTES, row = (cuuint64_t)c.row * S::BYTES;
-    const cuuint64_t sizes[] = {(cuuint64_t)c.depth, (cuuint64_t)c.width, (cuuint64_t)c.height, (cuuint64_t)c.images};
-    const cuuint64_t pitches[] = {pitch, row, row * c.height};
-    const int lower[] = {-c.pad_left, -c.pad_top};
-    const int upper[] = {c.pad_right - (c.kernel_w - 1) * c.dilation_w, c.pad_bottom - (c.kernel_h - 1) * c.dilation_h};
-    const cuuint32_t steps[] = {1, (cuuint32_t)c.stride_w, (cuuint32_t)c.stride_h, 1};
+    const cuuint64_t images = (cuuint64_t)c.images, slices = c.volumes ? (cuuint64_t)c.depth : images;
+    const cuuint64_t sizes[] = {(cuuint64_t)c.run, (cuuint64_t)c.width, (cuuint64_t)c.height, slices, images};
+    const cuuint64_t pitches[] = {pitch, row, row * c.height, row * c.height * c.depth};
+    const int lower[] = {-c.pad_left, -c.pad_top, -c.pad_front};
+    const int upper[] = {c.pad_right - (c.kernel_w - 1) * c.dilation_w, c.pad_bottom - (c.kernel_h - 1) * c.dilation_h,
+                         c.pad_back - (c.kernel_d - 1) * c.dilation_d};
+    const cuuint32_t steps[] = {1, (cuuint32_t)c.stride_w, (cuuint32_t)c.stride_h, c.volumes ? (cuuint32_t)c.stride_d : 1, 1};
     if (windows_encoder().error != cudaSuccess) return windows_encoder().error;
-    const CUresult result = windows_encoder().call(map, map_type<S>(), 4, const_cast<void *>(c.in), sizes, pitches, lower, upper,
+    const CUresult result = windows_encoder().call(map, map_type<S>(), 4 + c.volumes, const_cast<void *>(c.in), sizes, pitches, lower, upper,
                                                    S::BLOCK_K, S::A_SHARE, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(S::ROW),
                                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
@@ -207,7 +220,7 @@ template <class S> cudaError_t describe_planes(CUtensorMap *map, const Windows &
 }
 
 template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows &c) {
-    const int taps = c.kernel_h * c.kernel_w;
+    const int taps = c.taps();
     const cuuint64_t tap = (cuuint64_t)c.channels * S::BYTES;
     const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters * (1 + S::Element::SPLIT)},
                      pitches[] = {tap, tap * taps};

@@ -57,10 +57,10 @@ bool copied(const Conv &c) {
     if (planes(c)) return false;
     return !c.nhwc || padded_channels(c) != c.channels || (c.groups > 1 && c.channels * dtypes[c.dtype].bytes % c.step_bytes);
 }
-bool sparse(const Conv &c) { return copied(c) && c.one_pixel() && !c.pointwise(); }
+bool sparse(const Conv &c) { return copied(c) && c.one_pixel() && !c.pointwise() && !c.volumes; }
 bool rows_of_taps(const Conv &c) {
     const int64_t block = c.step_bytes / dtypes[c.dtype].bytes, channels = padded_channels(c), row = c.kernel_w * channels;
-    const int64_t rows = c.batch * (int64_t)c.groups * c.height, wide = (int64_t)c.width + c.pad_left + c.pad_right;
+    const int64_t rows = c.batch * (int64_t)c.groups * c.rows(), wide = (int64_t)c.width + c.pad_left + c.pad_right;
     const bool fewer = (row + block - 1) / block < c.kernel_w * ((channels + block - 1) / block);
     /* vectors of the copy */
     return copied(c) && c.dilation_w == 1 && fewer && rows * (wide * channels * dtypes[c.dtype].bytes / 16) <= INT_MAX;
@@ -71,7 +71,7 @@ namespace {
 int64_t steps_unfolded(const Conv &c) {
     const int64_t block = c.step_bytes / dtypes[c.dtype].bytes, channels = padded_channels(c);
     const int64_t of_row = rows_of_taps(c) ? (c.kernel_w * channels + block - 1) / block : c.kernel_w * ((channels + block - 1) / block);
-    return c.kernel_h * of_row;
+    return c.kernel_d * c.kernel_h * of_row;
 }
 
 /* A copy whose squares of stride_h x stride_w pixels are the channels of one, so that windows are next to one another: its kernel and its rows, and
@@ -89,7 +89,7 @@ struct Folded {
  * have, of which an infinite one makes NaN. Rows that fold (folds) may. */
 bool folded(const Conv &c) {
     if (!c.folds && (c.kernel_h % c.stride_h || c.kernel_w % c.stride_w)) return false;
-    if (!copied(c) || c.groups > 1 || c.stride_h * c.stride_w == 1 || c.dilation_h > 1 || c.dilation_w > 1) return false;
+    if (!copied(c) || c.volumes || c.groups > 1 || c.stride_h * c.stride_w == 1 || c.dilation_h > 1 || c.dilation_w > 1) return false;
     const Folded of(c);
     const int64_t vectors = of.channels * dtypes[c.dtype].bytes / 16;
     return of.steps < steps_unfolded(c) && c.batch * of.rows <= INT_MAX / (of.wide * vectors) &&
@@ -111,9 +111,9 @@ Own own_of(const Conv &c) {
         return {round_up(c.batch * of.rows * of.wide * place, ALIGN), round_up(filters, ALIGN),
                 c.halves ? round_up(2 * filters, ALIGN) : 0};
     }
-    const int64_t element = dtypes[c.dtype].bytes, channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
+    const int64_t element = dtypes[c.dtype].bytes, channels = padded_channels(c), taps = c.taps();
     const int64_t wide = c.width + (rows_of_taps(c) ? c.pad_left + c.pad_right : 0),
-                  pixels = c.batch * (sparse(c) ? (int64_t)c.out_h * c.out_w : (int64_t)c.height * wide);
+                  pixels = c.batch * (sparse(c) ? (int64_t)c.out_h * c.out_w : (int64_t)c.rows() * wide);
     const bool filters_stay = channels == c.channels && (c.nhwc || taps == 1);
     const int64_t filters = (int64_t)c.groups * c.filters * taps * channels * element;
     return {copied(c) ? round_up(pixels * c.groups * channels * element, ALIGN) : 0, filters_stay ? 0 : round_up(filters, ALIGN),
@@ -130,17 +130,30 @@ pysim_status own_bytes(const Conv &c, int64_t *bytes) {
 
 /* TMA's limits (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode"). */
 const char *refuses(const Conv &c) {
-    const int64_t high = (c.kernel_h - 1) * (int64_t)c.dilation_h, wide = (c.kernel_w - 1) * (int64_t)c.dilation_w;
+    const struct Axis {
+        int stride, before;
+        int64_t span, after; /* from the first tap to the last; from the input's end to the last window's beginning */
+        Axis(int kernel, int stride, int dilation, int before, int end)
+            : stride(stride), before(before), span((kernel - 1) * (int64_t)dilation), after(end - span) {}
+    } axes[] = {{c.kernel_d, c.stride_d, c.dilation_d, c.pad_front, c.pad_back},
+                {c.kernel_h, c.stride_h, c.dilation_h, c.pad_top, c.pad_bottom},
+                {c.kernel_w, c.stride_w, c.dilation_w, c.pad_left, c.pad_right}};
+    const auto any = [&](auto is) { return (c.volumes && is(axes[0])) || is(axes[1]) || is(axes[2]); };
+    using namespace limit;
+    static_assert(TMA_STRIDE == 8 && TMA_SPAN == 256 && TMA_CORNER == 128, "what the sentences say");
+    static_assert(TMA_VOLUME_SPAN == 32 && TMA_VOLUME_CORNER == 16, "what the sentences say");
+    const int64_t most = c.volumes ? TMA_VOLUME_SPAN : TMA_SPAN, corner = c.volumes ? TMA_VOLUME_CORNER : TMA_CORNER;
     if (c.prologue.any() && !copied(c)) return "it takes a prologue only of an input that it copies";
     if (c.folds && !folded(c)) return "it takes a stride above 1 and few channels, which it copies";
-    static_assert(limit::TMA_STRIDE == 8 && limit::TMA_SPAN == 256 && limit::TMA_CORNER == 128, "what the sentences say");
-    if (c.stride_h > limit::TMA_STRIDE || c.stride_w > limit::TMA_STRIDE) return "it takes strides of up to 8";
-    if (high >= limit::TMA_SPAN || wide >= limit::TMA_SPAN) return "it takes kernels that span up to 256 rows and columns";
-    if (c.pad_top > limit::TMA_CORNER || c.pad_left > limit::TMA_CORNER) return "it takes padding of up to 128";
-    for (const int64_t after : {c.pad_bottom - high, c.pad_right - wide})
-        if (after < -limit::TMA_CORNER || after >= limit::TMA_CORNER)
-            return "its last window must begin at most 128 rows and columns before the input's end, or 127 after";
-    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > limit::LAYOUT_CONVERSION_ROWS)
+    if (any([](const Axis &axis) { return axis.stride > TMA_STRIDE; })) return "it takes strides of up to 8";
+    if (any([&](const Axis &axis) { return axis.span >= most; }))
+        return c.volumes ? "it takes kernels that span up to 32 slices, rows and columns" : "it takes kernels that span up to 256 rows and columns";
+    if (any([&](const Axis &axis) { return axis.before > corner; }))
+        return c.volumes ? "it takes padding of up to 16" : "it takes padding of up to 128";
+    if (any([&](const Axis &axis) { return axis.after < -corner || axis.after >= corner; }))
+        return c.volumes ? "its last window must begin at most 16 slices, rows and columns before the input's end, or 15 after"
+                         : "its last window must begin at most 128 rows and columns before the input's end, or 127 after";
+    if (c.halves && (int64_t)c.groups * c.filters * c.taps() > LAYOUT_CONVERSION_ROWS)
         return "it splits up to 4194240 taps of all filters into halves";
     return nullptr;
 }
@@ -155,7 +168,7 @@ Operands as_folded(const Conv &c, Windows &to) {
     const int channels = (int)of.channels, rows = (int)of.rows, wide = (int)of.wide, high = (int)of.kernel_h, across = (int)of.kernel_w;
     to.height = rows, to.width = c.out_w, to.kernel_h = high, to.kernel_w = 1, to.stride_h = to.stride_w = 1;
     to.pad_top = to.pad_left = to.pad_bottom = to.pad_right = 0;
-    to.pitch = channels, to.row = wide * channels, to.channels = to.depth = across * channels, to.images = c.batch;
+    to.pitch = channels, to.row = wide * channels, to.channels = to.run = across * channels, to.images = c.batch;
     return {{nullptr,
              c.in,
              c.batch,
@@ -184,18 +197,18 @@ Operands as_folded(const Conv &c, Windows &to) {
              {c.stride_h, c.stride_w, high, 0}}};
 }
 Operands as_pixels(const Conv &c, Windows &to, bool copy) {
-    const int channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
+    const int channels = padded_channels(c), taps = c.taps();
     int before = 0, wide = c.width;
-    to.channels = channels, to.pitch = to.depth = copy ? channels : c.groups * channels;
+    to.channels = channels, to.pitch = to.run = copy ? channels : c.groups * channels;
     to.images = copy ? c.groups * c.batch : c.batch;
     to.group_images = copy ? c.batch : 0, to.group_channels = copy ? 0 : channels;
     if (rows_of_taps(c)) {
         before = c.pad_left, wide += c.pad_left + c.pad_right;
         to.width = wide - c.kernel_w + 1, to.pad_left = to.pad_right = 0;
-        to.channels = to.depth = c.kernel_w * channels, to.kernel_w = 1;
+        to.channels = to.run = c.kernel_w * channels, to.kernel_w = 1;
     }
     Every every = {};
-    int high = c.height;
+    int high = c.rows();
     if (sparse(c)) {
         every = {c.stride_h, c.stride_w, c.width, c.height * c.width};
         to.height = high = c.out_h, to.width = wide = c.out_w, to.stride_h = to.stride_w = 1;
@@ -220,7 +233,7 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     if (own.input || own.filters)
         status = check(channels_last(copies.input, copies.filters, dtypes[c.dtype].bytes, stream), "channels of input and filters");
     if (status != PYSIM_OK || !c.halves) return status;
-    const int channels = copies.filters.padded, taps = to.channels / channels * to.kernel_h * to.kernel_w;
+    const int channels = copies.filters.padded, taps = to.channels / channels * to.taps();
     void *const halves = (char *)c.own + own.input + own.filters;
     const LayoutConversion copy = {halves, channels, to.weights, channels, (int64_t)c.groups * c.filters * taps, channels, false};
     status = check(convert_layouts({}, copy, sizeof(float), PartsOf::HALVES, nullptr, 0, nullptr, stream), "halves of filters");

@@ -8,11 +8,11 @@
 namespace pysim {
 namespace hopper {
 
-/* A convolution whose operands have the layout that TMA needs: filters[filter][tap][channels] and images[image][row][pixel]. A pixel has `depth`
+/* A convolution whose operands have the layout that TMA needs: filters[filter][tap][channels] and images[image][row][pixel]. A pixel has `run`
  * channels; pixels are `pitch` elements apart, rows `row` elements, both multiples of 16 bytes. From one group to the next, windows begin
  * `group_images` images and `group_channels` channels later. pitch 0: planes. */
 struct Windows : Conv {
-    int images, depth, pitch, row, group_images, group_channels;
+    int images, run, pitch, row, group_images, group_channels;
 };
 
 /* The number of k-iterations. */

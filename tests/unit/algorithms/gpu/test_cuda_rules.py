@@ -17,6 +17,7 @@ import pytest
 import pysim.api
 from pysim import planner
 from pysim.algorithms import algorithm_named
+from pysim.algorithms.convolution import row_refuses
 from pysim.algorithms.gpu import gemm, im2col, residues
 from pysim.check.reference import shapes
 from pysim.comparison.bench import GpuBench
@@ -64,7 +65,7 @@ def convolution_bytes(row: ConvKernel, w: Conv, schedule: GpuSchedule, layout: s
 def refusal(row: ConvKernel, w: Conv, layout: str) -> Reason | None:
     """What its algorithm says, then what it says of the row."""
     module: Any = algorithm_named(row.algorithm, w, H200)
-    return module.refuses(w, H200, layout) or (None if row.makes_product else module.by(row, w, layout).refusal())
+    return module.refuses(w, H200, layout) or (None if row.makes_product else row_refuses(module.by(row, w, layout)))
 
 
 # What the library says
@@ -165,7 +166,20 @@ def shape(draw: random.Random, row: ConvKernel) -> dict[str, int]:
             "stride_h": draw.randint(2, 4),
             "stride_w": draw.randint(1, 4),
         }
-    return w | draw.choice(LIMITS)(draw)
+    return w | draw.choice(LIMITS)(draw) | (volume(draw, row) if draw.random() < (0.4 if row.volumes else 0.1) else {})
+
+
+def volume(draw: random.Random, row: ConvKernel) -> dict[str, int]:
+    """A depth; for rows of images, windows that join no rows and no columns."""
+    sizes = {
+        "depth": near(draw, 4, most=40), "kernel_d": near(draw, 3, most=9), "stride_d": draw.choice((1, 1, 2, MOST["TMA_STRIDE"])),
+        "dilation_d": draw.choice((1, 1, 2, _about(draw, MOST["TMA_VOLUME_SPAN"] // 2))), "pad_front": draw.choice((0, 1, 15, 16, 17)),
+        "pad_back": draw.choice((0, 1, 14, 15, 16, 30)), "batch": draw.randint(1, 3),
+    }  # fmt: skip
+    if row.volumes and draw.random() < 0.8:
+        return sizes
+    plain = dict.fromkeys(("kernel_h", "kernel_w", "stride_h", "stride_w"), 1)
+    return sizes | plain | dict.fromkeys(("pad_top", "pad_left", "pad_bottom", "pad_right"), 0)
 
 
 def _about(draw: random.Random, limit: int) -> int:
