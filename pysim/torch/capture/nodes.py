@@ -6,6 +6,7 @@ An FX node that is not known, that is called in another way, or that must stay w
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ _SIGMOID = ("Sigmoid", ("input",))
 _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of positional arguments
     torch.conv2d: ("Conv", _CONV),
     functional.conv2d: ("Conv", _CONV),
+    torch.conv3d: ("Conv3d", _CONV),
+    functional.conv3d: ("Conv3d", _CONV),
     functional.linear: ("Linear", ("input", "weight", "bias")),
     linear_over_channels: ("Linear", ("input", "weight", "bias")),
     functional.layer_norm: ("LayerNormalization", _ROW_NORM),
@@ -78,7 +81,7 @@ def _node(node: fx.Node, effects: Effects) -> Node:
     x: Any = given.get("input")
     plain = len(node.args) <= len(names) and isinstance(x, fx.Node)
     plain = plain and not (node.target in _IN_PLACE and (len(x.users) > 1 or not effects.owns(x)))
-    found = read(given) if read and plain and (op in ("Conv", "Linear") or effects.may_move(node)) else None
+    found = read(given) if read and plain and (op in ("Conv", "Conv3d", "Linear") or effects.may_move(node)) else None
     if found is None:
         return Node("opaque", node.name, tuple(one.name for one in node.all_input_nodes), (node.name,))
     kind, operands, attributes = found
@@ -110,16 +113,17 @@ def _parameter_shape(parameter: Any) -> tuple[int, ...]:
 _Read = tuple[str, tuple[Any, ...], _Arguments] | None
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
-    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
-    pair = pair * 2 if len(pair) == 1 else pair
-    return (pair[0], pair[1]) if len(pair) == 2 and all(isinstance(one, int) for one in pair) else None
+def _along(value: Any, rank: int) -> tuple[int, ...] | None:
+    """A number for each axis."""
+    numbers = (value,) * rank if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
+    numbers = numbers * rank if len(numbers) == 1 else numbers
+    return numbers if len(numbers) == rank and all(isinstance(one, int) for one in numbers) else None
 
 
-def _read_conv(given: _Arguments) -> _Read:
-    pairs = [_pair(given.get(name, default)) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+def _read_conv(given: _Arguments, rank: int = 2) -> _Read:
+    along = [_along(given.get(name, default), rank) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
     groups = given.get("groups", 1)
-    stride, padding, dilation = pairs
+    stride, padding, dilation = along
     if stride is None or padding is None or dilation is None or not isinstance(groups, int):
         return None
     return "Conv", (given["input"], given["weight"], given.get("bias")), {"geometry": Geometry(stride, padding, dilation, groups)}
@@ -168,6 +172,7 @@ def _read_clip(given: _Arguments) -> _Read:
 
 _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Conv": _read_conv,
+    "Conv3d": partial(_read_conv, rank=3),
     "Linear": _read_linear,
     "BatchNormalization": _read_norm,
     "Clip": _read_clip,

@@ -87,8 +87,7 @@ def work_of(p: Workload) -> Work:
     size = SIZES[p.dtype]
     if isinstance(p, Gemm):
         return Work(size * p.m * p.k, size * p.m * p.n, size * p.k * p.n)
-    weights = p.filters * p.channels // p.groups * p.kernel_h * p.kernel_w
-    return Work(size * p.batch * p.channels * p.height * p.width, size * p.batch * p.filters * p.windows, size * weights)
+    return Work(size * p.input_elements, size * p.output_elements, size * p.filter_elements)
 
 
 def kind_of(p: Workload) -> str:
@@ -99,7 +98,7 @@ def kind_of(p: Workload) -> str:
         return "by channel" if p.groups == p.channels else "by group"
     if p.batch * p.windows == 1:
         return "pixel"
-    return "1x1" if p.kernel_h == p.kernel_w == 1 else "dense"
+    return "1x1" if p.taps == 1 else "dense"
 
 
 def peak_flops(dtype: str, on: Machine) -> float:

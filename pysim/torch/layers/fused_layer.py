@@ -33,9 +33,9 @@ from pysim.errors import OperandError, PysimError
 from pysim.logs import LOG
 from pysim.machine.gpu import Gpu
 from pysim.network.fusion import RESIDUAL_INPUT
-from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
+from pysim.problem.windows import conv_of
 from pysim.record.plan import Layout, Plan
 from pysim.runtime.arrays import ALIGNMENT_BYTES
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, memory_format_of
@@ -51,11 +51,11 @@ _CACHE_SIZE = 32  # kinds of inputs, and models that share the layer, for which 
 
 
 class Geometry(NamedTuple):
-    """The arguments of `torch.conv2d` after its tensors; the defaults are those of a product, a 1x1 convolution."""
+    """The arguments of `torch.conv2d` or `conv3d` after its tensors; the defaults are those of a product, a 1x1 convolution."""
 
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
     groups: int = 1
 
 
@@ -211,7 +211,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def by_pytorch(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """The layer without its `input_op`, by PyTorch's operators."""
-        y = functional.linear(x, w, bias) if self.kind == "Linear" else functional.conv2d(x, w, bias, *self.geometry)
+        convolve = functional.conv2d if len(self.geometry.stride) == 2 else functional.conv3d
+        y = functional.linear(x, w, bias) if self.kind == "Linear" else convolve(x, w, bias, *self.geometry)
         if self.scaled:
             y = y * gamma.reshape(-1)
         if self.epsilon is not None:
@@ -292,14 +293,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return None
         if self.kind == "Linear":
             return Gemm(m=x.numel() // x.shape[-1], n=w.shape[0], k=w.shape[1], trans_b=True, dtype=dtype)
-        if x.dim() != 4:
+        stride, padding, dilation, groups = self.geometry
+        if x.dim() != len(stride) + 2:
             return None
-        (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), groups = self.geometry
-        return Conv(
-            batch=x.shape[0], channels=x.shape[1], height=x.shape[2], width=x.shape[3], filters=w.shape[0], kernel_h=w.shape[2],
-            kernel_w=w.shape[3], stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_top=pad_h,
-            pad_left=pad_w, pad_bottom=pad_h, pad_right=pad_w, groups=groups, dtype=dtype,
-        )  # fmt: skip
+        problem = conv_of(x.shape, w.shape, stride, (*padding, *padding), dilation, groups, dtype)
+        return problem if problem.is_volume == (x.dim() == 5) else None
 
     def remember(self, decision: Decision, plan: Plan | None = None) -> None:
         """What was decided when the graph was compiled."""
@@ -359,7 +357,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         # Fold the scale into weights that are copied anyway or are smaller than the result: scaling the accumulators instead made 1x1
         # layers up to 10 % slower on an H200. Not into 16-bit weights: rounded a second time, they made ResNet-50's error in float16
         # 1.23 times PyTorch's
-        outputs = problem.m * problem.n if isinstance(problem, Gemm) else math.prod(_out_shape(problem))
+        outputs = problem.m * problem.n if isinstance(problem, Gemm) else problem.output_elements
         copied = weights.dtype is not dtype or not weights.is_contiguous(memory_format=form)
         folds = (copied or weights.numel() < outputs or self.reproducible) and weights.element_size() > 2
 
@@ -431,7 +429,3 @@ def _representable(w: Any, dtype: Any) -> bool:
         return True
     largest = w.abs().flatten(1).amax(1)
     return bool(((largest == 0) | ((largest >= _MIN_F16) & (largest <= _MAX_F16))).all())
-
-
-def _out_shape(problem: Conv) -> tuple[int, ...]:
-    return (problem.batch, problem.filters, problem.out_h, problem.out_w)

@@ -63,7 +63,9 @@ class PrologueTensors(NamedTuple):
 
 def memory_format_of(plan: Plan) -> Any:
     """The memory format of a plan's operands."""
-    return torch.channels_last if plan.layout == "nhwc" and not isinstance(plan.workload, Gemm) else torch.contiguous_format
+    if plan.layout != "nhwc" or isinstance(plan.workload, Gemm):
+        return torch.contiguous_format
+    return torch.channels_last_3d if plan.workload.is_volume else torch.channels_last
 
 
 class GpuLaunch:
@@ -79,7 +81,7 @@ class GpuLaunch:
         if isinstance(problem, Gemm):
             self.shape: tuple[int, ...] = (problem.m, problem.n)
         else:
-            self.shape = (problem.batch, problem.filters, problem.out_h, problem.out_w)
+            self.shape = problem.output_shape
         self._epilogues: LruCache[Any] = LruCache(8)  # structs, by the addresses that they contain
         self.memory_format = memory_format_of(plan)
         self.library = arrays.library_of(torch.Tensor)

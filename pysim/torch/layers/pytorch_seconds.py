@@ -47,7 +47,7 @@ def pytorch_seconds(problem: Workload, on: Gpu, passes: Sequence[str] = (), in_c
     peak = 2 * fastest.value * on.sms.value * on.frequency_hz.value
     bandwidth, launch, floor = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_FLOOR
     share = GPU_ROW_SHARE if isinstance(problem, Gemm) and problem.m == 1 and problem.dtype in ("f32", "tf32") else GPU_SHARE
-    floor += 0 if isinstance(problem, Gemm) else GPU_PRODUCT * problem.channels / problem.groups * problem.kernel_h * problem.kernel_w
+    floor += 0 if isinstance(problem, Gemm) else GPU_PRODUCT * problem.products
     one_pass = 2 * work.output / bandwidth + launch
     host = 0.0 if in_cuda_graph else (1 + len(passes)) * HOST_SECONDS
     return max(max(problem.flops / peak / share, sum(work) / bandwidth / share, floor) + launch + len(passes) * one_pass, host)

@@ -118,9 +118,9 @@ def on_gpu(monkeypatch):
 class Block(torch.nn.Module):
     """A residual block whose shortcut is a layer, too; `twice` gives a value inside it, as well."""
 
-    def __init__(self, channels=8, twice=False):
+    def __init__(self, channels=8, twice=False, rank=2):
         super().__init__()
-        conv, norm = torch.nn.Conv2d, torch.nn.BatchNorm2d
+        conv, norm = ((torch.nn.Conv2d, torch.nn.BatchNorm2d), (torch.nn.Conv3d, torch.nn.BatchNorm3d))[rank - 2]
         self.short, self.twice = torch.nn.Sequential(conv(channels, 16, 1), norm(16)), twice
         self.body = torch.nn.Sequential(conv(channels, 8, 1), norm(8), torch.nn.ReLU(), conv(8, 8, 3, 1, 1), torch.nn.ReLU())
         self.last = torch.nn.Sequential(conv(8, 16, 1), norm(16))
@@ -189,6 +189,7 @@ MODELS = {
     "a layer": (lambda: torch.nn.Sequential(torch.nn.Conv2d(8, 6, 3)), IMAGE),
     "a block": (Block, IMAGE),
     "blocks": (lambda: torch.nn.Sequential(Block(), Block(16), Block(16)), IMAGE),
+    "volumes": (lambda: Block(rank=3), torch.empty(2, 8, 3, 6, 6).to(memory_format=torch.channels_last_3d)),
     "a value inside is read, too": (lambda: Block(twice=True), IMAGE),
     "a sum over a sum": (Sums, IMAGE),
     "a norm comes first": (dense, IMAGE),
