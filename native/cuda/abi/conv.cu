@@ -44,7 +44,7 @@ pysim_conv folded(const pysim_conv &from) {
     if (!is_volume(s) || !plain || s.pad_top || s.pad_left || s.pad_bottom || s.pad_right || s.height * s.width > limit::CONV_SIZE) return s;
     s.width *= s.height, s.height = s.depth, s.kernel_h = s.kernel_d, s.stride_h = s.stride_d, s.dilation_h = s.dilation_d;
     s.pad_top = s.pad_front, s.pad_bottom = s.pad_back;
-    s.depth = s.kernel_d = s.stride_d = s.dilation_d = 1, s.pad_front = s.pad_back = 0;
+    s.depth = s.kernel_d = s.stride_d = s.dilation_d = s.dilation_w = 1, s.pad_front = s.pad_back = 0;
     return s;
 }
 

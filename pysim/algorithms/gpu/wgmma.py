@@ -97,10 +97,11 @@ class Boxes(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """A copy that folds stride_h x stride_w pixels into the channels of one: padded bytes of such a pixel, kernel, rows and columns."""
+    """A copy that folds stride_h x stride_w pixels into the channels of one: padded bytes of such a pixel, kernel, rows (of all slices) and
+    columns."""
 
     padded: int
-    kernel_h: int
+    kernel_rows: int
     kernel_w: int
     rows: int
     wide: int
@@ -109,11 +110,11 @@ class Folded(NamedTuple):
     def of(cls, w: Conv) -> "Folded":
         high, wide = -(-w.kernel_h // w.stride_h), -(-w.kernel_w // w.stride_w)
         padded = round_up(w.stride_h * w.stride_w * w.channels * w.element_bytes, VECTOR_BYTES)
-        return cls(padded, high, wide, w.out_h + high - 1, w.out_w + wide - 1)
+        return cls(padded, w.kernel_d * high, wide, w.depth * (w.out_h + high - 1), w.out_w + wide - 1)
 
     @property
     def boxes(self) -> Boxes:
-        return Boxes(self.kernel_h, self.kernel_w * self.padded)
+        return Boxes(self.kernel_rows, self.kernel_w * self.padded)
 
 
 class Wgmma(ChannelsLast):
@@ -206,10 +207,10 @@ class Wgmma(ChannelsLast):
         w = self.w
         if not self.row.folds and (w.kernel_h % w.stride_h or w.kernel_w % w.stride_w):
             return None
-        if not self.copied or w.is_volume or w.groups > 1 or w.stride_h * w.stride_w == 1 or max(w.dilation_h, w.dilation_w) > 1:
+        if not self.copied or w.groups > 1 or w.stride_h * w.stride_w == 1 or max(w.dilation_h, w.dilation_w) > 1:
             return None
         of = Folded.of(w)
-        sizes, vectors = ((w.batch * of.rows, of.wide), (w.filters * of.kernel_h, of.kernel_w)), of.padded // VECTOR_BYTES
+        sizes, vectors = ((w.batch * of.rows, of.wide), (w.filters * of.kernel_rows, of.kernel_w)), of.padded // VECTOR_BYTES
         fits = all(rows <= INT_MAX // (wide * vectors) for rows, wide in sizes)
         size = self.iteration_bytes
         return of if of.boxes.iterations(size) < self.boxes_unfolded.iterations(size) and fits else None
@@ -241,7 +242,7 @@ class Wgmma(ChannelsLast):
     def filters_bytes(self) -> int:
         """Bytes of the filters as the kernels read them."""
         of = self.folded
-        return self.w.filters * (of.kernel_h * of.kernel_w * of.padded if of else self.w.taps * self.padded_bytes)
+        return self.w.filters * (of.kernel_rows * of.kernel_w * of.padded if of else self.w.taps * self.padded_bytes)
 
     @cached_property
     def copies(self) -> dict[str, int]:

@@ -119,14 +119,17 @@ template <class T> __device__ void copy_folded(const ChannelsLast &of, unsigned 
               x = (int)(at - line * (unsigned)of.wide);
     int across = first % fold.wide, down = first / fold.wide % fold.high, channel = first / fold.wide / fold.high;
     const int w0 = x * fold.wide - of.before, h0 = y * fold.high - fold.top, places = of.rows * of.width;
-    const T *const from = (const T *)of.from + (int64_t)image * of.channels * places;
+    /* `image` is a slice of a volume, whose channels lie a volume's pixels apart unless they are last */
+    const int volume = (int)image / of.slices, slice = (int)image - volume * of.slices;
+    const int64_t apart = (int64_t)places * of.slices;
+    const T *const from = (const T *)of.from + (of.last ? (int64_t)image * of.channels * places : volume * of.channels * apart + slice * (int64_t)places);
     Pack<T, VECTOR> vector;
 #pragma unroll
     for (int j = 0; j < VECTOR; j++) {
         const int h = h0 + down, w = w0 + across, place = h * of.width + w;
         const bool inside = channel < of.channels && (unsigned)h < (unsigned)of.rows && (unsigned)w < (unsigned)of.width;
-        const int64_t at = of.last ? (int64_t)place * of.channels + channel : (int64_t)channel * places + place;
-        vector.value[j] = inside ? prologue_of(of, from[at], (int)image, channel) : T(0);
+        const int64_t at = of.last ? (int64_t)place * of.channels + channel : channel * apart + place;
+        vector.value[j] = inside ? prologue_of(of, from[at], volume, channel) : T(0);
         if (++across == fold.wide) across = 0, down++;
         if (down == fold.high) down = 0, channel++;
     }

@@ -74,26 +74,26 @@ int64_t steps_unfolded(const Conv &c) {
     return c.kernel_d * c.kernel_h * of_row;
 }
 
-/* A copy whose squares of stride_h x stride_w pixels are the channels of one, so that windows are next to one another: its kernel and its rows, and
- * the places of each. Rows of taps are channels, too. */
+/* A copy whose squares of stride_h x stride_w pixels are the channels of one, so that windows are next to one another: its kernel and its rows in a
+ * slice, and the places of each. Rows of taps are channels, too. */
 struct Folded {
     int64_t channels, kernel_h, kernel_w, rows, wide, steps;
     explicit Folded(const Conv &c) {
         const int64_t element = dtypes[c.dtype].bytes, square = (int64_t)c.stride_h * c.stride_w * c.channels;
         channels = round_up(square, 16 / element), kernel_h = ceil_div(c.kernel_h, c.stride_h), kernel_w = ceil_div(c.kernel_w, c.stride_w);
-        rows = c.out_h + kernel_h - 1, wide = c.out_w + kernel_w - 1;
-        steps = kernel_h * ((kernel_w * channels * element + c.step_bytes - 1) / c.step_bytes);
+        rows = c.slice_rows + kernel_h - 1, wide = c.out_w + kernel_w - 1;
+        steps = c.kernel_d * kernel_h * ((kernel_w * channels * element + c.step_bytes - 1) / c.step_bytes);
     }
 };
 /* Where that takes fewer steps, and there are no taps more than the kernel has: by those, zeros, pixels would be multiplied that a window does not
  * have, of which an infinite one makes NaN. Rows that fold (folds) may. */
 bool folded(const Conv &c) {
     if (!c.folds && (c.kernel_h % c.stride_h || c.kernel_w % c.stride_w)) return false;
-    if (!copied(c) || c.volumes || c.groups > 1 || c.stride_h * c.stride_w == 1 || c.dilation_h > 1 || c.dilation_w > 1) return false;
+    if (!copied(c) || c.groups > 1 || c.stride_h * c.stride_w == 1 || c.dilation_h > 1 || c.dilation_w > 1) return false;
     const Folded of(c);
     const int64_t vectors = of.channels * dtypes[c.dtype].bytes / 16;
-    return of.steps < steps_unfolded(c) && c.batch * of.rows <= INT_MAX / (of.wide * vectors) &&
-           c.filters * of.kernel_h <= INT_MAX / (of.kernel_w * vectors);
+    return of.steps < steps_unfolded(c) && (int64_t)c.batch * c.depth * of.rows <= INT_MAX / (of.wide * vectors) &&
+           (int64_t)c.filters * c.kernel_d * of.kernel_h <= INT_MAX / (of.kernel_w * vectors);
 }
 }
 
@@ -107,8 +107,8 @@ struct Own {
 Own own_of(const Conv &c) {
     if (folded(c)) {
         const Folded of(c);
-        const int64_t place = of.channels * dtypes[c.dtype].bytes, filters = c.filters * of.kernel_h * of.kernel_w * place;
-        return {round_up(c.batch * of.rows * of.wide * place, ALIGN), round_up(filters, ALIGN),
+        const int64_t place = of.channels * dtypes[c.dtype].bytes, filters = c.filters * c.kernel_d * of.kernel_h * of.kernel_w * place;
+        return {round_up((int64_t)c.batch * c.depth * of.rows * of.wide * place, ALIGN), round_up(filters, ALIGN),
                 c.halves ? round_up(2 * filters, ALIGN) : 0};
     }
     const int64_t element = dtypes[c.dtype].bytes, channels = padded_channels(c), taps = c.taps();
@@ -171,7 +171,7 @@ Operands as_folded(const Conv &c, Windows &to) {
     to.pitch = channels, to.row = wide * channels, to.channels = to.run = across * channels, to.images = c.batch;
     return {{nullptr,
              c.in,
-             c.batch,
+             c.batch * c.depth,
              1,
              c.height,
              c.width,
@@ -181,10 +181,11 @@ Operands as_folded(const Conv &c, Windows &to) {
              channels,
              c.nhwc != 0,
              {},
-             {c.stride_h, c.stride_w, rows, c.pad_top}},
+             {c.stride_h, c.stride_w, rows, c.pad_top},
+             c.depth},
             {nullptr,
              c.weights,
-             c.filters,
+             c.filters * c.kernel_d,
              1,
              c.kernel_h,
              c.kernel_w,
@@ -194,7 +195,8 @@ Operands as_folded(const Conv &c, Windows &to) {
              channels,
              c.nhwc != 0,
              {},
-             {c.stride_h, c.stride_w, high, 0}}};
+             {c.stride_h, c.stride_w, high, 0},
+             c.kernel_d}};
 }
 Operands as_pixels(const Conv &c, Windows &to, bool copy) {
     const int channels = padded_channels(c), taps = c.taps();

@@ -47,6 +47,7 @@ struct ChannelsLast {
     bool last;
     Every every = {};       /* plane 0: every pixel */
     Fold fold = {};         /* rows 0: none. One group only; `before` pixels before the first square, `wide` squares in a row */
+    int slices = 1;         /* with a fold: that many of `images` are a volume */
     Prologue prologue = {}; /* f32 only */
 };
 /* Both copies in one launch. */

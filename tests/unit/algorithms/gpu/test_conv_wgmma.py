@@ -57,6 +57,9 @@ def test_a_row_is_a_product_of_windows_and_filters(row):
         ("conv:mb1ic16ih8oc8kh3ph1", "nhwc", 9 * 64),  # the input stays where it is
         ("conv:mb1ic16ih8oc8kh3ph1", "nchw", 3 * 64),
         ("conv:mb1ic64ih8oc8kh3ph1", "nchw", 9 * 64),
+        ("conv:mb1ic64id4ih8oc8kd3kh3pd1ph1", "nhwc", 27 * 64),
+        ("conv:mb1ic16id4ih8oc8kd3kh3pd1ph1", "nchw", 9 * 64),
+        ("conv:mb1ic3id8ih32iw32oc8kd3kh4kw4sd1sh2sw2pd1ph1pw1", "nhwc", 3 * 2 * 64),  # folded, slice by slice
     ],
 )
 def test_each_tap_has_whole_steps_of_channels_unless_rows_of_taps_take_fewer(text, layout, k):
