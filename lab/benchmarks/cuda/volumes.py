@@ -14,6 +14,7 @@ import itertools
 import math
 import random
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,14 @@ from torch.nn import functional
 import pysim
 from pysim.problem.conv import Conv
 from pysim.problem.text import distinct, resolve
+from pysim.problem.transposed import Moves, transposed
 
 MOST_FLOPS = 4e11  # of a layer that is timed
+# Transposed layers of DCGAN's generator, U-Net and 3-D U-Net: channels, sizes, filters, kernel and padding along each axis; stride 2
+TRANSPOSED = (
+    (1024, (4, 4), 512, 4, 1), (512, (8, 8), 256, 4, 1), (256, (16, 16), 128, 4, 1), (128, (32, 32), 3, 4, 1),
+    (1024, (28, 28), 512, 2, 0), (128, (128, 128), 64, 2, 0), (256, (9, 9, 9), 256, 2, 0), (64, (32, 32, 32), 32, 2, 0),
+)  # fmt: skip
 TYPES = {"f32": torch.float32, "tf32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 BOUNDS = {"f16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8, "tf32": 4 * 2.0**-10, "f32": 2.0**-16}  # of an error
 LAYOUTS = ("nhwc", "nchw")
@@ -110,7 +117,8 @@ def check(count: int, seed: int, seconds: float) -> None:
 def measure(w: Conv) -> dict[str, Any]:
     """Microseconds of both libraries in both layouts."""
     x, filters = operands(w)
-    calls, line, kept = {}, {"problem": w.text}, []
+    calls, kept = {}, []
+    line: dict[str, Any] = {"problem": w.text}
     for layout in LAYOUTS:
         mine = x.to(memory_format=formats(layout)), filters.to(memory_format=formats(layout))
         kept.append(mine)
@@ -126,6 +134,36 @@ def measure(w: Conv) -> dict[str, Any]:
     return line | {name: round(value, 2) for name, value in microseconds(calls, count, 7).items()}
 
 
+def measure_transposed(batch: int, dtype: str, layer: tuple[int, tuple[int, ...], int, int, int]) -> dict[str, Any]:
+    """The same of a transposed convolution, whose filters are prepared as a network keeps them; both channels last and not."""
+    channels, sizes, filters, kernel, pad = layer
+    rank, kind = len(sizes), TYPES[dtype]
+    of = transposed(
+        batch, channels, sizes, filters, (kernel,) * rank, (2,) * rank, (1,) * rank, (pad,) * rank, [2 * n for n in sizes], dtype=dtype
+    )
+    x, w = (
+        torch.empty(s, device="cuda").uniform_(-1, 1).to(kind) for s in ((batch, channels, *sizes), (channels, filters) + (kernel,) * rank)
+    )
+    theirs, last = (
+        (functional.conv_transpose2d, torch.channels_last) if rank == 2 else (functional.conv_transpose3d, torch.channels_last_3d)
+    )
+    mine = of.weights(w, Moves(partial(torch.zeros, device="cuda"), torch.empty, torch.flip, torch.permute))
+    calls, kept = {}, []
+    line: dict[str, Any] = {"problem": f"deconv:mb{batch}ic{channels}i{sizes}oc{filters}k{kernel}s2p{pad}:{dtype}"}
+    for layout, form in zip(LAYOUTS, (last, torch.contiguous_format), strict=True):
+        plan = pysim.plan(of.problem, "cuda", layout=layout, accuracy="strict" if dtype == "f32" else "standard")
+        own = x.to(memory_format=form), w.to(memory_format=form), mine.to(memory_format=form)
+        out = torch.empty(of.output_shape, dtype=kind, device="cuda").to(memory_format=form)
+        kept.append((own, out))
+        calls[f"torch {layout}"] = lambda at, own=own: theirs(own[0], own[1], stride=2, padding=pad)
+        calls[f"pysim {layout}"] = lambda at, own=own, out=out, plan=plan: of.interleave(plan.run(own[0], own[2]), out)
+        calls[f"pysim {layout}"](0)
+        wide = [theirs(a.double(), b.double(), stride=2, padding=pad) for a, b in ((x, w), (x.abs(), w.abs()))]
+        line |= {f"error {layout}": float(((out - wide[0]).abs() / wide[1]).max()), f"conv {layout}": plan.kernel}
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, dtype == "tf32"
+    return line | {name: round(value, 2) for name, value in microseconds(calls, 20, 7).items()}
+
+
 def layers(sets: str, most: int) -> list[Conv]:
     """Up to `most` volumes of each set, evenly among its distinct layers, the sets in turn."""
     found = []
@@ -137,12 +175,21 @@ def layers(sets: str, most: int) -> list[Conv]:
     return [w for turn in itertools.zip_longest(*found) for w in turn if w]
 
 
+def measured(layer: Any, batch: int, dtype: str) -> dict[str, Any]:
+    """Nothing of a layer that is too large."""
+    if not isinstance(layer, Conv):
+        return measure_transposed(batch, dtype, layer)
+    w = msgspec.structs.replace(layer, batch=batch, dtype=dtype)
+    return measure(w) if w.flops <= MOST_FLOPS else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--random", type=int, default=0, help="check that many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", default="unet3d,r3d18,slowfast", help="sets of layers, by comma")
     parser.add_argument("--layers", type=int, default=7, help="of each set")
+    parser.add_argument("--transposed", action="store_true", help="transposed layers in their place")
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--dtype", default="f32,tf32,f16")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no other layer is started")
@@ -155,15 +202,16 @@ def main() -> None:
     started, ratios = time.monotonic(), list[float]()
     for batch in map(int, options.batch.split(",")):
         for dtype in options.dtype.split(","):
-            for layer in layers(options.set, options.layers):
-                w = msgspec.structs.replace(layer, batch=batch, dtype=dtype)
-                if time.monotonic() - started > options.seconds or w.flops > MOST_FLOPS:
+            for layer in TRANSPOSED if options.transposed else layers(options.set, options.layers):
+                if time.monotonic() - started > options.seconds:
                     continue
                 try:
-                    line = measure(w)
+                    line = measured(layer, batch, dtype)
                 except Exception as reason:
-                    line = {"problem": w.text, "refused": repr(reason)[:300]}
-                else:
+                    line = {"problem": f"{layer}, batch {batch}, {dtype}", "refused": repr(reason)[:300]}
+                if not line:
+                    continue
+                if "refused" not in line:
                     best = {who: min(line[f"{who} {layout}"] for layout in LAYOUTS) for who in ("pysim", "torch")}
                     ratios.append(best["torch"] / best["pysim"])
                 with options.out.open("a") as file:
