@@ -39,13 +39,13 @@ class Mma(ChannelsLast):
     @property
     def order(self) -> str:
         padded = f" padded to {self.padded_bytes // self.size}" if self.ragged and self.w.taps > 1 else ""
-        return order_of(self.w, "rows", "columns", "channels") + padded
+        return order_of(self.w, "slices", "rows", "columns", "channels") + padded
 
     @cached_property
     def copies(self) -> dict[str, int]:
         w, copies = self.w, {}
         if not self.in_planes and (self.layout == "nchw" or self.ragged):
-            copies["input"] = w.batch * (w.windows if self.sparse else w.height * w.width) * w.groups * self.padded_bytes
+            copies["input"] = w.batch * (w.windows if self.sparse else w.depth * w.height * w.width) * w.groups * self.padded_bytes
         if self.ragged or (self.layout == "nchw" and w.taps > 1):
             copies["filters"] = w.filters * w.taps * self.padded_bytes
         return copies

@@ -5,8 +5,8 @@
  *     out[filter][window] = sum over taps (r, s) and channels c of weights[filter][r, s][c] in[n][p stride_h + r dilation_h - pad_top][q stride_w + ..][c]
  *
  * k runs over taps, and within a tap over channels, which are contiguous and padded to 16 bytes (windows.h). By cp.async a thread copies 16 bytes of a tap's
- * channels for a few windows to each stage. It divides its k into tap and channel once a k-iteration and compares each window's row and column with the
- * image's edges; outside it copies zeros. So both operands are K-major in either layout. Planes (NCHW, pointwise) are MN-major and read in place.
+ * channels for a few windows to each stage. It divides its k into tap and channel once a k-iteration and compares each window's row and column (VOLUMES: and
+ * slice) with the image's edges; outside it copies zeros. So both operands are K-major in either layout. Planes (NCHW, pointwise) are MN-major and read in place.
  *
  * Worked number: 128 windows by 32 of k of tf32x3, 256 threads: 4 copies a thread and k-iteration. */
 #ifndef PYSIM_CUDA_CONV_MMA_KERNEL_CUH
@@ -20,42 +20,52 @@ namespace pysim::mma_sync {
 
 enum { NOWHERE = -(1 << 30), PAST = 1 << 29 }; /* rows that are outside every image, for any window and any tap */
 
-/* A window's first tap: its element's offset in the input, modulo 2^32, and its row and column of the image. */
-struct Place {
+/* A window's first tap: its element's offset in the input, modulo 2^32, and its slice, row and column of the image. */
+template <bool VOLUMES> struct Place {
     unsigned at;
-    int h, w;
+    int d, h, w;
     Place() = default;
-    __device__ Place(const Windows &g, int group, int window) : at(0), h(NOWHERE), w(0) {
+    __device__ Place(const Windows &g, int group, int window) : at(0), d(0), h(NOWHERE), w(0) {
         if (window >= g.c.windows) return;
         int position, q;
-        const int image = g.c.per_image.of(window, position), p = g.c.per_row.of(position, q);
+        const int image = g.c.per_image.of(window, position);
+        int p = g.c.per_row.of(position, q);
+        if constexpr (VOLUMES) {
+            const int o = p / g.c.slice_rows;
+            p -= o * g.c.slice_rows, d = o * g.c.stride_d - g.c.pad_front;
+        }
         h = p * g.c.stride_h - g.c.pad_top, w = q * g.c.stride_w - g.c.pad_left;
-        at = (unsigned)image * g.image + (unsigned)group * g.group + (unsigned)h * g.row + (unsigned)w * g.pitch;
+        at = (unsigned)image * g.image + (unsigned)group * g.group + (unsigned)d * g.slice + (unsigned)h * g.row + (unsigned)w * g.pitch;
     }
 };
-/* Element k of every window: its distance from the window's first tap in elements, rows and columns. */
-struct Tap {
+/* Element k of every window: its distance from the window's first tap in elements, slices, rows and columns. */
+template <bool VOLUMES> struct Tap {
     unsigned at;
-    int h, w;
+    int d, h, w;
     __device__ Tap(const Windows &g, int k) {
         int channel, s;
-        const int r = g.per_row.of(g.per_tap.of(k, channel), s);
+        int r = g.per_row.of(g.per_tap.of(k, channel), s);
+        d = 0;
+        if constexpr (VOLUMES) {
+            const int t = r / g.c.kernel_h;
+            r -= t * g.c.kernel_h, d = t * g.c.dilation_d;
+        }
         h = r * g.c.dilation_h, w = s * g.c.dilation_w;
-        at = (unsigned)h * g.row + (unsigned)w * g.pitch + channel;
+        at = (unsigned)d * g.slice + (unsigned)h * g.row + (unsigned)w * g.pitch + channel;
         if (k >= g.c.product.k) h = PAST;
     }
-    __device__ bool inside(const Windows &g, const Place &place) const {
-        return (unsigned)(place.h + h) < (unsigned)g.c.height && (unsigned)(place.w + w) < (unsigned)g.c.width;
+    __device__ bool inside(const Windows &g, const Place<VOLUMES> &place) const {
+        return (!VOLUMES || (unsigned)(place.d + d) < (unsigned)g.c.depth) && (unsigned)(place.h + h) < (unsigned)g.c.height && (unsigned)(place.w + w) < (unsigned)g.c.width;
     }
 };
 
 /* A thread's share of the copies of windows: the same 16 bytes of k of every STEPth window. */
-template <class S, class Tile> class Gather {
+template <class S, class Tile, bool VOLUMES> class Gather {
     using In = typename S::Element;
     static constexpr int STEP = S::threads / Tile::chunks, COUNT = Tile::rows / STEP;
     static_assert(S::threads % Tile::chunks == 0 && Tile::rows % STEP == 0, "a thread has COUNT windows and the same k of each");
     const Windows &g;
-    Place place[COUNT];
+    Place<VOLUMES> place[COUNT];
     int k, offset;
 
 public:
@@ -63,10 +73,10 @@ public:
         const int row = (int)threadIdx.x / Tile::chunks, chunk = (int)threadIdx.x % Tile::chunks * 16;
         k = chunk / (int)sizeof(In), offset = row * Tile::pitch + chunk;
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) place[i] = Place(g, group, first + row + i * STEP);
+        for (int i = 0; i < COUNT; i++) place[i] = Place<VOLUMES>(g, group, first + row + i * STEP);
     }
     __device__ void start(char *base, int step) const {
-        const Tap tap(g, step * S::block_k + k);
+        const Tap<VOLUMES> tap(g, step * S::block_k + k);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
             copy_async<16>(base + offset + i * STEP * Tile::pitch, (const In *)g.c.in + (place[i].at + tap.at),
@@ -75,7 +85,7 @@ public:
 };
 
 /* The operands and the epilogue: a Source of multiply_tiles. */
-template <class S, bool NHWC, bool PLANES> struct Source {
+template <class S, bool NHWC, bool PLANES, bool VOLUMES> struct Source {
     using In = typename S::Element;
     enum { BLOCK = NHWC ? S::block_m : S::block_n }; /* of windows */
     const Windows &g;
@@ -84,7 +94,7 @@ template <class S, bool NHWC, bool PLANES> struct Source {
     __device__ int first_of(const Tile &t) const { return ((NHWC ? t.i : t.j) - group_of(t) * g.c.group_tiles) * BLOCK; }
 
     template <class Tiled> __device__ auto windows(const Tile &t) const {
-        if constexpr (!PLANES) return Gather<S, Tiled>(g, group_of(t), first_of(t));
+        if constexpr (!PLANES) return Gather<S, Tiled, VOLUMES>(g, group_of(t), first_of(t));
         else { /* a thread's 16 bytes lie in one image, as whose matrix of channels x pixels it sees the windows */
             const int plane = (int)g.c.per_image.divisor,
                       image = g.c.per_image.of(first_of(t) + (int)threadIdx.x % Tiled::chunks * (16 / (int)sizeof(In)));
@@ -113,11 +123,11 @@ template <class S, bool NHWC, bool PLANES> struct Source {
         if (window >= g.c.windows || filter >= g.c.filters) return value;
         const float *const weights = (const float *)g.c.weights + ((int64_t)group * g.c.filters + filter) * g.c.product.k,
                            *const in = (const float *)g.c.in;
-        const Place place(g, group, window);
+        const Place<VOLUMES> place(g, group, window);
         int pixel;
         const int image = g.c.per_image.of(window, pixel), plane = (int)g.c.per_image.divisor;
         for (int k = t.begin * S::block_k; k < min(t.end * S::block_k, g.c.product.k) && value == value; k++) { /* NaN stays NaN */
-            const Tap tap(g, k);
+            const Tap<VOLUMES> tap(g, k);
             if (PLANES ? k >= g.c.channels : !tap.inside(g, place)) continue;
             value = fmaf(weights[k],
                          PLANES ? in[(((int64_t)image * g.c.groups + group) * g.c.channels + k) * plane + pixel] : in[place.at + tap.at],
@@ -140,22 +150,23 @@ template <class S, bool NHWC, bool PLANES> struct Source {
     }
 };
 
-template <class R, bool NHWC, bool PLANES>
+template <class R, bool NHWC, bool PLANES, bool VOLUMES>
 __global__ void __launch_bounds__(R::THREADS, R::template Shape<false, !PLANES>::blocks) conv_kernel(const __grid_constant__ Windows g) {
     using S = typename R::template Shape<false, !PLANES>;
-    if constexpr (R::BUILT) multiply_tiles<R, S>(g.c.product, Source<S, NHWC, PLANES>{g});
+    if constexpr (R::BUILT) multiply_tiles<R, S>(g.c.product, Source<S, NHWC, PLANES, VOLUMES>{g});
 }
 
 /* A row's kernels: WIDE under NCHW, DEEP under NHWC. */
 template <class WIDE, class DEEP> struct Kernels {
     /* f(kernel, the threads and the shared bytes of its block, the product's grid of blocks) */
-    template <class R, bool NHWC, bool PLANES, class F> static cudaError_t with(const Conv &c, F f) {
+    template <class R, bool NHWC, bool PLANES, bool VOLUMES, class F> static cudaError_t with(const Conv &c, F f) {
         const int shared = std::max(R::template Shape<false, !PLANES>::shared, SharedSums<float, R::BM, R::BN, R::THREADS>::bytes);
-        return f(conv_kernel<R, NHWC, PLANES>, (int)R::THREADS, shared, Grid(c.product, R::BM, R::BN, R::BK));
+        return f(conv_kernel<R, NHWC, PLANES, VOLUMES>, (int)R::THREADS, shared, Grid(c.product, R::BM, R::BN, R::BK));
     }
     template <class F> static cudaError_t choose(const Conv &c, F f) {
-        if (c.nhwc) return with<DEEP, true, false>(c, f);
-        return planes(c) ? with<WIDE, false, true>(c, f) : with<WIDE, false, false>(c, f);
+        if (c.volumes) return c.nhwc ? with<DEEP, true, false, true>(c, f) : with<WIDE, false, false, true>(c, f);
+        if (c.nhwc) return with<DEEP, true, false, false>(c, f);
+        return planes(c) ? with<WIDE, false, true, false>(c, f) : with<WIDE, false, false, false>(c, f);
     }
     static pysim_status launch(const Conv &c, int, cudaStream_t stream) {
         Windows windows;

@@ -13,12 +13,12 @@ namespace {
 int64_t vector_of(const Conv &c) { return 16 / dtypes[c.dtype].bytes; }
 int64_t padded(const Conv &c) { return round_up(c.channels, vector_of(c)); }
 bool copies_input(const Conv &c) { return !planes(c) && (!c.nhwc || padded(c) != c.channels); }
-bool sparse(const Conv &c) { return copies_input(c) && c.one_pixel() && !c.pointwise(); }
-bool copies_filters(const Conv &c) { return padded(c) != c.channels || (!c.nhwc && c.kernel_h * c.kernel_w > 1); }
+bool sparse(const Conv &c) { return copies_input(c) && c.one_pixel() && !c.pointwise() && !c.volumes; }
+bool copies_filters(const Conv &c) { return padded(c) != c.channels || (!c.nhwc && c.taps() > 1); }
 
 /* Elements of the operands, channels padded. */
 int64_t input_of(const Conv &c) {
-    const int64_t pixels = sparse(c) ? (int64_t)c.out_h * c.out_w : (int64_t)c.height * c.width;
+    const int64_t pixels = sparse(c) ? (int64_t)c.out_h * c.out_w : (int64_t)c.rows() * c.width;
     return c.batch * pixels * c.groups * padded(c);
 }
 int64_t filters_of(const Conv &c) { return (int64_t)c.groups * c.filters * steps_of_k(c); }
@@ -33,7 +33,7 @@ Own own_of(const Conv &c) {
 }
 
 bool planes(const Conv &c) { return !c.nhwc && c.pointwise() && (int64_t)c.height * c.width % vector_of(c) == 0; }
-int64_t steps_of_k(const Conv &c) { return padded(c) * c.kernel_h * c.kernel_w; }
+int64_t steps_of_k(const Conv &c) { return padded(c) * c.taps(); }
 
 const char *refuses(const Conv &c) {
     static_assert(limit::CONV_TENSOR == 1 << 30, "what the sentence says");
@@ -51,19 +51,19 @@ pysim_status own_bytes(const Conv &c, int64_t *bytes) {
 
 pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     const Own own = own_of(c);
-    const int channels = (int)padded(c), taps = c.kernel_h * c.kernel_w;
+    const int channels = (int)padded(c), taps = c.taps();
     to.c = c, to.channels = channels;
     if (own.input) to.c.in = c.own;
     if (own.filters) to.c.weights = (char *)c.own + own.input;
     const pysim_status status = aligned("mma.sync", to.c.in, to.c.weights);
     if (status != PYSIM_OK) return status;
     if (sparse(c)) to.c.height = c.out_h, to.c.width = c.out_w, to.c.stride_h = to.c.stride_w = 1;
-    to.pitch = own.input ? channels : c.groups * channels, to.row = to.c.width * to.pitch, to.image = to.c.height * to.row;
+    to.pitch = own.input ? channels : c.groups * channels, to.row = to.c.width * to.pitch, to.slice = to.c.height * to.row, to.image = to.c.depth * to.slice;
     to.group = own.input ? c.batch * to.image : channels;
     to.per_tap = Divisor((unsigned)channels), to.per_row = Divisor((unsigned)c.kernel_w);
     if (!own.input && !own.filters) return PYSIM_OK;
     ChannelsLast input = {}, filters = {};
-    input.from = c.in, input.images = c.batch, input.groups = c.groups, input.rows = to.c.height, input.width = input.wide = to.c.width;
+    input.from = c.in, input.images = c.batch, input.groups = c.groups, input.rows = to.c.rows(), input.width = input.wide = to.c.width;
     if (sparse(c)) input.every = {c.stride_h, c.stride_w, c.width, c.height * c.width};
     filters.from = c.weights, filters.images = c.groups * c.filters, filters.groups = 1, filters.rows = 1,
     filters.width = filters.wide = taps;

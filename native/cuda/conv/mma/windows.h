@@ -7,11 +7,11 @@
 namespace pysim::mma_sync {
 
 /* A convolution whose filters lie as [filter][tap][channels of a group, padded to whole 16 bytes], and whose input so, too: elements from one
- * channel of a pixel to the next 1, and from one pixel, row, image and group to the next as below; or in planes, as it came. */
+ * channel of a pixel to the next 1, and from one pixel, row, slice, image and group to the next as below; or in planes, as it came. */
 struct Windows {
     Conv c;
     int channels; /* of a group, padded */
-    int pitch, row, image, group;
+    int pitch, row, slice, image, group;
     Divisor per_tap, per_row; /* of k by channels, of taps by columns of the kernel */
 };
 
