@@ -22,7 +22,7 @@ from pysim.calibration import host
 from pysim.logs import LOG
 from pysim.machine.gpu import Gpu
 from pysim.network.fusion import fuse
-from pysim.torch.capture.compiled_layers import Kept, Taken, insert_layers, is_fused, is_static
+from pysim.torch.capture.compiled_layers import Chosen, Kept, Taken, choose_layers, insert_layers, is_fused, is_static
 from pysim.torch.capture.effects import Effects, effects_of, is_pure, name_of_operator
 from pysim.torch.capture.nodes import graph_of
 from pysim.torch.capture.rewriting import WEIGHTED_OPS, fuses_alone, remove_idle, returned, views_to_reshapes
@@ -162,33 +162,49 @@ def by_compiler(
 
 
 class Laid(NamedTuple):
-    """A copy of a captured graph in which pysim's operators stand where they are expected to win. `saved`: the share of the time of the
-    graph without the compiler that it is expected to save."""
+    """A copy of a captured graph, and its layers with the plans that are expected to win in it. `saved`: the share of the time of the graph
+    without the compiler that it is expected to save."""
 
     captured: fx.GraphModule
     module: fx.GraphModule
     inputs: Sequence[Any]
-    layers: list[FusedLayer]
-    taken: list[Taken | Kept]
+    static: dict[fx.Node, int]
+    chosen: list[Chosen]
+    before: Effects
     written: Collection[int]
-    repeatable: bool
     saved: float
 
     def compile(self) -> Compiled:
         """Raises what the compiler raises."""
         from torch._inductor.compile_fx import compile_fx
 
-        for one in self.taken:
-            one.layer.derived.watched = not self.written
-        operands = operands_of(self.taken, self.inputs)
+        results = returned(self.module.graph)
+        repeatable = not (self.written or self.before.draws_numbers or self.before.returns_inputs(results))
+        taken = self._insert(only_results=not self.before.share_memory(results))
+        operands = operands_of(taken, self.inputs)
         assert operands is not None
-        last = any(one.form is torch.channels_last for one in self.taken)
+        last = any(one.form is torch.channels_last for one in taken)
         options = _OPTIONS | ({"force_layout_optimization": True} if last else {})
         inner = compile_fx(self.module, [*self.inputs, *map(_static, operands)], config_patches=options)
-        call = CompiledGraph(inner, self.taken, self.captured.forward, self.written)
-        parameters = sorted({at for one in self.taken for at in one.parameters if at is not None})
+        call = CompiledGraph(inner, taken, self.captured.forward, self.written)
+        parameters = sorted({at for one in taken for at in one.parameters if at is not None})
         places = self.captured.graph.find_nodes(op="placeholder")
-        return Compiled(call, self.layers, parameters, [at for at in parameters if "running_mean" in places[at].name], self.repeatable)
+        means = [at for at in parameters if "running_mean" in places[at].name]
+        return Compiled(call, [one.layer for one in self.chosen], parameters, means, repeatable)
+
+    def _insert(self, only_results: bool) -> list[Taken | Kept]:
+        """Puts pysim's operators into the copy. Returns the layers with operands of their own."""
+        module = self.module
+        for one in self.chosen:
+            one.layer.derived.watched = not self.written
+        taken, nodes = insert_layers(module, self.inputs, self.static, self.chosen)
+        if self.before.needs_strides:
+            restore_strides(module, nodes)
+        else:
+            restore_strides(module, [one for one in returned(module.graph) if one.op != "placeholder"], only_results)
+        module.graph.lint()
+        module.recompile()
+        return taken
 
 
 def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool) -> Laid:
@@ -198,22 +214,13 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     before = effects_of(made.graph)
     written = {one for targets in before.writers.values() for one in targets}
     places = [node for node in made.graph.nodes if node.op == "placeholder"]
-    results = returned(made.graph)
-    repeatable = not (written or before.draws_numbers or before.returns_inputs(results))
-    only_results = not before.share_memory(results)
     between = seconds_between(made.graph, before, host.gpu_here(), in_cuda_graph)
     if not before.needs_strides:
         views_to_reshapes(made)
     static = _unwritten(places, inputs, written)
-    layers, taken, nodes = insert_layers(made, inputs, static, accuracy, in_cuda_graph)
-    if before.needs_strides:
-        restore_strides(made, nodes)
-    else:
-        restore_strides(made, [one for one in returned(made.graph) if one.op != "placeholder"], only_results)
-    made.graph.lint()
-    made.recompile()
+    chosen = choose_layers(made, inputs, static, accuracy, in_cuda_graph)
     positions = [at for at, one in enumerate(places) if one in written]
-    return Laid(module, made, inputs, layers, taken, positions, repeatable, between.saved(layers))
+    return Laid(module, made, inputs, static, chosen, before, positions, between.saved([one.layer for one in chosen]))
 
 
 def _unwritten(places: Sequence[fx.Node], inputs: Sequence[Any], written: Collection[fx.Node]) -> dict[fx.Node, int]:

@@ -60,14 +60,14 @@ class Operand(NamedTuple):
 
 class Taken(NamedTuple):
     """A layer that pysim's kernel computes. `parameters`: the positions of its parameters among the graph's inputs. `form`: the memory
-    format of its image and weights. `has`: whether scale and shift are there."""
+    format of its image and weights. `has`: whether scale and shift are there, as the operands tell."""
 
     layer: FusedLayer
     parameters: tuple[int | None, ...]
     plan: Plan
     form: Any
     result: Any
-    has: tuple[bool, bool] = (False, False)
+    has: tuple[bool, ...] = ()
 
     def operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
         operands: tuple[Any, Any, Any]
@@ -98,36 +98,51 @@ def _given(positions: Sequence[int | None], inputs: Sequence[Any]) -> tuple[Any,
     return tuple(None if at is None else inputs[at] for at in positions)
 
 
-def insert_layers(
+class Chosen(NamedTuple):
+    """A layer of the graph, and how pysim computes it; None: the compiler does."""
+
+    node: Node
+    layer: FusedLayer
+    taken: Taken | None
+
+
+def choose_layers(
     module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], accuracy: ModelAccuracy, in_cuda_graph: bool
-) -> tuple[list[FusedLayer], list[Taken | Kept], list[fx.Node]]:
-    """All layers, those with operands of their own, and the nodes of the results that pysim computes."""
+) -> list[Chosen]:
+    """All layers; nothing is computed from parameters yet."""
     effects, places = effects_of(module.graph), {node.name: node for node in module.graph.nodes}
     order = {node: at for at, node in enumerate(module.graph.nodes)}
     graph = fuse(graph_of(module.graph, effects), lambda node, epilogue: _supports(node, epilogue, places, order, effects))
-    layers, taken, nodes, made = list[FusedLayer](), list[Taken | Kept](), list[fx.Node](), list[fx.Node]()
-    kept = list[tuple[Node, FusedLayer]]()
+    chosen = []
     for node in graph.nodes:
-        if node.op not in WEIGHTED_OPS:
+        if node.op in WEIGHTED_OPS:
+            layer = layer_of(node, places)
+            layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
+            chosen.append(Chosen(node, layer, _taken(node, layer, places, static, inputs)))
+    return chosen
+
+
+def insert_layers(
+    module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], chosen: Sequence[Chosen]
+) -> tuple[list[Taken | Kept], list[fx.Node]]:
+    """The layers with operands of their own, and the nodes of the results that pysim computes."""
+    places = {node.name: node for node in module.graph.nodes}
+    taken, nodes, made = list[Taken | Kept](), list[fx.Node](), list[fx.Node]()
+    for node, _, one in chosen:
+        if one is None:
             continue
-        layer = layer_of(node, places)
-        layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
-        layers.append(layer)
-        one = _taken(node, layer, places, static, inputs)
-        if isinstance(one, Decision):
-            layer.remember(one)
-            kept.append((node, layer))
-            continue
+        one = one._replace(has=tuple(x is not None for x in one.operands(inputs)[1:]))
         given, result = _insert(module, node, one, places)
         taken.append(one)
         made += given
         nodes.append(result)
-    for node, layer in kept:
-        if (weights := _kept(node, layer, places, static, inputs, bool(taken))) is not None:
+    beside_ours = bool(taken)
+    for node, layer, one in chosen:
+        if one is None and (weights := _kept(node, layer, places, static, inputs, beside_ours)) is not None:
             taken.append(weights)
             made += _insert_weights(module, places[node.name], weights)
     _append_inputs(module, made)
-    return layers, taken, nodes
+    return taken, nodes
 
 
 def _supports(node: Node, epilogue: Any, places: dict[str, fx.Node], order: dict[fx.Node, int], effects: Effects) -> bool:
@@ -166,10 +181,18 @@ def is_static(example: Any) -> bool:
     return isinstance(example, torch.Tensor) and all(type(size) is int for size in (*example.shape, *example.stride()))
 
 
-def _taken(
+def _taken(node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any]) -> Taken | None:
+    """The layer as pysim computes it; None if it is left to the compiler. The layer remembers why."""
+    one = _decided(node, layer, places, static, inputs)
+    if isinstance(one, Decision):
+        layer.remember(one)
+        return None
+    return one
+
+
+def _decided(
     node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any]
 ) -> Taken | Decision:
-    """The layer as pysim computes it, or why it is left to the compiler."""
     operands = [places[name] if name else None for name in node.inputs]
     parameters = [*operands[1:RESIDUAL_INPUT], *[None] * (RESIDUAL_INPUT - len(operands))]
     if not all(one is None or one in static for one in parameters):
@@ -198,9 +221,7 @@ def _taken(
     if seconds * (1 + MARGIN) > expected:
         return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     layer.remember(Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected), plan)
-    one = Taken(layer, positions, plan, memory_format_of(plan), dtype)
-    _, scale, shift = one.operands(inputs)
-    return one._replace(has=(scale is not None, shift is not None))
+    return Taken(layer, positions, plan, memory_format_of(plan), dtype)
 
 
 def _kept(

@@ -268,6 +268,19 @@ def test_a_graph_is_compiled_by_itself_where_that_saves_time(traced):
             assert bool(traced) == (compiles if asked is None else asked)
 
 
+@torch.no_grad()
+def test_nothing_is_computed_from_weights_where_nothing_is_compiled(traced, monkeypatch):
+    converted = []
+    for kind in (compiled_layers.Taken, compiled_layers.Kept):
+        operands = kind.operands
+        monkeypatch.setattr(kind, "operands", lambda *given, of=operands: converted.append(given) or of(*given))
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval(), images()
+    assert_close(pysim.torch.optimize(model)(x), model(x))
+    assert not traced and not converted
+    assert_close(pysim.torch.optimize(model, compiler=True)(x), model(x))
+    assert traced and converted
+
+
 class Gate(nn.Module):
     def forward(self, x, y, z):
         return functional.silu(x) * y + z.transpose(0, 1)
