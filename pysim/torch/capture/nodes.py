@@ -149,7 +149,7 @@ def _read_product(given: _Arguments) -> _Read:
     scales = {
         one.name: shape[-3:-2]
         for one in (given["input"], given["other"])
-        if (shape := _parameter_shape(one))[-2:] == (1, 1) and max(shape) == shape[-3]
+        if len(shape := _parameter_shape(one)) > 2 and shape[-2:] == (1, 1) and max(shape) == shape[-3]
     }
     return "Mul", (given["input"], given["other"]), {"scales": scales}
 
