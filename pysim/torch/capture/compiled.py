@@ -20,15 +20,14 @@ from torch.utils._triton import has_triton
 
 from pysim.calibration import host
 from pysim.logs import LOG
-from pysim.machine.gpu import Gpu
 from pysim.network.fusion import fuse
-from pysim.torch.capture.compiled_layers import Chosen, Kept, Taken, choose_layers, insert_layers, is_fused, is_static
-from pysim.torch.capture.effects import Effects, effects_of, is_pure, name_of_operator
+from pysim.torch.capture.compiled_layers import Chosen, Kept, Taken, choose_layers, fused_nodes, insert_layers
+from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
-from pysim.torch.capture.rewriting import WEIGHTED_OPS, fuses_alone, remove_idle, returned, views_to_reshapes
+from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
+from pysim.torch.layers.between import Between, seconds_between
 from pysim.torch.layers.fused_layer import FusedLayer
-from pysim.torch.layers.pytorch_seconds import HOST_SECONDS
 from pysim.torch.parameters import EPOCH, count_writes
 from pysim.torch.precision import ModelAccuracy, is_plain_float32
 
@@ -36,8 +35,6 @@ from pysim.torch.precision import ModelAccuracy, is_plain_float32
 # (lab/benchmarks/cuda/compiler_choice.py) those expected to save less would be 0.89 to 1.15 times as fast; super_resolution, expected
 # to save 0.12, 0.78 times, because Inductor's kernel for its pixel shuffles is slow
 SAVES = 0.15
-# PyTorch's kernels for these need NCHW: beside their three passes, images that layers leave channels last are converted before and after
-_IN_NCHW = ("group_norm", "instance_norm")
 # Random numbers are those of PyTorch's generators. Calls are captured by pysim or by the caller; parameters may change
 _OPTIONS = {"fallback_random": True, "freezing": False, "triton.cudagraphs": False}
 
@@ -82,44 +79,13 @@ def operands_of(layers: Sequence[Taken | Kept], inputs: Sequence[Any]) -> list[A
     return operands
 
 
-class Between(NamedTuple):
-    """Seconds on a GPU of what a graph computes between its layers: by PyTorch's operators one by one, and fused by a compiler."""
-
-    alone: float
-    fused: float
-
-    def saved(self, layers: Sequence[FusedLayer]) -> float:
-        """The share of the whole graph's time that a compiler saves. Layers that it computes faster than a plan are counted, too."""
-        decisions = [one for layer in layers for one in layer.decisions]
-        known = [(one.predicted_seconds, one.torch_seconds) for one in decisions if one.predicted_seconds and one.torch_seconds]
-        whole = self.alone + sum(ours for ours, _ in known)
-        less = self.alone - self.fused + sum(max(0.0, ours - compilers) for ours, compilers in known)
-        return less / whole if whole else 0.0
-
-
-def seconds_between(graph: fx.Graph, effects: Effects, on: Gpu, in_cuda_graph: bool) -> Between:
-    """Each operator reads its inputs and writes its result, and each has a launch; views take no time. A compiler does not write what only
-    operators read with which it fuses. Worked number: an activation, a product and an addition move 8 values of the same size one by one,
-    fused 4."""
-    places = {node.name: node for node in graph.nodes}
-    kept = [places[node.name] for node in fuse(graph_of(graph, effects), fuses_alone).nodes if node.op not in WEIGHTED_OPS]
-    rest = {one for one in kept if is_fused(one) and (effects.owns(one) or not is_pure(one))}
-    least, bandwidth = on.model.pass_seconds.value, on.memory_bytes_per_second.value
-    alone = fused = 0.0
-    for node in rest:
-        stays = not {*node.users} <= rest
-        read = sum(_bytes(one) for one in node.all_input_nodes)
-        apart = sum(_bytes(one) for one in node.all_input_nodes if not (one in rest and {*one.users} <= rest))
-        again = _bytes(node) if name_of_operator(node) in _IN_NCHW else 0  # for the statistics
-        alone += max(least if in_cuda_graph else HOST_SECONDS, (read + _bytes(node) + 5 * again) / bandwidth)
-        fused += max(least * stays, (apart + _bytes(node) * stays + again) / bandwidth)
-    return Between(alone, fused)
-
-
-def _bytes(node: fx.Node) -> int:
-    example = node.meta.get("example_value")
-    tensors = example if isinstance(example, list | tuple) else [example]
-    return sum(one.numel() * one.element_size() for one in tensors if is_static(one))
+def saved(between: Between, layers: Sequence[FusedLayer]) -> float:
+    """The share of a graph's time that a compiler saves. Layers that it computes faster than a plan are counted, too."""
+    decisions = [one for layer in layers for one in layer.decisions]
+    known = [(one.predicted_seconds, one.torch_seconds) for one in decisions if one.predicted_seconds and one.torch_seconds]
+    whole = between.alone + sum(ours for ours, _ in known)
+    less = between.alone - between.fused + sum(max(0.0, ours - compilers) for ours, compilers in known)
+    return less / whole if whole else 0.0
 
 
 class Compiled(NamedTuple):
@@ -214,13 +180,15 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     before = effects_of(made.graph)
     written = {one for targets in before.writers.values() for one in targets}
     places = [node for node in made.graph.nodes if node.op == "placeholder"]
-    between = seconds_between(made.graph, before, host.gpu_here(), in_cuda_graph)
     if not before.needs_strides:
         views_to_reshapes(made)
+    effects = effects_of(made.graph)
     static = _unwritten(places, inputs, written)
-    chosen = choose_layers(made, inputs, static, accuracy, in_cuda_graph)
+    alone, nodes = fuse(graph_of(made.graph, effects), fuses_alone).nodes, fused_nodes(made.graph, effects)
+    between = seconds_between(made.graph, alone, nodes, effects, host.gpu_here(), in_cuda_graph)
+    chosen = choose_layers(made, nodes, inputs, static, accuracy, in_cuda_graph)
     positions = [at for at, one in enumerate(places) if one in written]
-    return Laid(module, made, inputs, static, chosen, before, positions, between.saved([one.layer for one in chosen]))
+    return Laid(module, made, inputs, static, chosen, before, positions, saved(between, [one.layer for one in chosen]))
 
 
 def _unwritten(places: Sequence[fx.Node], inputs: Sequence[Any], written: Collection[fx.Node]) -> dict[fx.Node, int]:

@@ -20,19 +20,14 @@ from pysim.network.graph import Node
 from pysim.problem.gemm import Gemm
 from pysim.record.plan import Plan
 from pysim.torch import operators
-from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
+from pysim.torch.capture.effects import Effects
 from pysim.torch.capture.nodes import graph_of
-from pysim.torch.capture.rewriting import WEIGHTED_OPS, layer_of
+from pysim.torch.capture.rewriting import layer_of
+from pysim.torch.layers.between import WEIGHTED_OPS, is_fused, is_static
 from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, own_seconds
 from pysim.torch.layers.fused_layer import Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
 from pysim.torch.precision import TENSORS, ModelAccuracy, settings, types_of
-
-# Calls of libraries, with which the compiler fuses nothing
-_LIBRARY_CALLS = {
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "matmul", "mm", "bmm", "addmm",
-    "baddbmm", "scaled_dot_product_attention", "multi_head_attention_forward",
-}  # fmt: skip
 
 
 class Operand(NamedTuple):
@@ -106,15 +101,24 @@ class Chosen(NamedTuple):
     taken: Taken | None
 
 
+def fused_nodes(graph: fx.Graph, effects: Effects) -> Sequence[Node]:
+    """The graph's operators, with what these layers absorb."""
+    places, order = {node.name: node for node in graph.nodes}, {node: at for at, node in enumerate(graph.nodes)}
+    return fuse(graph_of(graph, effects), lambda node, epilogue: _supports(node, epilogue, places, order, effects)).nodes
+
+
 def choose_layers(
-    module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], accuracy: ModelAccuracy, in_cuda_graph: bool
+    module: fx.GraphModule,
+    nodes: Sequence[Node],
+    inputs: Sequence[Any],
+    static: dict[fx.Node, int],
+    accuracy: ModelAccuracy,
+    in_cuda_graph: bool,
 ) -> list[Chosen]:
     """All layers; nothing is computed from parameters yet."""
-    effects, places = effects_of(module.graph), {node.name: node for node in module.graph.nodes}
-    order = {node: at for at, node in enumerate(module.graph.nodes)}
-    graph = fuse(graph_of(module.graph, effects), lambda node, epilogue: _supports(node, epilogue, places, order, effects))
+    places = {node.name: node for node in module.graph.nodes}
     chosen = []
-    for node in graph.nodes:
+    for node in nodes:
         if node.op in WEIGHTED_OPS:
             layer = layer_of(node, places)
             layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
@@ -170,15 +174,6 @@ def _may_overwrite_residual(node: Node, places: dict[str, fx.Node], order: dict[
     sharing = [one for one in order if order[one] < order[addition] and effects.aliases[one] & roots]
     alike = examples[0].shape == examples[1].shape and examples[0].dtype == examples[1].dtype
     return alike and all(order[user] < anchor for one in sharing for user in one.users if user is not addition)
-
-
-def is_fused(node: fx.Node) -> bool:
-    """Whether the compiler makes its own kernel for an operator, and so may compute the operator's input in it."""
-    return node.op in ("call_function", "call_method") and name_of_operator(node) not in _LIBRARY_CALLS
-
-
-def is_static(example: Any) -> bool:
-    return isinstance(example, torch.Tensor) and all(type(size) is int for size in (*example.shape, *example.stride()))
 
 
 def _taken(node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any]) -> Taken | None:

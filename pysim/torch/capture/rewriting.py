@@ -24,6 +24,7 @@ from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.forms import module_name
 from pysim.torch.capture.nodes import ELEMENTWISE, NORM_ARGUMENTS, graph_of
 from pysim.torch.capture.strides import restore_strides
+from pysim.torch.layers.between import WEIGHTED_OPS
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.layers.layer_chain import LayerChain, Link
 from pysim.torch.layers.max_pools import max_pool
@@ -32,7 +33,6 @@ from pysim.torch.parameters import count_writes
 from pysim.torch.precision import ModelAccuracy
 
 _Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer | RowNormLayer)
-WEIGHTED_OPS = ("Conv", "Linear")
 
 
 class Rewritten(NamedTuple):

@@ -16,6 +16,7 @@ import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any as load  # noqa: E402
 from pysim.torch.capture import compiled, compiled_layers  # noqa: E402
 from pysim.torch.capture.effects import effects_of  # noqa: E402
+from pysim.torch.capture.nodes import graph_of  # noqa: E402
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_gpu", "fresh_compiler")
@@ -137,6 +138,24 @@ def test_results_have_pytorchs_strides_and_are_the_callers(traced):
     assert first.stride() == model(x).stride()
     optimized(x + 1)
     assert torch.equal(first, kept)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(4, 4), nn.Parameter(torch.full((1, 1), 2.0))
+
+    def forward(self, x):
+        return self.linear(x) * self.factor
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("compiler", [False, True])
+def test_a_product_with_a_matrix_of_one_number(traced, compiler):
+    model, x = Scaled().eval(), torch.randn(3, 4)
+    optimized = pysim.torch.optimize(model, compiler=compiler)
+    assert_close(optimized(x), model(x))
+    assert set(runs(optimized).values()) == {"pysim"}
 
 
 class Written(nn.Module):
@@ -283,20 +302,65 @@ def test_nothing_is_computed_from_weights_where_nothing_is_compiled(traced, monk
 
 class Gate(nn.Module):
     def forward(self, x, y, z):
-        return functional.silu(x) * y + z.transpose(0, 1)
+        return functional.silu(x) * y + z.transpose(2, 3)
+
+
+class Squeezed(nn.Module):
+    def forward(self, x):
+        y = functional.silu(x)
+        return y * functional.adaptive_avg_pool2d(y, 1)
+
+
+class Joined(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x):
+        return torch.cat([x * at for at in range(self.count)], 1) + 1
+
+
+class Shuffled(nn.Module):
+    def forward(self, x):
+        return functional.pixel_shuffle(x + 1, 2) * 2
+
+
+def between_of(model, *shapes, in_cuda_graph=True):
+    """Of a graph with inputs of these shapes, in which nothing is a layer."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    graph = torch.fx.symbolic_trace(model)
+    FakeTensorProp(graph).propagate(*[torch.empty(shape, device="meta") for shape in shapes])
+    for node in graph.graph.nodes:
+        node.meta["example_value"] = node.meta.get("val")
+    effects, on = effects_of(graph.graph), load("h200")
+    nodes = graph_of(graph.graph, effects).nodes
+    return compiled.seconds_between(graph.graph, nodes, nodes, effects, on, in_cuda_graph)
 
 
 def test_a_compiler_saves_what_operators_write_for_each_other():
-    graph, on, size = torch.fx.symbolic_trace(Gate()).graph, load("h200"), 64 * 2**20
-    for node in graph.nodes:
-        node.meta["example_value"] = torch.empty(size // 256, 64, device="meta")
-    effects = effects_of(graph)
-    between, one = compiled.seconds_between(graph, effects, on, in_cuda_graph=True), size / on.memory_bytes_per_second.value
+    size, on = (1, 1, 4096, 4096), load("h200")
+    between, one = between_of(Gate(), size, size, size), 4 * 2**24 / on.memory_bytes_per_second.value
     assert between.alone == pytest.approx(8 * one) and between.fused == pytest.approx(4 * one)
-    assert between.saved([]) == pytest.approx(0.5)
-    for node in graph.nodes:
-        node.meta["example_value"] = torch.empty(1, 2, device="meta")
-    assert compiled.seconds_between(graph, effects, on, in_cuda_graph=False).alone == pytest.approx(3 * HOST_SECONDS)
+    assert compiled.saved(between, []) == pytest.approx(0.5)
+    assert between_of(Gate(), *[(1, 1, 1, 1)] * 3, in_cuda_graph=False).alone == pytest.approx(3 * HOST_SECONDS)
+
+
+def test_a_compiler_reads_an_image_twice_around_its_mean():
+    between, one = between_of(Squeezed(), (64, 256, 64, 64)), 4 * 2**26 / load("h200").memory_bytes_per_second.value
+    assert between.alone == pytest.approx(5 * one, rel=0.01)  # silu 2, the mean 1, the product 2
+    assert between.fused == pytest.approx(4 * one, rel=0.01)  # silu and mean read x and write y; the product 2
+
+
+def test_a_compiler_copies_long_concatenations():
+    one = 4 * 2**24 / load("h200").memory_bytes_per_second.value
+    assert between_of(Joined(8), (4, 64, 256, 256)).fused == pytest.approx(9 * one)
+    assert between_of(Joined(9), (4, 64, 256, 256)).fused == pytest.approx((1 + 9 + 2 * 9) * one)
+
+
+def test_shuffles_are_copies_that_a_compiler_fuses():
+    between, one = between_of(Shuffled(), (4, 64, 256, 256)), 4 * 2**24 / load("h200").memory_bytes_per_second.value
+    assert between.alone == pytest.approx(6 * one) and between.fused == pytest.approx(2 * one)
 
 
 @torch.no_grad()

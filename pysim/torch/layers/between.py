@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The expected time on a GPU of what a graph computes between its layers: by PyTorch's operators one by one, and fused by its compiler.
+
+    one by one   sum over operators of max(launch, (what it reads + what it writes) / bandwidth)
+    fused        sum over kernels of the same, where a kernel is a set of connected operators of one level
+    level(x)     the largest of its inputs' levels; one more behind a layer, a library's call, a reduction of images, a long concatenation
+
+The compiler computes operators of one level in one kernel. It reads each value from outside once, and writes those that other kernels,
+layers or the caller read. Views take no time; reshapes and shuffles that need new memory are copies.
+
+Worked number: an activation, a product and an addition move 8 values of the same size one by one, fused 4.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from pysim.machine.gpu import Gpu
+from pysim.network.graph import Node
+from pysim.torch.capture.effects import Effects, is_pure, name_of_operator
+from pysim.torch.layers.pytorch_seconds import HOST_SECONDS
+
+WEIGHTED_OPS = ("Conv", "Linear")
+# Calls of libraries, with which the compiler fuses nothing
+_LIBRARY_CALLS = {
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "matmul", "mm", "bmm", "addmm",
+    "baddbmm", "scaled_dot_product_attention", "multi_head_attention_forward",
+}  # fmt: skip
+# PyTorch's kernels for these need NCHW: beside their three passes, images that layers leave channels last are converted before and after
+_IN_NCHW = ("group_norm", "instance_norm")
+# Their results are known only after all of the image was read. Those of rows (layer norms, softmax) are computed where the row is read
+_OF_IMAGES = (*_IN_NCHW, "adaptive_avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool3d", "mean", "sum", "amax", "norm", "var", "std")
+_JOINING = ("cat", "concat", "concatenate")
+_JOINED = 8  # parts that Inductor joins where it reads them (max_pointwise_cat_inputs); more are copied
+
+
+class Between(NamedTuple):
+    """Seconds: by PyTorch's operators one by one, and fused by a compiler."""
+
+    alone: float
+    fused: float
+
+
+def seconds_between(
+    graph: fx.Graph, alone: Sequence[Node], fused: Sequence[Node], effects: Effects, on: Gpu, in_cuda_graph: bool
+) -> Between:
+    """`alone`, `fused`: the graph's operators as each way has them, with what layers absorb."""
+    least, bandwidth = on.model.pass_seconds.value, on.memory_bytes_per_second.value
+    each = least if in_cuda_graph else HOST_SECONDS
+    return Between(
+        sum(max(each, moved / bandwidth) for moved in _moved_alone(_Rest(graph, alone, effects), alone)),
+        sum(max(least, moved / bandwidth) for moved in _moved_by_kernels(_Rest(graph, fused, effects))),
+    )
+
+
+def is_fused(node: fx.Node) -> bool:
+    """Whether the compiler makes its own kernel for an operator, and so may compute the operator's input in it."""
+    return node.op in ("call_function", "call_method") and name_of_operator(node) not in _LIBRARY_CALLS
+
+
+def is_static(example: Any) -> bool:
+    return isinstance(example, torch.Tensor) and all(type(size) is int for size in (*example.shape, *example.stride()))
+
+
+def bytes_of(node: fx.Node) -> int:
+    example = node.meta.get("example_value")
+    tensors = example if isinstance(example, list | tuple) else [example]
+    return sum(one.numel() * one.element_size() for one in tensors if is_static(one))
+
+
+def _copies(node: fx.Node) -> bool:
+    """Whether a view needs new memory, since its elements lie in another order."""
+    tensors = [one.meta.get("example_value") for one in (node, *node.all_input_nodes[:1])]
+    if len(tensors) < 2 or not all(map(is_static, tensors)):
+        return False
+    return bool(tensors[0].untyped_storage()._cdata != tensors[1].untyped_storage()._cdata)
+
+
+class _Rest:
+    """`kept`: a graph's operators that are neither layers nor absorbed by one, and that write memory. `views`: those that write none."""
+
+    def __init__(self, graph: fx.Graph, nodes: Sequence[Node], effects: Effects) -> None:
+        self.graph, places = graph, {node.name: node for node in graph.nodes}
+        layers = {name for node in nodes if node.op in WEIGHTED_OPS for name in (node.name, *node.absorbed)}
+        others = [one for one in graph.nodes if is_fused(one) and one.name not in layers]
+        writing = {one for one in others if effects.owns(one) or not is_pure(one) or _copies(one)}
+        self.kept = dict.fromkeys(places[node.name] for node in nodes if places[node.name] in writing)
+        self.views = {*others} - writing
+
+    def sources(self, node: fx.Node) -> Iterator[fx.Node]:
+        """What an operator reads, behind views."""
+        for one in node.all_input_nodes:
+            yield from self.sources(one) if one in self.views else (one,)
+
+    def readers(self, node: fx.Node) -> Iterator[fx.Node]:
+        """What reads a value, also through views."""
+        for one in node.users:
+            yield from self.readers(one) if one in self.views else (one,)
+
+    def ends_kernel(self, node: fx.Node) -> bool:
+        """Whether what reads a value cannot be computed in the kernel that computes it."""
+        if node.op in ("placeholder", "get_attr") or node in self.views:
+            return False
+        name = name_of_operator(node)
+        return node not in self.kept or name in _OF_IMAGES or (name in _JOINING and len(node.all_input_nodes) > _JOINED)
+
+
+def _moved_alone(rest: _Rest, nodes: Sequence[Node]) -> list[int]:
+    """The bytes that each operator reads and writes, those before a layer included."""
+    places = {node.name: node for node in rest.graph.nodes}
+    moved = [2 * bytes_of(places[node.inputs[0]]) for node in nodes if node.attributes.get("input_op") is not None]
+    for node in rest.kept:
+        again = 5 * bytes_of(node) if name_of_operator(node) in _IN_NCHW else 0
+        moved.append(sum(map(bytes_of, node.all_input_nodes)) + bytes_of(node) + again)
+    return moved
+
+
+def _moved_by_kernels(rest: _Rest) -> list[int]:
+    """The bytes that each kernel of a compiler reads and writes."""
+    level = dict[fx.Node, int]()
+    for node in rest.graph.nodes:
+        level[node] = max((level[one] + rest.ends_kernel(one) for one in node.all_input_nodes), default=0)
+    kernels = {node: {node} for node in rest.kept}  # the operators of its kernel
+    for node in rest.kept:
+        for one in rest.sources(node):
+            if level[one] == level[node] and one in kernels and kernels[one] is not kernels[node]:
+                kernels[one] |= kernels[node]
+                kernels |= dict.fromkeys(kernels[node], kernels[one])
+    moved = []
+    for together in {id(one): one for one in kernels.values()}.values():
+        read = {one for node in together for one in rest.sources(node)} - together
+        written = [node for node in together if not together.issuperset(rest.readers(node))]
+        again = [node for node in together if name_of_operator(node) in _IN_NCHW]  # for the statistics
+        moved.append(sum(map(bytes_of, (*read, *written, *again))))
+    return moved
