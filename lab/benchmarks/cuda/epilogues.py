@@ -33,15 +33,18 @@ LAYERS = (  # from ResNet-50, MobileNet-v2 and ConvNeXt-T
     "ic512ih7oc2048kh1 ic512ih7oc512kh3ph1 ic24ih56oc144kh1 ic32ih112oc16kh1 ic160ih7oc960kh1 ic96ih56oc384kh1 ic384ih14oc1536kh1"
 )
 PRODUCTS = "4096x4096x64 2048x2048x512 8192x1024x256 512x4096x1024"
-BEHIND = {  # residual, bias, activation
-    "plain": (0.0, False, None),
-    "bias": (0.0, True, None),
-    "bias relu": (0.0, True, "relu"),
-    "residual": (1.0, False, None),
-    "bias residual relu": (1.0, True, "relu"),
-    "bias silu": (0.0, True, "silu"),
-    "bias gelu": (0.0, True, "gelu"),
-    "bias residual silu": (1.0, True, "silu"),
+BEHIND = {  # residual, scale, bias, activation
+    "plain": (0.0, False, False, None),
+    "bias": (0.0, False, True, None),
+    "bias relu": (0.0, False, True, "relu"),
+    "scale bias relu": (0.0, True, True, "relu"),
+    "residual": (1.0, False, False, None),
+    "bias residual relu": (1.0, False, True, "relu"),
+    "scale bias residual relu": (1.0, True, True, "relu"),
+    "bias silu": (0.0, False, True, "silu"),
+    "scale bias silu": (0.0, True, True, "silu"),
+    "bias gelu": (0.0, False, True, "gelu"),
+    "bias residual silu": (1.0, False, True, "silu"),
 }
 FUNCTIONS = {None: lambda x: x, "relu": torch.relu, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
 TURNS, RUNS = 9, 8
@@ -72,18 +75,21 @@ def measure(text: str, dtype: str, layout: str, gpu: Any) -> dict[str, Any]:
         lines, shape = w.n, (1, -1)
     want, scale = operands.want, operands.scale
     bias = torch.empty(lines, device="cuda").uniform_(-1, 1).to(y.dtype)
+    factor = torch.empty(lines, device="cuda").uniform_(-1, 1)
     before = torch.empty(y.shape, device="cuda").uniform_(-1, 1).to(y.dtype)
     launch = cuda.Launch(w, plan.schedule, result=result, **({"layout": layout} if isinstance(w, Conv) else {}))
     calls, errors = {}, {}
-    for name, (beta, biased, activation) in BEHIND.items():
-        call = launch.on(pointers, epilogue=cuda.epilogue_struct(1.0, beta, bias.data_ptr() if biased else 0, activation))
+    for name, (beta, scaled, biased, activation) in BEHIND.items():
+        at = [one.data_ptr() if used else 0 for one, used in ((bias, biased), (factor, scaled))]
+        call = launch.on(pointers, epilogue=cuda.epilogue_struct(1.0, beta, at[0], activation, at[1]))
         y.copy_(before)
         if not beta:
             y.fill_(float("nan"))
         torch.cuda.synchronize()
         call.run()
         cuda.synchronize()
-        x = want + beta * before.to(want.dtype) + (bias.to(want.dtype).view(shape) if biased else 0)
+        x = want * (factor.to(want.dtype).view(shape) if scaled else 1) + beta * before.to(want.dtype)
+        x = x + (bias.to(want.dtype).view(shape) if biased else 0)
         errors[name] = float(((y.to(want.dtype) - FUNCTIONS[activation](x)).abs() / (scale + 2)).nan_to_num(float("inf")).max())
         calls[name] = call
     spent = {name: list[float]() for name in calls}

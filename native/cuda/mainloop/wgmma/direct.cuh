@@ -23,8 +23,8 @@ template <int COUNT, class T> __device__ __forceinline__ void activate_by(int ac
     }
 }
 
-/* Stores C of the usual type: in aligned vectors of 16 bytes, or unaligned BY_COLUMNS, or (RAGGED) unaligned rows of two-byte results; with a bias per
- * column. The epilogue is computed on the accumulators in place, and results change threads as they are stored, a slice of 64 rows x 32 columns at a
+/* Stores C of the usual type: in aligned vectors of 16 bytes, or unaligned BY_COLUMNS, or (RAGGED) unaligned rows of two-byte results; with a scale and a
+ * bias per column. The epilogue is computed on the accumulators in place, and results change threads as they are stored, a slice of 64 rows x 32 columns at a
  * time. Two-byte results go through stmatrix in words of two, after which a thread has 16 contiguous bytes. Four-byte results BY_ROWS are stored
  * without an exchange, 32 bytes by four threads.
  *
@@ -147,6 +147,12 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
                     take(&acc[N / SLICES][N % SLICES * 16]);
                 });
             else take(&acc[part][16 * slice]);
+            if (opaque(e.scale != nullptr))
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const int along = first_column + 32 * slice + 8 * j;
+                    scale_columns(&x[4 * j], e.scale + along, along < columns);
+                }
             if (opaque(arithmetic))
 #pragma unroll
                 for (int i = 0; i < 16; i++) x[i] = e.alpha * x[i] + value(bias[i / 4], i % 2);

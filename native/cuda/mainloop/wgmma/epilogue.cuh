@@ -6,10 +6,10 @@
  *   BY_COLUMNS  columns are (NCHW results of convolutions; C' = B' A'): within a warpgroup
  *
  * Three store paths:
- *   rows.cuh    most tiles BY_ROWS: bias, ReLU and clamp, unrolled
- *   direct.cuh  the other tiles in aligned vectors. Arithmetic on the accumulators in place. Bias, ReLU and clamp are unrolled; smooth activations and beta C have one copy
+ *   rows.cuh    most tiles BY_ROWS: scale, bias, ReLU and clamp, unrolled
+ *   direct.cuh  the other tiles in aligned vectors. Arithmetic on the accumulators in place. Scale, bias, ReLU and clamp are unrolled; smooth activations and beta C have one copy
  *               of their code in a loop over slices
- *   strips.cuh  scales, unaligned rows, unusual result types. A loop over strips of f32 accumulators: 8 registers of each thread, that is 8 rows of
+ *   strips.cuh  unaligned rows, unusual result types. A loop over strips of f32 accumulators: 8 registers of each thread, that is 8 rows of
  *               each warp x 32 columns, or 64 rows x 16 columns. There a thread has four neighbours in memory, and loads bias, scale and C four at a time
  * On an H200 a warp issues one of these dependent instructions in 6 to 8 cycles, so each counts. */
 #ifndef PYSIM_CUDA_WGMMA_EPILOGUE_CUH
@@ -31,9 +31,9 @@ __host__ __device__ inline bool in_fours(const Problem &p, int64_t pitch, int le
     return in_vectors(p, pitch, length, 4) &&
            (by_line || (((uintptr_t)p.bias & (4 * bytes_of_result(p) - 1)) | ((uintptr_t)p.scale & 15)) == 0);
 }
-/* Whether the bias can be loaded in pairs of columns. */
+/* Whether bias and scale can be loaded in pairs of columns. */
 __host__ __device__ inline bool in_pairs(const Problem &p) {
-    return ((uintptr_t)p.bias & (2 * bytes_of_result(p) - 1)) == 0 && (p.n & 1) == 0;
+    return (((uintptr_t)p.bias & (2 * bytes_of_result(p) - 1)) | ((uintptr_t)p.scale & 7)) == 0 && (p.n & 1) == 0;
 }
 
 enum StorePath { STRIPS, DIRECT, RAGGED_ROWS, DIRECT_ALL };
@@ -50,9 +50,10 @@ template <class S, bool RAGGED> __host__ __device__ inline StoreTerms store_term
     using Of = DefaultResult<S::DTYPE, typename S::Acc>;
     const bool residual = p.beta != 0, all = residual || is_smooth(function_of(p.activation));
     StoreTerms terms = {STRIPS, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))};
-    if (p.scale || p.c_dtype != Of::DTYPE_OF_C) return terms;
-    if ((terms.direct || (!rows && !residual)) && in_pairs(p) && (!p.bias || by_line != rows)) terms.path = all ? DIRECT_ALL : DIRECT;
-    else if (RAGGED && rows && sizeof(typename Of::type) == 2 && !all && (!p.bias || (in_pairs(p) && !by_line))) terms.path = RAGGED_ROWS;
+    if (p.c_dtype != Of::DTYPE_OF_C) return terms;
+    const bool plain = !p.bias && !p.scale;
+    if ((terms.direct || (!rows && !residual)) && in_pairs(p) && (plain || by_line != rows)) terms.path = all ? DIRECT_ALL : DIRECT;
+    else if (RAGGED && rows && sizeof(typename Of::type) == 2 && !all && (plain || (in_pairs(p) && !by_line))) terms.path = RAGGED_ROWS;
     return terms;
 }
 

@@ -18,7 +18,7 @@ template <int WARP_N, class Out> struct RowBuffer {
     static __device__ int offset(int row, int vector) { return row * BYTES + (vector ^ swizzle(row)) * 16; }
 };
 
-/* Stores rows of C of the usual type, in aligned vectors of 16 bytes, with a bias per column, ReLU and clamp. Results change threads so that a warp
+/* Stores rows of C of the usual type, in aligned vectors of 16 bytes, with a scale and a bias per column, ReLU and clamp. Results change threads so that a warp
  * stores whole lines of 128 bytes: a kernel that does nothing else writes 2.85 TB/s by lines on an H100, and 2.4 by 32 bytes of eight rows, as the
  * accumulators of four-byte results lie. Addresses are kept in registers, because the compiler would compute them again for each buffer. */
 template <class S, class Out, class Acc, class T, class Place, class Pitch>
@@ -50,8 +50,9 @@ __device__ __forceinline__ void store_rows(const EpilogueTerms<T> &e, const Targ
 
     using Word = typename pysim::Word<2 * sizeof(Out)>::type; /* two values of the bias, packed */
     const auto value = [](const Word &word, int i) { return T(((const Pack<Out, 2> *)&word)->value[i]); };
-    const int first_column = column + lane % 4 * 2, biased = e.bias ? columns - first_column : 0;
+    const int first_column = column + lane % 4 * 2, biased = e.bias ? columns - first_column : 0, scaled = e.scale ? columns - first_column : 0;
     const Out *const bias = (const Out *)e.bias + first_column;
+    const T *const scale = e.scale + first_column;
 
     const int at = column + lane % Buffer::VECTORS * VECTOR, length = c.length - at;
     bool here;
@@ -65,6 +66,12 @@ __device__ __forceinline__ void store_rows(const EpilogueTerms<T> &e, const Targ
             T x[VALUES];
 #pragma unroll
             for (int i = 0; i < VALUES; i++) x[i] = T(acc[part][VALUES * buffer + i]);
+            if (opaque(scaled != 0))
+#pragma unroll
+                for (int j = 0; j < VALUES / 4; j++) {
+                    const int along = Buffer::COLUMNS * buffer + 8 * j;
+                    scale_columns(&x[4 * j], scale + along, along < scaled);
+                }
             if (opaque(arithmetic)) {
 #pragma unroll
                 for (int j = 0; j < VALUES / 4; j++) {

@@ -81,6 +81,14 @@ template <class T> struct EpilogueTerms {
           activation(p.activation), c_dtype(p.c_dtype), function(function_of(p.activation)) {}
 };
 
+/* Multiplies a thread's values in two rows of two neighbouring columns by the columns' factors, if they exist. */
+template <class T> __device__ __forceinline__ void scale_columns(T *x, const T *factors, bool here) {
+    using Two = Pack<T, 2>;
+    const auto word = Access<sizeof(Two)>::load(factors, here);
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] *= ((const Two *)&word)->value[i % 2];
+}
+
 /* Calls body(Type<T>) for C's type: f32 (s32), or a two-byte type that the dtype allows (abi/arguments.cu). DefaultResult: the usual type. */
 template <class T> struct Type {
     using type = T;
