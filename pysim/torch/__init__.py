@@ -22,7 +22,7 @@ from weakref import WeakSet, getweakrefcount
 
 import numpy as np
 
-from pysim.arguments import flag, word
+from pysim.arguments import flag, seconds, word
 from pysim.errors import MissingError, OperandError, quoted
 
 try:
@@ -46,6 +46,7 @@ from pysim.torch.cuda_graph import GraphedCalls
 from pysim.torch.decisions import Report
 from pysim.torch.fingerprints import WatchedTensors
 from pysim.torch.layers.fused_layer import Decision
+from pysim.torch.measured import measured_graph
 from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
 from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy
 from pysim.torch.saved_calls import SavedCall, save_call
@@ -63,9 +64,10 @@ class Options(NamedTuple):
     accuracy: ModelAccuracy = "strict"
     cuda_graph: CudaGraph = False
     compiler: bool | None = None
+    measure: float = 0.0
 
     @classmethod
-    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = None, **rest: Any) -> "Options":
+    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = None, measure: Any = 0.0, **rest: Any) -> "Options":
         """OperandError for what is none of them."""
         if rest:
             raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has {', '.join(cls._fields)}")
@@ -78,12 +80,13 @@ class Options(NamedTuple):
                     'accuracy "reproducible" leaves nothing to the compiler, which chooses sums by sizes; leave out compiler'
                 )
             compiler = False
-        return cls(chosen, cast("CudaGraph", cuda_graph), None if compiler is None else flag(compiler, "compiler"))
+        asked = None if compiler is None else flag(compiler, "compiler")
+        return cls(chosen, cast("CudaGraph", cuda_graph), asked, seconds(measure, "measure"))
 
 
 def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
     """The backend of `torch.compile`. A graph through which gradients flow stays PyTorch's. Its options are `optimize`'s: accuracy,
-    cuda_graph and compiler."""
+    cuda_graph, compiler and measure."""
     chosen = Options.checked(**(options or {}))
     if chosen.accuracy == "reproducible":
         raise OperandError(f"{ONE_GRAPH}torch.compile leaves what lies between its graphs to PyTorch; use optimize")
@@ -93,7 +96,11 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict
 
 
 def optimize(
-    model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False, compiler: bool | None = None
+    model: torch.nn.Module,
+    accuracy: ModelAccuracy = "strict",
+    cuda_graph: CudaGraph = False,
+    compiler: bool | None = None,
+    measure: float = 0.0,
 ) -> torch.nn.Module:
     """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes
     the same faster in inference. The model itself is not touched.
@@ -112,6 +119,9 @@ def optimize(
     expected to save 15 % of a call's time. Otherwise, without Triton, or where sizes differ between calls, PyTorch's operators run one
     by one between the layers.
 
+    `measure`: if nothing is said of the compiler, the first call on a GPU times the graph with and without it and with several choices of
+    layers, for this many seconds beside the compilations. The choice is kept in the user's cache (`pysim.torch.measured`).
+
     Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.torch.fingerprints`
     says what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not
     support, runs by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet.
@@ -119,7 +129,7 @@ def optimize(
     While PYSIM_DISABLE is set, the model itself is returned (docs/environment.md)."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    chosen = Options.checked(accuracy, cuda_graph, compiler)
+    chosen = Options.checked(accuracy, cuda_graph, compiler, measure)
     if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
         raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")
     model = model._pysim.model if isinstance(model, _Optimized) else model
@@ -275,8 +285,11 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     if not _any_on_gpu(tensors):
         on_cpu = rewrite_on_cpu(module, inputs, static, options.accuracy)
         return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
-    how = options.accuracy, bool(options.cuda_graph)
-    compiled, alone = by_compiler(module, inputs, *how, options.compiler) if options.compiler is not False else (None, "")
+    how, compiled, alone = (options.accuracy, bool(options.cuda_graph)), None, ""
+    if options.measure and options.compiler is None:
+        compiled = measured_graph(module, inputs, *how, options.measure)
+    elif options.compiler is not False:
+        compiled, alone = by_compiler(module, inputs, *how, options.compiler)
     made = compiled or rewrite(module, *how)
     if options.accuracy == "reproducible":
         check_layers(module)

@@ -11,6 +11,7 @@ and again after one of them changed; a layer whose parameters the graph computes
 A residual is summed in the kernel if nothing reads it later: the compiler then lets the result take its memory.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -24,9 +25,10 @@ from pysim.network.fusion import fuse
 from pysim.torch.capture.compiled_layers import Chosen, Kept, Taken, choose_layers, fused_nodes, insert_layers
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
-from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, views_to_reshapes
+from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.between import Between, seconds_between
+from pysim.torch.layers.compiler_seconds import MARGIN
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.parameters import EPOCH, count_writes
 from pysim.torch.precision import ModelAccuracy, is_plain_float32
@@ -127,6 +129,30 @@ def by_compiler(
     return made, missing
 
 
+WAYS = {"expected": MARGIN, "doubtful": -0.1, "compiler": math.inf}  # by which a plan must win to be in the graph
+
+
+def ways_of(
+    module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool, only: str = ""
+) -> dict[str, Compiled]:
+    """The graph without the compiler, and compiled around several choices of layers that differ; or that one alone. Without a compiler, and
+    where it fails, only the first. `module` itself is left as it is."""
+    found, seen = dict[str, Compiled](), list[list[bool]]()
+    for name, margin in WAYS.items() if not missing_compiler() else ():
+        try:
+            graph = laid(module, inputs, accuracy, in_cuda_graph, margin)
+            taken = [one.taken is not None for one in graph.chosen]
+            if only in (name, "") and taken not in seen:
+                found[name] = graph.compile()
+            seen.append(taken)
+        except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
+            LOG.info("a graph is not compiled: %s", error)
+    if only not in found:
+        rewritten = rewrite(fx.GraphModule(module, _copy(module.graph)), accuracy, in_cuda_graph)
+        found["alone"] = Compiled(rewritten.call, rewritten.layers, rewritten.parameters, rewritten.means, rewritten.repeatable)
+    return found
+
+
 class Laid(NamedTuple):
     """A copy of a captured graph, and its layers with the plans that are expected to win in it. `saved`: the share of the time of the graph
     without the compiler that it is expected to save."""
@@ -173,7 +199,7 @@ class Laid(NamedTuple):
         return taken
 
 
-def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool) -> Laid:
+def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool, margin: float = MARGIN) -> Laid:
     """The module itself is left as it is."""
     made = fx.GraphModule(module, _copy(module.graph))
     remove_idle(made)
@@ -186,7 +212,7 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     static = _unwritten(places, inputs, written)
     alone, nodes = fuse(graph_of(made.graph, effects), fuses_alone).nodes, fused_nodes(made.graph, effects)
     between = seconds_between(made.graph, alone, nodes, effects, host.gpu_here(), in_cuda_graph)
-    chosen = choose_layers(made, nodes, inputs, static, accuracy, in_cuda_graph)
+    chosen = choose_layers(made, nodes, inputs, static, accuracy, in_cuda_graph, margin)
     positions = [at for at, one in enumerate(places) if one in written]
     return Laid(module, made, inputs, static, chosen, before, positions, saved(between, [one.layer for one in chosen]))
 

@@ -7,6 +7,7 @@
 Operands made of parameters are further inputs of the graph, behind its own.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -114,15 +115,16 @@ def choose_layers(
     static: dict[fx.Node, int],
     accuracy: ModelAccuracy,
     in_cuda_graph: bool,
+    margin: float = MARGIN,
 ) -> list[Chosen]:
-    """All layers; nothing is computed from parameters yet."""
+    """All layers; nothing is computed from parameters yet. `margin`: by which a plan must win."""
     places = {node.name: node for node in module.graph.nodes}
     chosen = []
     for node in nodes:
         if node.op in WEIGHTED_OPS:
             layer = layer_of(node, places)
             layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
-            chosen.append(Chosen(node, layer, _taken(node, layer, places, static, inputs)))
+            chosen.append(Chosen(node, layer, _taken(node, layer, places, static, inputs, margin)))
     return chosen
 
 
@@ -176,9 +178,11 @@ def _may_overwrite_residual(node: Node, places: dict[str, fx.Node], order: dict[
     return alike and all(order[user] < anchor for one in sharing for user in one.users if user is not addition)
 
 
-def _taken(node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any]) -> Taken | None:
+def _taken(
+    node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any], margin: float
+) -> Taken | None:
     """The layer as pysim computes it; None if it is left to the compiler. The layer remembers why."""
-    one = _decided(node, layer, places, static, inputs)
+    one = _decided(node, layer, places, static, inputs, margin)
     if isinstance(one, Decision):
         layer.remember(one)
         return None
@@ -186,7 +190,7 @@ def _taken(node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: di
 
 
 def _decided(
-    node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any]
+    node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any], margin: float
 ) -> Taken | Decision:
     operands = [places[name] if name else None for name in node.inputs]
     parameters = [*operands[1:RESIDUAL_INPUT], *[None] * (RESIDUAL_INPUT - len(operands))]
@@ -211,9 +215,8 @@ def _decided(
     dtype = layer.result_type(TENSORS[plan.workload.dtype], given, None if residual is None else residual.meta["example_value"])
     if dtype is not result.dtype:
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
-    scaled = (layer.scaled or layer.epsilon is not None) and w.element_size() < 4
-    seconds, expected = own_seconds(plan, on, adds, scaled), compiler_seconds(plan.workload, on, layer.passes, adds, fuses_on)
-    if seconds * (1 + MARGIN) > expected:
+    seconds, expected = own_seconds(plan, on, adds), compiler_seconds(plan.workload, on, layer.passes, adds, fuses_on)
+    if math.isinf(margin) or seconds * (1 + margin) > expected:
         return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     layer.remember(Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected), plan)
     return Taken(layer, positions, plan, memory_format_of(plan), dtype)

@@ -12,10 +12,6 @@ channels) and 2,101 products (`products-*`). Median errors of dense and 1x1 conv
 TF32 and 38 % less in FP32, before any pass is saved; the best choice 5, 11 and 40 % less. Of 16-bit products cuBLAS's are faster on average
 and hard to predict (median error 31 %): there the shares are those of its best kernels, and most products stay its own.
 
-A plan whose norm's scale is not folded, since the weights are of a 16-bit type already, costs SCALED times its time: of ResNet-50
-converted to float16 at batch 32 (H200), kernels of wgmma take 41 us where 15 are predicted without a scale. Under autocast, where scales
-are folded, the network takes 1.36 ms on an H100 and 2.19 so (h100/models-compiled-f16.jsonl, -half.jsonl).
-
 Worked number: `conv:mb32ic64ih56oc256kh1:f16` moves 64 MB; at 0.9 of 4.8 TB/s 15 us, and 4.8 of launch; a norm and ReLU after it 24 more.
 """
 
@@ -29,7 +25,6 @@ from pysim.torch.layers.expected_cpu import kind_of, work_of
 
 MARGIN = 0.02  # by which a plan must win
 FEW_CHANNELS = 8  # cuDNN has kernels of their own for images
-SCALED = 2.7
 
 
 class _Shares(NamedTuple):
@@ -89,7 +84,7 @@ def _kind_of(problem: Workload) -> str:
     return "few channels" if kind == "dense" and problem.channels < FEW_CHANNELS else kind
 
 
-def own_seconds(plan: Plan, on: Gpu, adds: bool, scaled: bool) -> float:
-    """What a plan takes with its epilogue; `scaled`: by factors that are not folded into 16-bit weights."""
+def own_seconds(plan: Plan, on: Gpu, adds: bool) -> float:
+    """What a plan takes with its epilogue."""
     residual = work_of(plan.workload).output / on.memory_bytes_per_second.value if adds else 0.0
-    return (plan.seconds or 0.0) * (SCALED if scaled else 1.0) + residual
+    return (plan.seconds or 0.0) + residual

@@ -14,6 +14,7 @@ from torch_models import assert_close, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any as load  # noqa: E402
+from pysim.torch import measured  # noqa: E402
 from pysim.torch.capture import compiled, compiled_layers  # noqa: E402
 from pysim.torch.capture.effects import effects_of  # noqa: E402
 from pysim.torch.capture.nodes import graph_of  # noqa: E402
@@ -373,6 +374,60 @@ def test_a_compiler_that_fails_is_replaced_by_pytorchs_operators(monkeypatch):
     optimized = pysim.torch.optimize(model, compiler=True)
     assert_close(optimized(x), model(x))
     assert pysim.torch.report(optimized).notes == ["between layers PyTorch's operators run one by one: the compiler failed: no tool"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fastest", ["alone", "expected", "compiler"])
+def test_the_first_call_measures_which_way_is_fastest_and_keeps_it(traced, monkeypatch, tmp_path, fastest):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    timed = []
+
+    def told(calls, seconds, in_cuda_graph):
+        timed.append((*calls, seconds, in_cuda_graph))
+        return {name: float(name != fastest) for name in calls}
+
+    monkeypatch.setattr(measured, "measured", told)
+    model, x = settled(Block()), images()
+    for times in (1, 1):  # the second finds what the first kept
+        traced.clear()
+        optimized = pysim.torch.optimize(model, measure=0.5)
+        for _ in range(2):
+            assert_close(optimized(x), model(x))
+        model.stem.weight.mul_(1.5)
+        assert_close(optimized(x), model(x))
+        assert {*runs(optimized).values()} == {"torch" if fastest == "compiler" else "pysim"}
+        assert timed == [("expected", "compiler", "alone", 0.5, False)] * times
+    assert len(traced) == (fastest != "alone")
+
+
+@torch.no_grad()
+def test_ways_are_timed_in_turn(traced, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, x = settled(Block()), images()
+    optimized = torch.compile(model, backend=pysim.torch.backend, options={"measure": 0.01})
+    assert_close(optimized(x), model(x))
+    assert len([*tmp_path.rglob("ways/*")]) == 1
+    calls = []
+    times = measured.measured({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 0.0, False)
+    assert "".join(calls) == "aaabbb" + 3 * "ab" and times.keys() == {"a", "b"}
+
+
+def test_a_way_that_fails_is_left_out_unless_all_do():
+    def fails():
+        raise RuntimeError("no memory")
+
+    assert measured.measured({"a": fails, "b": lambda: None, "c": fails}, 0.0, False).keys() == {"b"}
+    with pytest.raises(RuntimeError, match="no memory"):
+        measured.measured({"a": fails, "b": fails}, 0.0, False)
+
+
+@torch.no_grad()
+def test_what_a_graph_writes_is_not_measured(traced):
+    model, x = Written().eval(), images()
+    other = copy.deepcopy(model)
+    for found, wanted in zip(pysim.torch.optimize(model, measure=0.1)(x), other(x), strict=True):
+        assert_close(found, wanted)
+    assert model.calls == 1
 
 
 @torch.no_grad()
