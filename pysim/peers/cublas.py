@@ -50,8 +50,11 @@ def make(workload: Gemm, operands: Operands, algorithm: str = "") -> Ready:
     return Ready(*product(workload, result_of(workload.dtype), operands.pointers))
 
 
-def product(w: Gemm, result: str, pointers: tuple[int, int, int], stream: int = 0) -> tuple[Callable[[], None], str]:
-    """(a call that enqueues a product of dense row-major operands on a stream, version). MissingError if cuBLAS has no such product."""
+def product(
+    w: Gemm, result: str, pointers: tuple[int, int, int], stream: int = 0, workspace: tuple[int, int] | None = None
+) -> tuple[Callable[[], None], str]:
+    """(a call that enqueues a product of dense row-major operands on a stream, version). `workspace`: address and bytes, else cuBLAS's own.
+    MissingError if cuBLAS has no such product."""
     if w.dtype not in _COMPUTE:
         raise MissingError(f"cublasGemmEx has no product of {w.dtype}")
     library, handle, version = _library()
@@ -67,7 +70,9 @@ def product(w: Gemm, result: str, pointers: tuple[int, int, int], stream: int = 
 
     def call() -> None:
         assert keep
-        library.cublasSetStream_v2(handle, ctypes.c_void_p(stream))
+        library.cublasSetStream_v2(handle, ctypes.c_void_p(stream))  # which takes cuBLAS's own workspace
+        if workspace:
+            library.cublasSetWorkspace_v2(handle, ctypes.c_void_p(workspace[0]), ctypes.c_size_t(workspace[1]))
         if status := library.cublasGemmEx(*arguments):
             raise MissingError(f"{version} refuses {w.text}: status {status}")
 

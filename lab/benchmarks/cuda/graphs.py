@@ -10,9 +10,10 @@ import torch
 Call = Callable[[int], object]  # takes its number in the graph, so that calls can have different operands
 
 
-def microseconds(calls: Mapping[str, Call], count: int, replays: int) -> dict[str, float]:
-    """Median microseconds per call of each, from graphs of `count` calls. The graphs run interleaved, each once before it is timed."""
-    graphs = {name: _captured(call, count) for name, call in calls.items()}
+def microseconds(calls: Mapping[str, Call], count: int, replays: int, stream: Any = None) -> dict[str, float]:
+    """Median microseconds per call of each, from graphs of `count` calls. The graphs run interleaved, each once before it is timed.
+    `stream`: on which the calls enqueue their work, if that is not PyTorch's current stream."""
+    graphs = {name: _captured(call, count, stream or torch.cuda.Stream()) for name, call in calls.items()}
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(replays):
         for name, graph in graphs.items():
@@ -26,13 +27,12 @@ def microseconds(calls: Mapping[str, Call], count: int, replays: int) -> dict[st
     return {name: statistics.median(times) for name, times in spent.items()}
 
 
-def _captured(call: Call, count: int) -> Any:
-    side = torch.cuda.Stream()
+def _captured(call: Call, count: int, side: Any) -> Any:
     with torch.cuda.stream(side):  # work that only a first call does is not captured
         call(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         for at in range(count):
             call(at)
     return graph

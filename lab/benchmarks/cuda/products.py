@@ -7,9 +7,9 @@
     python products.py --beside before/libpysim_cuda.so ...               also runs the plans with other builds, interleaved
 
 Random sizes are log-uniform, m and n from 32 to 8192, k from 32 to 16384, every second problem in multiples of eight, up to MOST
-multiply-adds, in any layout. f32 is planned with accuracy "ieee", since "standard" (--f32) may choose tf32x3, which is measured as its own
-type. Each plan is first checked in full against float64, then timed by events, interleaved, with the device kept busy. One line per
-problem:
+multiply-adds, in any layout; with --networks half of the problems are drawn by `network_products`. f32 is planned with accuracy "ieee",
+since "standard" (--f32) may choose tf32x3, which is measured as its own type. Each plan is first checked in full against float64, then
+timed, interleaved, by events with the device kept busy, or with --graphs in CUDA graphs of many calls. One line per problem:
 {"machine", "device", "problem", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"}; then a table.
 With other builds a plan has "beside", their seconds, None if a build lacks the kernel. Plans identify kernels by number, so a build with
 different rows is refused.
@@ -30,6 +30,8 @@ import numpy as np
 
 MOST = 2e11
 SAMPLES = 15
+GRAPH_SECONDS, GRAPH_CALLS = 3e-4, (3, 30)  # of a graph; its calls, least and most
+CUBLAS_BYTES = 32 << 20  # workspace, which cuBLAS's documentation recommends for Hopper
 
 
 def planned(text: str, machine: str, top: int, f32: str, also: tuple[str, ...] = ()) -> tuple[str, list[dict[str, Any]]]:
@@ -46,6 +48,16 @@ def planned(text: str, machine: str, top: int, f32: str, also: tuple[str, ...] =
         ranked = gpu_lab.best_of_kernels(text, machine, 10_000, accuracy)
         plans = [one for rank, one in enumerate(ranked) if rank < top or any(part in one.kernel for part in also)]
     return text, [{"kernel": one.kernel, "schedule": msgspec.to_builtins(one.schedule), "predicted": one.cost.seconds} for one in plans]
+
+
+def random_products(dtype: str, count: int, seed: int, networks: bool) -> list[str]:
+    """Log-uniform products of a type, the second half of networks if these are asked for."""
+    import network_products
+
+    from pysim.calibration.gpu_lab import drawn
+
+    of_networks = count // 2 if networks else 0
+    return [*drawn(dtype, count - of_networks, seed, MOST), *network_products.drawn(dtype, of_networks, seed, MOST)]
 
 
 class Operands:
@@ -118,45 +130,68 @@ def short(seconds: float) -> float:
     return float(f"{seconds:.4g}")
 
 
-def measured(line: dict[str, Any], others: list[Any]) -> dict[str, Any]:
-    """The line of a problem with the seconds of this library and of `others`."""
-    import msgspec
+Timed = dict[str, tuple[float, int]]  # median seconds of a call, of how many samples
 
-    from pysim.errors import MissingError, NativeError
+
+def in_graphs(calls: dict[str, Any], stream: Any, seconds: float) -> Timed:
+    """In CUDA graphs of calls that are expected to take `seconds`."""
+    from graphs import microseconds
+
+    graphs = {name: lambda _, call=call: call() for name, call in calls.items()}
+    count = int(np.clip(GRAPH_SECONDS / seconds, *GRAPH_CALLS))
+    return {name: (1e-6 * one, SAMPLES) for name, one in microseconds(graphs, count, SAMPLES, stream).items()}
+
+
+def by_events(calls: dict[str, Any]) -> Timed:
+    """Each call between two events."""
     from pysim.measure.clock import interleave
     from pysim.measure.events import Events
+
+    samples = interleave(calls, Events(), min_samples=SAMPLES, min_seconds=0.004, budget_seconds=2, warmup_seconds=0.002).samples
+    return {name: (float(np.median(some)), len(some)) for name, some in samples.items()}
+
+
+def measured(line: dict[str, Any], others: list[Any], graphs: bool) -> dict[str, Any]:
+    """The line of a problem with the seconds of this library and of `others`."""
+    import msgspec
+    import torch
+
+    from pysim.errors import MissingError, NativeError
     from pysim.peers import cublas
     from pysim.problem.text import parse
     from pysim.record.schedule import GpuSchedule
     from pysim.runtime import cuda
 
     w = parse(line["problem"])
-    operands = Operands(w)
+    operands, stream = Operands(w), torch.cuda.Stream() if graphs else torch.cuda.default_stream()
     calls = {}
     for number, plan in enumerate(line["plans"]):
-        calls[str(number)] = cuda.Launch(w, msgspec.convert(plan["schedule"], GpuSchedule)).on(operands.pointers).run
+        launch = cuda.Launch(w, msgspec.convert(plan["schedule"], GpuSchedule))
+        calls[str(number)] = launch.on(operands.pointers, stream=stream.cuda_stream).run
         plan["right"] = operands.right(calls[str(number)])
         for other, library in enumerate(others):
-            bound = cuda.Launch(w, msgspec.convert(plan["schedule"], GpuSchedule)).on(operands.pointers)
+            bound = launch.on(operands.pointers, stream=stream.cuda_stream)
             bound._lib = library
             with suppress(NativeError):
                 bound.run()
                 plan["right"] &= operands.right(bound.run)
                 calls[f"{number} {other}"] = bound.run
+    space = torch.empty(CUBLAS_BYTES, dtype=torch.uint8, device="cuda")  # of its own, cuBLAS would allocate in each graph
     try:
-        calls["cublas"], _ = cublas.product(w, cuda.result_of(w.dtype), operands.pointers)
+        at = (space.data_ptr(), CUBLAS_BYTES)
+        calls["cublas"], _ = cublas.product(w, cuda.result_of(w.dtype), operands.pointers, stream.cuda_stream, at)
         calls["cublas"]()
     except MissingError:
         calls.pop("cublas", None)
-    timed = interleave(calls, Events(), min_samples=SAMPLES, min_seconds=0.004, budget_seconds=2, warmup_seconds=0.002).samples
+    timed = in_graphs(calls, stream, line["plans"][0]["predicted"]) if graphs else by_events(calls)
     for number, plan in enumerate(line["plans"]):
-        samples = timed[str(number)]
-        plan |= {"samples": len(samples), "seconds": short(float(np.median(samples))), "predicted": short(plan["predicted"])}
+        seconds, samples = timed[str(number)]
+        plan |= {"samples": samples, "seconds": short(seconds), "predicted": short(plan["predicted"])}
         if others:
             found = [timed.get(f"{number} {other}") for other in range(len(others))]
-            plan["beside"] = [None if one is None else short(float(np.median(one))) for one in found]
+            plan["beside"] = [None if one is None else short(one[0]) for one in found]
     theirs = timed.get("cublas")
-    return line | {"cublas": None if theirs is None else short(float(np.median(theirs)))}
+    return line | {"cublas": None if theirs is None else short(theirs[0])}
 
 
 def table(lines: list[dict[str, Any]]) -> None:
@@ -202,14 +237,16 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=1, help="kernels, the best plan of each")
     parser.add_argument("--also", action="append", default=[], help="part of the names of kernels that are measured whatever their rank")
     parser.add_argument("--beside", action="append", default=[], help="another build's libpysim_cuda.so")
+    parser.add_argument("--networks", action="store_true", help="half of the problems are of networks and solvers")
+    parser.add_argument("--graphs", action="store_true", help="time calls in CUDA graphs")
     parser.add_argument("--f32", default="ieee", help="accuracy that f32 is planned with")
     options = parser.parse_args()
     from pysim.calibration import host
-    from pysim.calibration.gpu_lab import DTYPES, drawn
+    from pysim.calibration.gpu_lab import DTYPES
     from pysim.runtime import cuda
 
     dtypes = options.dtypes.split(",") if options.dtypes else DTYPES
-    texts = options.problems or [text for dtype in dtypes for text in drawn(dtype, options.count, options.seed, MOST)]
+    texts = options.problems or [text for dtype in dtypes for text in random_products(dtype, options.count, options.seed, options.networks)]
     on, device, lines = host.any_machine(options.machine), cuda.devices()[0].name, []
     machine = on.name if options.machine == "cuda" else options.machine
     with multiprocessing.get_context("spawn").Pool() as pool:
@@ -217,7 +254,7 @@ def main() -> None:
         plans = dict(pool.map(plan, texts))
     others = [other_build(path) for path in options.beside]
     for text in texts:
-        lines.append(measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}, others))
+        lines.append(measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}, others, options.graphs))
         print(json.dumps(lines[-1]), flush=True)
     table(lines)
     if others:
