@@ -98,6 +98,8 @@ class Gpu(msgspec.Struct, frozen=True, dict=True, kw_only=True, forbid_unknown_f
     is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`. `clusters_at_once`: by blocks of a
     cluster, how many clusters run at once if each block fills an SM; default: SMs / blocks. `gpcs`: groups of SMs whose simultaneous
     requests for the same bytes reach L2 once; `gpc_bytes_per_second`: what all of them together take from L2. Both or neither.
+    `event_seconds`: what two events around a call add to its time; predictions are of such calls, and in a CUDA graph a launch takes so
+    much less.
     """
 
     schema: Literal[1]
@@ -128,6 +130,7 @@ class Gpu(msgspec.Struct, frozen=True, dict=True, kw_only=True, forbid_unknown_f
     clusters_at_once: dict[str, Count] = {}
     gpcs: Count | None = None
     gpc_bytes_per_second: Number | None = None
+    event_seconds: Number | None = None
     model: GpuModel
     energy: Energy | None = None
     sources: dict[str, Source]

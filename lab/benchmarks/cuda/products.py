@@ -9,7 +9,8 @@
 Random sizes are log-uniform, m and n from 32 to 8192, k from 32 to 16384, every second problem in multiples of eight, up to MOST
 multiply-adds, in any layout; with --networks half of the problems are drawn by `network_products`. f32 is planned with accuracy "ieee",
 since "standard" (--f32) may choose tf32x3, which is measured as its own type. Each plan is first checked in full against float64, then
-timed, interleaved, by events with the device kept busy, or with --graphs in CUDA graphs of many calls. One line per problem:
+timed, interleaved, by events with the device kept busy, or with --graphs in CUDA graphs of many calls, where predictions are less
+the machine's `event_seconds`. One line per problem:
 {"machine", "device", "problem", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"}; then a table.
 With other builds a plan has "beside", their seconds, None if a build lacks the kernel. Plans identify kernels by number, so a build with
 different rows is refused.
@@ -151,8 +152,8 @@ def by_events(calls: dict[str, Any]) -> Timed:
     return {name: (float(np.median(some)), len(some)) for name, some in samples.items()}
 
 
-def measured(line: dict[str, Any], others: list[Any], graphs: bool) -> dict[str, Any]:
-    """The line of a problem with the seconds of this library and of `others`."""
+def measured(line: dict[str, Any], others: list[Any], graphs: bool, event_seconds: float = 0.0) -> dict[str, Any]:
+    """The line of a problem with the seconds of this library and of `others`; predictions are less `event_seconds`."""
     import msgspec
     import torch
 
@@ -186,7 +187,7 @@ def measured(line: dict[str, Any], others: list[Any], graphs: bool) -> dict[str,
     timed = in_graphs(calls, stream, line["plans"][0]["predicted"]) if graphs else by_events(calls)
     for number, plan in enumerate(line["plans"]):
         seconds, samples = timed[str(number)]
-        plan |= {"samples": samples, "seconds": short(seconds), "predicted": short(plan["predicted"])}
+        plan |= {"samples": samples, "seconds": short(seconds), "predicted": short(plan["predicted"] - event_seconds)}
         if others:
             found = [timed.get(f"{number} {other}") for other in range(len(others))]
             plan["beside"] = [None if one is None else short(one[0]) for one in found]
@@ -243,6 +244,7 @@ def main() -> None:
     options = parser.parse_args()
     from pysim.calibration import host
     from pysim.calibration.gpu_lab import DTYPES
+    from pysim.machine.gpu import Gpu
     from pysim.runtime import cuda
 
     dtypes = options.dtypes.split(",") if options.dtypes else DTYPES
@@ -253,8 +255,11 @@ def main() -> None:
         plan = partial(planned, machine=machine, top=options.top, f32=options.f32, also=tuple(options.also))
         plans = dict(pool.map(plan, texts))
     others = [other_build(path) for path in options.beside]
+    events = on.event_seconds.value if options.graphs and isinstance(on, Gpu) and on.event_seconds else 0.0
     for text in texts:
-        lines.append(measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}, others, options.graphs))
+        lines.append(
+            measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}, others, options.graphs, events)
+        )
         print(json.dumps(lines[-1]), flush=True)
     table(lines)
     if others:
