@@ -5,7 +5,8 @@
 #include <algorithm>
 
 #include "abi/arguments.h"
-#include "gemm/residues/passes.cuh"
+#include "gemm/residues/operands.cuh"
+#include "gemm/residues/results.cuh"
 #include "gemm/rows.h"
 #ifdef PYSIM_HOPPER
 #include "gemm/residues/product.cuh"

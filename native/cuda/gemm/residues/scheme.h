@@ -33,10 +33,11 @@ template <class T> struct Constants : Scheme<T> {
     using Scheme<T>::MODULI;
     using Scheme<T>::LIFT;
     __extension__ typedef unsigned __int128 Wide;
-    /* X = sum_i weight[i] residue[i] - q P; words of 40 bits, the last the highest */
-    double weight[MODULI][3] = {}, product[3] = {};
+    /* X = sum_i weight[i] (1 + residue[i] / 256) + before - q P; words of 40 bits (weights: 48), the last the highest */
+    double weight[MODULI][3] = {}, before[3] = {}, product[3] = {};
     double over_product = 1; /* 2^(40 (WORDS - 1)) / P */
     double largest = 0;
+    unsigned one = 0x3ff00000;       /* the upper bits of 1 in f64 */
     unsigned powers[MODULI][2] = {}; /* 2^(8 i) modulo the modulus, a byte each */
     /* Residues of x + 2^LIFT by a dp4a for each four of its bytes and one rounding: `start` is the bits of an f32 from 2^23 on, so that `start` and a
      * sum s of bytes times powers are the bits of base + s', base a multiple of the modulus and of 256, s' congruent to x and below 2^20. Times
@@ -69,6 +70,7 @@ template <class T> struct Constants : Scheme<T> {
             unsigned inverse = 1;
             while ((unsigned)(rest % of) * inverse % of != 1) inverse++;
             split(weight[i], rest * inverse);
+            for (int w = 0; w < 3; w++) weight[i][w] *= 256, before[w] -= weight[i][w];
             for (unsigned j = 0, power = 1; j < 8; j++, power = power * 256 % of) powers[i][j / 4] |= power << 8 * (j % 4);
             start[i] = start_of(of, (uint64_t)1 << LIFT);
             reciprocal[i] = 1.f / (float)of;

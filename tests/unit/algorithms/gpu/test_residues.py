@@ -106,6 +106,20 @@ def test_layouts_and_rasterisations_change_no_bit(dtype: str) -> None:
         np.testing.assert_array_equal(products(a, b, layout, group=8)[0], first)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "n", "k"), [(40, 70, 2100), (3, 5, 30_000)])
+def test_several_panels_and_rows_beyond_shared_memory_give_the_same_bits_in_every_layout(m: int, n: int, k: int, dtype: str) -> None:
+    draw = np.random.default_rng(6)
+    numbers = np.float64 if dtype == "f64" else np.float32
+    a, b = draw.uniform(-1, 1, (m, k)).astype(numbers), (draw.uniform(-1, 1, (k, n)) * 10.0 ** draw.integers(-3, 3, n)).astype(numbers)
+    first, reference = products(a, b)
+    assert (first != reference).any()  # it did not compute them
+    magnitude = abs(a.astype(float)) @ abs(b.astype(float))
+    assert (abs(first - a.astype(float) @ b.astype(float)) <= 0.1 * k * residues.SCHEMES[dtype].unit * magnitude).all()
+    for layout in (1, 2, 3):
+        np.testing.assert_array_equal(products(a, b, layout)[0], first)
+
+
 @pytest.mark.parametrize("layout", [0, 3])
 @pytest.mark.parametrize(
     ("dtype", "number"),

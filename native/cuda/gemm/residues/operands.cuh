@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The passes before and after the s8 products: operands to residues, residues to C. */
-#ifndef PYSIM_CUDA_RESIDUES_PASSES_CUH
-#define PYSIM_CUDA_RESIDUES_PASSES_CUH
-#include "core/epilogue.cuh"
+ * The passes before the s8 products: operands to residues. */
+#ifndef PYSIM_CUDA_RESIDUES_OPERANDS_CUH
+#define PYSIM_CUDA_RESIDUES_OPERANDS_CUH
 #include "core/launch.h"
 #include "gemm/residues/scheme.h"
 
@@ -24,14 +23,6 @@ __device__ inline int exponent_of(double x) { /* floor(log2 x) */
     return ilogb(x);
 #else
     return (__double2hiint(x) >> 20) - 1023;
-#endif
-}
-/* The integer value of a small non-negative whole number as f64: the bits of 2^52 + x, less 2^52. */
-__device__ inline double whole(unsigned x) {
-#ifdef PYSIM_EMULATED
-    return x;
-#else
-    return __hiloint2double(0x43300000, (int)x) - 4503599627370496.0;
 #endif
 }
 
@@ -173,73 +164,6 @@ template <class T> cudaError_t make_residues(const Operand<T> &o, bool major, cu
     const cudaError_t error = launch(squares_kernel<T>, dim3((unsigned)(o.rows + 31) / 32, chunks), THREADS, 0, stream, o);
     return error == cudaSuccess ? launch(residues_kernel<T, true>, dim3((unsigned)(o.rows + 15) / 16, chunks), THREADS, 0, stream, o)
                                 : error;
-}
-
-/* X from its residues, byte `at` of each word: exact but for one rounding. */
-template <class T> __device__ inline double number_of(const unsigned (&packed)[Scheme<T>::MODULI], int at) {
-    enum { WORDS = Scheme<T>::WORDS };
-    constexpr double UNIT = 0x1p40, over = CONSTANTS<T>.over_product;
-    const auto each_word = [](auto body) { each(body, std::make_integer_sequence<int, WORDS>()); };
-    double words[WORDS] = {}; /* exact: whole numbers below 2^53 */
-    each_modulus<T>([&](auto of) {
-        constexpr int I = decltype(of)::value;
-        const double r = whole(packed[I] >> 8 * at & 0xff);
-        each_word([&](auto w) {
-            constexpr int W = decltype(w)::value;
-            constexpr double weight = CONSTANTS<T>.weight[I][W];
-            words[W] = fma(r, weight, words[W]);
-        });
-    });
-    const double q = rint(fma(words[WORDS - 2], 1 / UNIT, words[WORDS - 1]) * over);
-    each_word([&](auto w) {
-        constexpr int W = decltype(w)::value;
-        constexpr double product = CONSTANTS<T>.product[W];
-        words[W] = fma(-q, product, words[W]);
-    });
-    if constexpr (WORDS == 2) return fma(words[1], UNIT, words[0]);
-    else { /* `sum` and `rest` are 2^40 times the highest word and the middle one */
-        const double sum = fma(words[WORDS - 1], UNIT, words[1]), rest = fma(words[WORDS - 1], UNIT, -sum) + words[1];
-        return fma(sum, UNIT, fma(rest, UNIT, words[0]));
-    }
-}
-
-/* C from residues: a thread reconstructs the four columns of a word. */
-template <class T> __global__ void __launch_bounds__(THREADS)
-    reconstruct_kernel(const Problem p, const Residues from, const int *row_exponents, const int *column_exponents, const Verdict verdict) {
-    const bool refused = refuses(verdict);
-    if (refused || (blockIdx.x == 0 && blockIdx.y == 0)) {
-        if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) verdict.deficits[2] = refused;
-        if (refused) return;
-    }
-    const int row = (int)blockIdx.x, word = (int)(blockIdx.y * THREADS + threadIdx.x);
-    /* of 16 words of 64 columns, word 4 t + j has columns 16 j + 2 t, 16 j + 2 t + 1, and those 8 further */
-    const int column = word / 16 * 64 + word % 4 * 16 + word % 16 / 4 * 2;
-    if (column >= p.n) return;
-    unsigned packed[Scheme<T>::MODULI];
-    each_modulus<T>([&](auto of) {
-        constexpr int I = decltype(of)::value;
-        packed[I] = *(const unsigned *)(from.data + I * from.plane + row * from.pitch + word * 4);
-    });
-    const double row_scale = power_of_two(-row_exponents[row]);
-    const Epilogue<T, T> epilogue(p);
-#pragma unroll
-    for (int pair = 0; pair < 2; pair++) {
-        T value[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int at = column + pair * 8 + i;
-            value[i] = (T)(number_of<T>(packed, pair * 2 + i) * (at < p.n ? power_of_two(-column_exponents[at]) : 0) * row_scale);
-        }
-        epilogue.store(row, column + pair * 8, value);
-    }
-}
-
-template <class T>
-cudaError_t reconstruct(const Problem &p, const Residues &from, const int *rows, const int *columns, const Verdict &verdict,
-                        cudaStream_t stream) {
-    const int words = (p.n + 63) / 64 * 16;
-    return launch(reconstruct_kernel<T>, dim3((unsigned)p.m, (unsigned)(words + THREADS - 1) / THREADS), THREADS, 0, stream, p, from, rows,
-                  columns, verdict);
 }
 }
 #endif
