@@ -38,6 +38,7 @@ COMPUTES = Gemm
 prepare = nothing_prepared
 CHUNK = 1024  # of k, whose squares are summed by one block
 THREADS, RUNS = 256, 1024  # of a block that converts k-major rows: threads, elements at a time
+HELD_BYTES = 112 << 10  # of a k-major row of f64 in shared memory
 WORDS = {"f64": 3, "f32": 2}  # of 40 bits, in which results are reconstructed
 PERMUTED = 64  # columns of the product's residues that are stored together
 EXPONENT_BYTES, SQUARES_BYTES = 4, 8
@@ -160,11 +161,12 @@ def passes_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> tuple[Pass, ...]:
 
 
 def conversion(gpu: Gpu, problem: Gemm, kernel: GemmKernel, name: str, rows: int, k_major: bool) -> Pass:
-    """An operand's elements are read for the norm and again for residues: from memory, unless the rows that are converted at once fit L2.
-    A block of k-major rows has one row, RUNS elements at a time; few rows do not fill the SMs."""
+    """An operand's elements are read for the norm and again for residues: from memory, unless a row fits shared memory (f64) or the rows
+    that are converted at once fit L2. A block of k-major rows has one row, RUNS elements at a time; few rows do not fill the SMs."""
     own, size, k = gpu.model.residues[problem.dtype], problem.element_bytes, problem.k
     at_once = min(rows, gpu.sms.value * gpu.warps_per_sm.value * WARP // THREADS)
-    reads = 1 + float(l2_miss_share(gpu, at_once * k * size)) if k_major else 2
+    held = k_major and problem.dtype == "f64" and round_up(k, LINE_BYTES) * size <= HELD_BYTES
+    reads = 1 if held else 1 + float(l2_miss_share(gpu, at_once * k * size)) if k_major else 2
     filled = min(1.0, rows / (own.blocks_at_once.value * gpu.sms.value)) * k / round_up(k, RUNS) if k_major else 1.0
     residues, instructions = rows * round_up(k, LINE_BYTES) * kernel.residues, own.operand_instructions.value
     launches, seconds = 1 if k_major else 2, own.launch_seconds.value

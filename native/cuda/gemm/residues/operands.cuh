@@ -2,12 +2,15 @@
  * The passes before the s8 products: operands to residues. */
 #ifndef PYSIM_CUDA_RESIDUES_OPERANDS_CUH
 #define PYSIM_CUDA_RESIDUES_OPERANDS_CUH
+#include <algorithm>
+
 #include "core/launch.h"
 #include "gemm/residues/scheme.h"
 
 namespace pysim::residues {
 
 enum { THREADS = 256, NOT_FINITE = 1 << 30, CHUNK = 1024 };
+enum { RUN = 8, HELD = 112 << 10 }; /* of held rows: elements of a thread at a time; bytes of shared memory, of which two blocks fit */
 inline int chunks_of(int k) { return (k + CHUNK - 1) / CHUNK; }
 
 /* 2^exponent, for normal numbers of f64. */
@@ -89,9 +92,30 @@ template <int ROWS, class T> __device__ inline T sum_of_row(T value, T *shared) 
     if (lane < ROWS) shared[threadIdx.x / 32 * ROWS + lane] = value;
     __syncthreads();
     value = 0;
-    for (int warp = 0; warp < THREADS / 32; warp++) value += shared[warp * ROWS + lane % ROWS];
+    for (int warp = 0; warp < (int)blockDim.x / 32; warp++) value += shared[warp * ROWS + lane % ROWS];
     return value;
 }
+
+/* How a row is scaled and judged, from the sum of its squares. */
+template <class T> struct Scaling {
+    bool good, vanishes;
+    int exponent;
+    T scale, least;
+    __device__ Scaling(double sum, int k) {
+        /* outside, squares or scaled numbers may overflow, or lose what is small; NaN is outside. Rows of zeros are exact, but squares may vanish. */
+        good = sum >= power_of_two(Scheme<T>::MIN_SQUARES) && sum <= power_of_two(Scheme<T>::MAX_SQUARES), vanishes = sum == 0;
+        exponent = good ? exponent_of(CONSTANTS<T>.largest / sqrt(sum)) : 0;
+        scale = good ? (T)power_of_two(exponent) : T(0), least = (T)(sum / ((double)Scheme<T>::SMALL * k));
+    }
+    /* Elements of a run that are small, or do not vanish; `in`: of the row. */
+    template <int COUNT> __device__ int count(const T (&x)[COUNT], int in) const {
+        int found = 0;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) found += vanishes ? x[i] != 0 : i < in && x[i] * x[i] < least;
+        return found;
+    }
+    __device__ unsigned deficit(int count) const { return good || (vanishes && !count) ? (unsigned)count : (unsigned)NOT_FINITE; }
+};
 
 /* MAJOR: the squares of a chunk of k of 32 rows. */
 template <class T> __global__ void __launch_bounds__(THREADS) squares_kernel(const Operand<T> o) {
@@ -131,34 +155,70 @@ template <class T, bool MAJOR> __global__ void __launch_bounds__(THREADS) residu
     } else if (row < o.rows)
         for (int i = part; i < chunks; i += PARTS) sum += o.squares[(int64_t)i * o.rows + row];
     sum = sum_of_row<ROWS>(sum, sums);
-    /* outside, squares or scaled numbers may overflow, or lose what is small; NaN is outside. Rows of zeros are exact, but squares may vanish. */
-    const bool good = sum >= power_of_two(Scheme<T>::MIN_SQUARES) && sum <= power_of_two(Scheme<T>::MAX_SQUARES), vanishes = sum == 0;
-    const int exponent = good ? exponent_of(CONSTANTS<T>.largest / sqrt(sum)) : 0;
-    const T scale = good ? (T)power_of_two(exponent) : T(0), least = (T)(sum / ((double)Scheme<T>::SMALL * o.k));
+    const Scaling<T> scaling(sum, o.k);
     int count = 0; /* of elements that are small, or do not vanish */
     const int begin = MAJOR ? (int)blockIdx.y * CHUNK : 0, end = MAJOR ? min(begin + CHUNK, (int)o.pitch) : (int)o.pitch;
-    if (good || vanishes)
+    if (scaling.good || scaling.vanishes)
         for (int first = begin + part * RUN; first < end; first += PARTS * RUN) {
             T x[RUN];
 #pragma unroll
             for (int i = 0; i < RUN; i++) x[i] = first + i < k ? from[(first + i) * step] : T(0);
-#pragma unroll
-            for (int i = 0; i < RUN; i++) count += vanishes ? x[i] != 0 : first + i < k && x[i] * x[i] < least;
-            if (row < o.rows) put_residues(x, scale, o.to + row * o.pitch + first, o.plane);
+            count += scaling.count(x, k - first);
+            if (row < o.rows) put_residues(x, scaling.scale, o.to + row * o.pitch + first, o.plane);
         }
     count = sum_of_row<ROWS>(count, counts);
     if (part != 0 || row >= o.rows) return;
-    o.exponents[row] = exponent;
+    o.exponents[row] = scaling.exponent;
     if (MAJOR) { /* the last chunk of a row has the count of all */
         const unsigned long long before = atomicAdd(o.counted + row, (1ull << 32) + (unsigned)count);
         if ((int)(before >> 32) != chunks - 1) return;
         count += (int)(unsigned)before;
     }
-    const unsigned deficit = good || (vanishes && !count) ? (unsigned)count : (unsigned)NOT_FINITE;
+    const unsigned deficit = scaling.deficit(count);
     if (deficit) atomicMax(o.deficit, deficit);
 }
 
+/* K-major rows of f64 that fit shared memory: as above, but read from memory once. */
+__global__ void __launch_bounds__(THREADS) held_rows_kernel(const Operand<double> o) {
+    __shared__ double sums[THREADS / 32];
+    __shared__ int counts[THREADS / 32];
+    PYSIM_DYNAMIC_SHARED(memory);
+    double *const held = (double *)memory;
+    const int row = (int)blockIdx.x, k = o.k, step = (int)blockDim.x;
+    const double *const from = o.data + row * o.ld;
+    double squares = 0;
+#pragma unroll 8
+    for (int i = (int)threadIdx.x; i < k; i += step) {
+        const double x = from[i];
+        held[i] = x, squares += x * x;
+    }
+    for (int i = k + (int)threadIdx.x; i < o.pitch; i += step) held[i] = 0;
+    const Scaling<double> scaling(sum_of_row<1>(squares, sums), k);
+    int count = 0;
+    if (scaling.good || scaling.vanishes)
+        for (int first = (int)threadIdx.x * RUN; first < o.pitch; first += step * RUN) {
+            double x[RUN];
+            memcpy(x, __builtin_assume_aligned(held + first, 16), sizeof x);
+            count += scaling.count(x, k - first);
+            put_residues(x, scaling.scale, o.to + row * o.pitch + first, o.plane);
+        }
+    count = sum_of_row<1>(count, counts);
+    if (threadIdx.x != 0) return;
+    o.exponents[row] = scaling.exponent;
+    const unsigned deficit = scaling.deficit(count);
+    if (deficit) atomicMax(o.deficit, deficit);
+}
+
+inline cudaError_t hold_rows(const Operand<double> &o, cudaStream_t stream) {
+    const cudaError_t error = cudaFuncSetAttribute((const void *)held_rows_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, HELD);
+    const int threads = (int)std::min<int64_t>(THREADS, (o.pitch / RUN + 31) / 32 * 32);
+    return error == cudaSuccess ? launch(held_rows_kernel, dim3((unsigned)o.rows), threads, (size_t)(o.pitch * sizeof(double)), stream, o)
+                                : error;
+}
+
 template <class T> cudaError_t make_residues(const Operand<T> &o, bool major, cudaStream_t stream) {
+    if constexpr (std::is_same_v<T, double>)
+        if (!major && o.pitch * (int64_t)sizeof(T) <= HELD) return hold_rows(o, stream);
     if (!major) return launch(residues_kernel<T, false>, dim3((unsigned)o.rows), THREADS, 0, stream, o);
     const unsigned chunks = (unsigned)chunks_of(o.k);
     const cudaError_t error = launch(squares_kernel<T>, dim3((unsigned)(o.rows + 31) / 32, chunks), THREADS, 0, stream, o);
