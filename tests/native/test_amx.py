@@ -3,6 +3,7 @@
 plans take it where it is allowed, and a CPU without AMX says so. Guard pages and edges: native/test/check."""
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import pysim
 from pysim import planner
 from pysim.errors import PysimError
 from pysim.problem.text import parse
+from pysim.record.schedule import Schedule
 from pysim.runtime import cpu, cpu_launch
 
 ROW = "f32_tiles_32x32__amx"
@@ -127,6 +129,35 @@ def test_neither_a_prepared_b_nor_threads_that_share_panels_change_a_bit(row_run
     np.testing.assert_allclose(want, a @ (b.T if layout else b), atol=1e-4)
     for schedule, threads in ((whole, 3), (prepared, 1), (prepared, 3)):
         np.testing.assert_array_equal(cpu_launch.Prepared(w, b, schedule, threads=threads)(a), want)
+
+
+# The first 16 digits of SHA-256 of products of the emulation, by type and k of a set.
+BITS = {
+    ("f32", 500): "32a93e31e7c77eda", ("f32", 64): "8c88673ed0bdec28",
+    ("bf16", 500): "0da416127131c3ff", ("bf16", 64): "8e941d8d5f850818",
+    ("s8", 500): "c94d2dacc22a6ec2", ("s8", 64): "c94d2dacc22a6ec2",
+}  # fmt: skip
+
+
+def operands_of(dtype):
+    random = np.random.default_rng(7)
+    a, b = (random.integers(-128, 128, shape).astype(np.int8) for shape in ((33, 500), (500, 65)))
+    if dtype == "s8":
+        return a, b
+    a, b = (x.astype(np.float32) * 2.0 ** random.integers(-20, 20, x.shape).astype(np.float32) for x in (a, b))
+    a, b = (x * (1 + random.integers(0, 2**23, x.shape).astype(np.float32) * np.float32(2.0**-23)) for x in (a, b))
+    return (a, b) if dtype == "f32" else tuple((x.view(np.uint32) >> 16).astype(np.uint16).view(cpu.stored_dtype("bf16")) for x in (a, b))
+
+
+@native
+@pytest.mark.parametrize(("dtype", "channels"), BITS)
+def test_the_bits_of_a_product_are_the_same_on_hardware_and_in_emulation(row_runs, dtype, channels):
+    a, b = operands_of(dtype)
+    schedule = Schedule(f"{dtype}_tiles_32x32__amx", "input_stationary", "tiles", 32, 32, channels, 2, 2)
+    got = cpu_launch.Launch(parse(f"gemm:33x65x500:{dtype}"), schedule).run(a, b)
+    if dtype == "s8":
+        np.testing.assert_array_equal(got, a.astype(np.int32) @ b.astype(np.int32))
+    assert hashlib.sha256(np.asarray(got).tobytes()).hexdigest()[:16] == BITS[dtype, channels]
 
 
 @native

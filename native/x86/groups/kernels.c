@@ -14,6 +14,7 @@
 #define FORM groups
 #include "pack.h"
 #endif
+#ifndef PACKING
 #ifndef HALVES
 #include "portable/depthwise_portable.h"
 #include "depthwise.h"
@@ -208,4 +209,5 @@ ROWS(ROW)
 
 #ifdef PAIRS
 #include "winograd.h"
+#endif
 #endif

@@ -4,13 +4,14 @@
  *   WIDTH     256 or 512
  *   HALVES    elements are bf16 and results FP32; else bytes and INT32
  *   PRODUCTS  the CPU multiplies groups in one instruction (VNNI, AVX-VNNI, AVX512-BF16)
+ *   PACKING   packing of groups alone, for rows of form tiles
  *
  * Without PRODUCTS a group is split into elements of even and of odd k, widened to FP32 or 16 bits (vpmaddwd). vpmaddubsw may
  * saturate: 255 * 127 + 255 * 127 leaves int16. Panels of bytes are widened while they are packed (PAIRS). */
 #include <immintrin.h>
 #include <string.h>
 
-#if !defined PRODUCTS && !defined HALVES
+#if !defined PRODUCTS && !defined HALVES && !defined PACKING
 #define PAIRS
 #endif
 
