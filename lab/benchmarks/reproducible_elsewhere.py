@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reproducible_layers import at
 
 from pysim.calibration import host
 from pysim.network.execution import Network
@@ -60,9 +61,9 @@ def network_of(graph: Graph, threads: int, machine: str) -> Network:
     return Network(graph._replace(constants=constants), host.runnable(machine), threads, "reproducible")
 
 
-def digests(network: Network) -> list[str]:
-    """Of each image the digests of the results."""
-    made = network(**random_inputs(network.inputs))
+def digests(network: Network, place: int) -> list[str]:
+    """Of each image the digests of the results; `place`: how the inputs lie in memory (`reproducible_layers.at`)."""
+    made = network(**{name: at(place, x) for name, x in random_inputs(network.inputs).items()})
     results = made if isinstance(made, tuple) else (made,)
     if not all(np.isfinite(y).all() for y in results):
         raise SystemExit("a result is not finite, so its digest shows little")
@@ -75,6 +76,7 @@ def main() -> int:
     options.add_argument("--write", nargs="+", metavar="MODEL")
     options.add_argument("--batches", nargs="+", type=int, default=[1, 3])
     options.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    options.add_argument("--places", nargs="+", type=int, default=[0, 1, 2, 3], help="of the inputs in memory")
     options.add_argument("--machine", default="host")
     options.add_argument("--only", nargs="+", metavar="NETWORK")
     options.add_argument("--seconds", type=float, default=float("inf"), help="begin no network after so many")
@@ -95,9 +97,11 @@ def main() -> int:
         for batch in given.batches:
             for threads in given.threads:
                 network = network_of(graphs[batch], threads, given.machine)
-                made, layers = digests(network), layers or network.fingerprint(**random_inputs(network.inputs))
-                results, parted = results + len(made), parted + sum(a != b for a, b in zip(made, first, strict=False))
-                first = first if len(first) >= len(made) else made
+                layers = layers or network.fingerprint(**random_inputs(network.inputs))
+                for place in given.places:
+                    made = digests(network, place)
+                    results, parted = results + len(made), parted + sum(a != b for a, b in zip(made, first, strict=False))
+                    first = first if len(first) >= len(made) else made
         found[name], differ, ran = {"images": first, "layers": layers}, differ + parted, ran + 1
         where = f"; they part at {parting(layers or [], known[name]['layers'])}" if given.against and parted else ""
         print(f"{name}: {results} results of images, {parted} differ{where}", flush=True)

@@ -38,14 +38,18 @@ def layer_of(number: int) -> tuple[str, tuple[tuple[int, ...], ...], dict[str, A
     kernel, groups = one(1, 1, 2, 3, 3, 3, 5, 7), one(1, 1, 1, 1, 2, 4, 16, 33)
     channels = groups * one(1, 1, 2, 4) if groups > 1 else one(1, 3, 8, 16, 17, 32, 64, 130)
     filters = groups * one(1, 2, 5) if groups > 1 else one(1, 5, 16, 32, 33, 64)
-    sizes = [one(7, 9, 14, 16), one(7, 12, 15, 20)]
+    rank, turned = one(1, 2, 2, 2, 2, 2, 2, 3), one(False, False, False, True)
+    sizes = [one(7, 12, 15, 20) * (1 if rank > 1 else 5), one(7, 9, 14, 16), 4][:rank][::-1]
+    kernels = [one(1, 3), kernel, kernel][-rank:]
     options = {"stride": one(1, 1, 2, 3), "dilation": one(1, 1, 1, 2), "groups": groups}
-    span = options["dilation"] * (kernel - 1) + 1
-    options["padding"] = max(one(0, kernel // 2), -(-(span - min(sizes)) // 2))
-    if one(*[0] * 7, 1):
-        shapes = (max(BATCHES), channels, 4, *sizes), (filters, channels // groups, one(1, 3), kernel, kernel)
-        return "conv3d", (*shapes, (filters,)), options | {"padding": max(options["padding"], options["dilation"])}
-    return "conv2d", ((max(BATCHES), channels, *sizes), (filters, channels // groups, kernel, kernel), (filters,)), options
+    spans = [options["dilation"] * (one - 1) + 1 for one in kernels]
+    if turned:
+        options["padding"] = min(one(0, kernel // 2), (min(spans) - 1) // 2)
+        weights = (channels, filters // groups, *kernels)
+    else:
+        options["padding"] = max(one(0, kernel // 2), *(-(-(span - size) // 2) for span, size in zip(spans, sizes, strict=True)))
+        weights = (filters, channels // groups, *kernels)
+    return f"conv{'_transpose' * turned}{rank}d", ((max(BATCHES), channels, *sizes), weights, (filters,)), options
 
 
 def at(place: int, x: Any) -> Any:
@@ -70,12 +74,11 @@ def digests(number: int) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     sizes = BATCHES if function != "gemm" else ROWS
     for batch in sorted({1, int(rng.choice(sizes)), int(rng.choice(sizes))}):
-        for threads in (1, int(rng.choice(THREADS[1:]))):
-            given = [at(int(rng.integers(4)), one) for one in (x[:batch], w)]
-            run = getattr(pysim, function)
-            y = run(*given, bias=bias, activation=activation, threads=threads, accuracy="reproducible", **options)
-            for image in range(batch):
-                found.setdefault(str(image), set()).add(digest(y[image]))
+        given = [at(int(rng.integers(4)), one) for one in (x[:batch], w)]
+        run, threads = getattr(pysim, function), int(rng.choice(THREADS))
+        y = run(*given, bias=bias, activation=activation, threads=threads, accuracy="reproducible", **options)
+        for image in range(batch):
+            found.setdefault(str(image), set()).add(digest(y[image]))
     return {image: sorted(of) for image, of in found.items()}
 
 

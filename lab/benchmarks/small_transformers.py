@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small transformers with random weights as ONNX files whose batch is open: python lab/benchmarks/small_transformers.py FOLDER [NAME ...]
 
-Without names: bert (transformers), vit (timm), and gpt and llama as they are below. Other names are timm's. Input of
-lab/benchmarks/reproducible.py.
+Without names: bert (transformers), vit (timm), and gpt and llama as they are below. Other names are timm's, and may have a size of images,
+resnet18:64. Input of lab/benchmarks/reproducible.py and reproducible_elsewhere.py.
 """
 
 import math
@@ -84,7 +84,12 @@ def made(name: str) -> tuple[Any, Any]:
     if name == "vit":
         sizes = {"img_size": 48, "patch_size": 8, "embed_dim": WIDTH, "depth": LAYERS, "num_heads": 3}
         return timm.models.vision_transformer.VisionTransformer(**sizes), torch.rand(2, 3, 48, 48)
-    return timm.create_model(name), torch.rand(2, 3, 224, 224)
+    name, _, size = name.partition(":")
+    x = torch.rand(2, 3, int(size or 224), int(size or 224))
+    try:
+        return timm.create_model(name, img_size=x.shape[-1]), x
+    except TypeError:  # of any size
+        return timm.create_model(name), x
 
 
 def main() -> None:
@@ -93,7 +98,9 @@ def main() -> None:
         torch.manual_seed(1)
         model, x = made(name)
         options: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {0: "batch"}}}
-        torch.onnx.export(model.eval(), (x,), str(Path(folder) / f"{name}.onnx"), **options, dynamo=False, opset_version=17)
+        torch.onnx.export(
+            model.eval(), (x,), str(Path(folder) / f"{name.partition(':')[0]}.onnx"), **options, dynamo=False, opset_version=17
+        )
 
 
 if __name__ == "__main__":

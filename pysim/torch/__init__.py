@@ -106,9 +106,9 @@ def optimize(
     the same faster in inference. The model itself is not touched.
 
     `accuracy`: "strict" (no layer has a larger stated error than a direct sum in its type), "standard" (any plan) or "ieee" (only
-    multiply-adds of the type), as in `pysim.plan`; "tf32": "strict" with TF32 allowed; or "reproducible", on a GPU: an image's bits are
-    the same in any batch, or an OperandError says what prevents it (docs/reproducible.md). On a GPU the types are those that PyTorch
-    would use: TF32 where the program allows it (torch.backends), and autocast's type under autocast.
+    multiply-adds of the type), as in `pysim.plan`; "tf32": "strict" with TF32 allowed; or "reproducible": an image's bits are the same
+    in any batch, on CPUs also for any threads and on any CPU, or an OperandError says what prevents it (docs/reproducible.md). On a GPU
+    the types are those that PyTorch would use: TF32 where the program allows it (torch.backends), and autocast's type under autocast.
 
     `cuda_graph`: True captures and replays calls on a GPU as CUDA graphs (`pysim.torch.cuda_graph`), for small batches, where most of the
     time is PyTorch's host time; each kind of input then has its own memory for the values between layers. "caller": the caller captures the
@@ -280,11 +280,11 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     if effects.draws_in_order:
         return _pytorchs(module, "it draws random numbers in the order of a value's memory")
     static = _parameters_of(module, inputs)
-    if options.accuracy == "reproducible":
-        check_operators(module, _any_on_gpu(tensors))
     if not _any_on_gpu(tensors):
         on_cpu = rewrite_on_cpu(module, inputs, static, options.accuracy)
         return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
+    if options.accuracy == "reproducible":
+        check_operators(module)
     how, compiled, alone = (options.accuracy, bool(options.cuda_graph)), None, ""
     if options.measure and options.compiler is None:
         compiled = measured_graph(module, inputs, *how, options.measure)

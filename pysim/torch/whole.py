@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of accuracy reproducible on a GPU: captured graphs in which PyTorch computes nothing whose bits may depend on the batch.
+"""Models of accuracy reproducible: captured graphs in which PyTorch computes nothing whose bits may depend on the batch or the CPU.
 
-Convolutions and products are pysim's, each by its contract (`pysim.planner.contracts`); a BatchNorm is folded into the convolution before
-it. To PyTorch are left operators that compute each element by itself, maxima and means of windows, and moves. Means of planes become means
-of windows, which add one after another; PyTorch's own reduction divides a sum among threads by the number of results. All other operators
-are refused by name.
+On a CPU PyTorch computes nothing: a graph is networks (`pysim.network.reproducible`), and views of their results.
+
+On a GPU convolutions and products are pysim's, each by its contract (`pysim.planner.contracts`); a BatchNorm is folded into the convolution
+before it. To PyTorch are left operators that compute each element by itself, maxima and means of windows, and moves. Means of planes become
+means of windows, which add one after another; PyTorch's own reduction divides a sum among threads by the number of results. All other
+operators are refused by name.
 """
 
+import operator
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import fx
 from torch.nn import functional
 
 from pysim.errors import OperandError
+from pysim.torch.capture.aten import is_view
+from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.layers.norm_layers import NormLayer, RowNormLayer
 
 _LAYERS = {"conv2d", "linear", "batch_norm"}
@@ -28,7 +35,7 @@ _MOVES = {
     *("size", "getattr", "shape", "to", "float", "half", "bfloat16", "detach", "dropout", "narrow", "select", "dim", "numel"),
 }
 KNOWN = _LAYERS | _ELEMENTWISE | _POOLS | _MOVES
-ONE_GRAPH = 'accuracy "reproducible" takes calls of optimize(model) on a GPU, in inference, that are one graph: '
+ONE_GRAPH = 'accuracy "reproducible" takes calls of optimize(model), in inference, that are one graph: '
 _REASON = "accuracy reproducible leaves to PyTorch only operators that compute each element by itself, windows and moves"
 
 
@@ -36,11 +43,18 @@ def name_of(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.target)).rpartition(".")[2]
 
 
-def check_operators(module: fx.GraphModule, on_gpu: bool) -> None:
-    """Makes means of planes means of windows; OperandError for an operator that may depend on the batch, and elsewhere than on a GPU."""
-    if not on_gpu:
-        right = 'on a CPU export the model to ONNX (torch.onnx.export) and load it by pysim.load(path, accuracy="reproducible")'
-        raise OperandError(f"its tensors are on a CPU; {right}")
+def check_networks(module: fx.GraphModule, decisions: Iterable[Decision]) -> None:
+    """OperandError for an operator that networks on a CPU leave to PyTorch. `decisions` tell why."""
+    moves = operator.getitem, torch.ops.aten.reshape.default
+    for node in module.graph.nodes:
+        if node.op not in ("call_function", "call_method") or node.target in moves or is_view(node):
+            continue
+        reasons = [one.reason for one in decisions if one.runs == "torch"]
+        raise OperandError(f"accuracy reproducible leaves nothing to PyTorch on a CPU: {reasons[0] if reasons else node.target}")
+
+
+def check_operators(module: fx.GraphModule) -> None:
+    """Of a graph on a GPU: makes means of planes means of windows; OperandError for an operator that may depend on the batch."""
     for node in list(module.graph.nodes):
         if node.op not in ("call_function", "call_method"):
             continue
@@ -51,7 +65,7 @@ def check_operators(module: fx.GraphModule, on_gpu: bool) -> None:
             node.target, node.op = mean_of_windows, "call_function"
             node.args, node.kwargs = (node.args[0], windows, name == "mean" and not _given(node, 2, "keepdim", False)), {}
         elif name not in KNOWN:
-            raise OperandError(f"{_REASON}; {name} is none of them (pysim.load takes more operators, on CPUs)")
+            raise OperandError(f"{_REASON}; {name} is none of them (on CPUs more operators are)")
     module.recompile()
 
 

@@ -4,7 +4,7 @@
 
     lab/benchmarks/cuda/reproducible.py plan FILE [--layers 300] [--rows 60] [--seed 1] [--set SET:f32:nchw ...]     anywhere
     lab/benchmarks/cuda/reproducible.py run FILE -o RESULTS [--seconds 200]                                          on the GPU
-    lab/benchmarks/cuda/reproducible.py models NAME:f32 ... -o RESULTS [--seconds 100]    torchvision's networks, by pysim.torch.optimize
+    lab/benchmarks/cuda/reproducible.py models NAME:f32 ... -o RESULTS    networks of torchvision and timm, by pysim.torch.optimize
 
 `plan` writes one line for each case, `run` measures one after another while time is left. Cases are
 
@@ -17,6 +17,7 @@ Epilogues are drawn with the layers: scale, bias, residual, activation.
 """
 
 import argparse
+import fcntl
 import json
 import time
 from collections.abc import Iterable
@@ -29,7 +30,7 @@ import numpy as np
 from pysim import planner
 from pysim.algorithms import reproducible
 from pysim.check.reference import shapes
-from pysim.errors import OperandError, PlanError
+from pysim.errors import PlanError, PysimError
 from pysim.planner.contracts import PARTS, resized
 from pysim.planner.plan import request_of
 from pysim.planner.table import Table
@@ -255,48 +256,78 @@ def run(path: Path, to: Path, seconds: float) -> None:
     print(f"images of layers {totals['layer'][0]}, differing {totals['layer'][1]}")
 
 
-def run_model(name: str, dtype: str) -> dict[str, Any]:
-    """Images of a network's results in each of BATCHES, with and without a CUDA graph, against those of the largest; and the price."""
-    import torch
-    import torchvision
-    from models import captured, timed
+class Images:
+    """A network of torchvision or timm with random weights, as it is under each accuracy, and the result of the largest batch."""
 
-    import pysim.torch
+    def __init__(self, word: str) -> None:
+        import torch
 
-    torch.manual_seed(0)
-    model = getattr(torchvision.models, name)().cuda().train()
-    with torch.no_grad():
-        model(torch.randn(8, 3, 224, 224, device="cuda"))
-        model, x = model.eval(), torch.randn(max(BATCHES), 3, 224, 224, device="cuda")
-        if dtype == "f16":
-            model, x = model.half(), x.half()
-        own = {level: pysim.torch.optimize(model, level, cuda_graph="caller") for level in ("reproducible", "strict")}
-        want, images, differ, prices = own["reproducible"](x).clone(), 0, 0, {}
-        for size in BATCHES:
-            part, calls = x[:size].contiguous(), {}
-            for level, one in own.items():
+        import pysim.torch
+
+        self.name, self.dtype = word.split(":")
+        size = 299 if self.name == "inception_v3" else 224
+        torch.manual_seed(0)
+        model, self.x = network(self.name).cuda().train(), torch.randn(max(BATCHES), 3, size, size, device="cuda")
+        model(self.x[:8])
+        model = model.eval()
+        if self.dtype == "f16":
+            model, self.x = model.half(), self.x.half()
+        self.by = {level: pysim.torch.optimize(model, level, cuda_graph="caller", compiler=False) for level in ("reproducible", "strict")}
+        self.want = self.by["reproducible"](self.x).clone()
+        for part in map(self.first, BATCHES):  # captured and planned
+            for one in self.by.values():
                 one(part)
-                calls[level] = captured(lambda one=one, part=part: one(part))
-            for y in (own["reproducible"](part), calls["reproducible"]()):
+
+    def first(self, size: int) -> Any:
+        return self.x[:size].contiguous()
+
+    def compared(self) -> dict[str, Any]:
+        """Images in each of BATCHES, with and without a CUDA graph, and in reverse order; and the times over those of strict."""
+        import torch
+        from models import captured, timed
+
+        own, images, differ, prices = self.by["reproducible"], 0, 0, {}
+        for size in BATCHES:
+            part = self.first(size)
+            calls = {level: captured(lambda one=one, part=part: one(part)) for level, one in self.by.items()}
+            for y in (own(part), calls["reproducible"]()):
                 torch.cuda.synchronize()
-                images, differ = images + size, differ + differing(y.contiguous(), want[:size].contiguous(), size)
+                images, differ = images + size, differ + differing(y.contiguous(), self.want[:size].contiguous(), size)
             ms = timed(calls, 15)
-            prices[size] = round(ms["reproducible"] / ms["strict"], 3)
-        got = own["reproducible"](x.flip(0)).flip(0).contiguous()
-    return {"model": name, "dtype": dtype, "images": images + max(BATCHES), "differing": differ + differing(got, want, max(BATCHES)),
-            "prices": prices}  # fmt: skip
+            prices[size] = [round(ms[level], 4) for level in ("reproducible", "strict")]
+        turned = own(self.x.flip(0)).flip(0).contiguous()
+        images, differ = images + max(BATCHES), differ + differing(turned, self.want, max(BATCHES))
+        return {"model": self.name, "dtype": self.dtype, "images": images, "differing": differ, "prices": prices}
 
 
-def run_models(words: list[str], to: Path, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    with to.open("w") as file:
+def network(name: str) -> Any:
+    import torchvision
+
+    if not hasattr(torchvision.models, name):
+        import timm
+
+        return timm.create_model(name)
+    options = {"init_weights": True, "aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+    return getattr(torchvision.models, name)(**options)
+
+
+def run_models(words: list[str], to: Path, lock: Path) -> None:
+    """Prepares all networks, then compares one after another. Processes of one lock prepare together and compare in turn."""
+    import torch
+
+    torch.set_grad_enabled(False)
+    with to.open("w") as file, lock.open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_SH)
+        ready = list[tuple[str, Images | str]]()
         for word in words:
-            if time.monotonic() > end:
-                break
             try:
-                found = run_model(*word.split(":"))
-            except OperandError as error:
-                found = {"model": word, "refused": str(error)}
+                ready.append((word, Images(word)))
+            except (PysimError, RuntimeError) as error:
+                ready.append((word, str(error)))
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        for word, one in ready:
+            found = {"model": word, "refused": one} if isinstance(one, str) else one.compared()
             print(json.dumps(found), flush=True)
             file.write(json.dumps(found) + "\n")
             file.flush()
@@ -316,12 +347,13 @@ def main() -> None:
     plans.add_argument("--set", nargs="*", default=[])
     for one in (runs, models):
         one.add_argument("-o", "--to", type=Path, required=True)
-        one.add_argument("--seconds", type=float, default=200.0)
+    runs.add_argument("--seconds", type=float, default=200.0)
+    models.add_argument("--lock", type=Path, default=Path("/tmp/pysim-reproducible.lock"))
     told = parser.parse_args()
     if told.command == "plan":
         write(told.file, told.machine, told.rows, told.layers, told.seed, told.set)
     elif told.command == "models":
-        run_models(told.words, told.to, told.seconds)
+        run_models(told.words, told.to, told.lock)
     else:
         run(told.file, told.to, told.seconds)
 

@@ -2,7 +2,7 @@
 """A captured graph all of whose inputs lie on the CPU: what it computes from parameters alone is folded, and regions of it become networks.
 
 Networks are planned for known sizes. A graph in which sizes differ between calls becomes one for each of the first LIMIT kinds of inputs;
-other kinds run by PyTorch's operators.
+other kinds run by PyTorch's operators, or under accuracy reproducible take the place of the oldest.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from pysim.torch.capture.forms import ABSENT, Form, known_in, note_forms
 from pysim.torch.capture.regions import Networks, insert_networks
 from pysim.torch.capture.rewriting import note_writes, remove_idle
 from pysim.torch.precision import ModelAccuracy
+from pysim.torch.whole import check_networks
 
 LIMIT = 8
 
@@ -48,7 +49,8 @@ def rewrite_on_cpu(module: fx.GraphModule, given: Sequence[Any], same: Sequence[
         made = insert_networks(copy, effects_of(copy.graph), _tensors(copy, {places[at]: values[at] for at in kept}), accuracy)
         for layer in made.layers:
             layer.derived.watched = watched and layer.reads_inputs
-        found.layers.extend(made.layers)
+        if accuracy == "reproducible":
+            check_networks(copy, made.decisions)
         found.decisions.extend(made.decisions)
         for one in made.decisions:
             one.log()
@@ -60,7 +62,8 @@ def rewrite_on_cpu(module: fx.GraphModule, given: Sequence[Any], same: Sequence[
     if all(_is_settled(node.meta["form"]) for node in inputs):
         return RewrittenOnCpu(specialized(module, given), found, kept)
     module.recompile()
-    return RewrittenOnCpu(ByShape(module, [at for at in range(len(inputs)) if at not in same], specialized), found, kept)
+    variable = [at for at in range(len(inputs)) if at not in same]
+    return RewrittenOnCpu(ByShape(module, variable, specialized, accuracy == "reproducible"), found, kept)
 
 
 def _is_settled(form: Any) -> bool:
@@ -77,10 +80,11 @@ def _tensors(module: fx.GraphModule, same: dict[fx.Node, Any]) -> dict[fx.Node, 
 
 
 class ByShape:
-    """A graph, rewritten for each kind of inputs. `variable`: the positions of the inputs that are no parameters."""
+    """A graph, rewritten for each kind of inputs. `variable`: the positions of the inputs that are no parameters. `whole`: PyTorch runs
+    no kind."""
 
-    def __init__(self, module: fx.GraphModule, variable: Sequence[int], specialized: Callable[..., Any]) -> None:
-        self._module, self._variable, self._specialized = module, variable, specialized
+    def __init__(self, module: fx.GraphModule, variable: Sequence[int], specialized: Callable[..., Any], whole: bool) -> None:
+        self._module, self._variable, self._specialized, self._whole = module, variable, specialized, whole
         self._forms = [node.meta["form"] for node in module.graph.find_nodes(op="placeholder")]
         self._calls: dict[Any, Callable[..., Any]] = {}
 
@@ -88,6 +92,8 @@ class ByShape:
         key = tuple((one.shape, one.stride()) if isinstance(one, torch.Tensor) else one for one in map(inputs.__getitem__, self._variable))
         call = self._calls.get(key)
         if call is None:
+            if self._whole and len(self._calls) >= LIMIT:
+                del self._calls[next(iter(self._calls))]
             call = self._module.forward if len(self._calls) >= LIMIT else self._specialized(self._known(inputs), inputs)
             if len(self._calls) < LIMIT:
                 self._calls[key] = call

@@ -46,19 +46,21 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         parameters, inputs = given[: self.parameter_count], given[self.parameter_count :]
         # parameters that are a graph's inputs are plain
         if needs_pytorch(given[-1], inputs if self.derived.watched else given) or torch.is_autocast_enabled("cpu"):
-            return self._by_pytorch(given)
+            return self._by_pytorch(given, "its tensors or settings need PyTorch's operators")
         threads = torch.get_num_threads()
         try:
             network: Network = self.derived.get(threads, parameters, lambda: self._network(parameters, threads))
             made = network.results([one.detach().contiguous().numpy() for one in inputs])
-        except _NO_MEMORY:
-            return self._by_pytorch(given)
+        except _NO_MEMORY as error:
+            return self._by_pytorch(given, error)
         results = tuple(with_strides(torch.from_numpy(y), stride) for y, stride in zip(made, self._strides, strict=True))
         return results[0] if len(results) == 1 else results
 
     __call__ = forward  # skips nn.Module's search for hooks; none can be registered here
 
-    def _by_pytorch(self, given: Sequence[Any]) -> Any:
+    def _by_pytorch(self, given: Sequence[Any], reason: object) -> Any:
+        if self.accuracy == "reproducible":
+            raise OperandError(f"accuracy reproducible leaves nothing to PyTorch on a CPU; a network would be: {reason}")
         results = self.__dict__["_graph"](*given)
         return results[0] if len(results) == 1 else results
 
@@ -76,6 +78,8 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         try:
             plan = self._network(parameters, torch.get_num_threads()).plan
         except _NO_MEMORY as error:
+            if self.accuracy == "reproducible":
+                raise OperandError(str(error)) from None
             self.decisions = [Decision(module_name(self._outputs[-1]), "", "torch", str(error))]
             return
         planned, problems = [(layer, layer.plan) for layer in plan.layers if layer.plan], dict[str, list[tuple[Workload, int]]]()
@@ -84,7 +88,7 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
             problems.setdefault(_operator(layer.node.name), []).append((floats, layer.times))
         inputs, results = ([node.meta["form"] for node in some] for some in (self._places[self.parameter_count :], self._outputs))
         expected = pytorch_seconds(nodes.values(), problems, on)
-        self.is_faster = network_seconds(plan, inputs, results, on) <= expected
+        self.is_faster = self.accuracy == "reproducible" or network_seconds(plan, inputs, results, on) <= expected
         runs, kept = ("pysim", "") if self.is_faster else ("torch", "PyTorch's operators are expected to be about as fast or faster")
         for layer, one in planned:
             replaced = [nodes[name] for name in map(_operator, (layer.node.name, *layer.fused)) if name in nodes]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy reproducible of PyTorch models: whole convolutional networks on a GPU, by CUDA kernels as the CPU runs them, or a reason."""
+"""Accuracy reproducible of PyTorch models: whole networks on a CPU, convolutional ones on a GPU by CUDA kernels as the CPU runs them, or a
+reason."""
 
 import pytest
+from native_library import native
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
@@ -9,6 +11,7 @@ from torch import nn  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
+from pysim.torch.capture import on_cpu  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -75,10 +78,73 @@ def test_a_call_that_pytorch_would_run_in_part_is_refused(captured_on_gpu):
         own(torch.rand(1, 3, 8, 8))
 
 
-def test_a_cpu_the_compiler_and_the_backend_are_refused():
+class Tokens(Block):
+    """Attention without a name of its own, LayerNorm, and a table that is computed from parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm_of_rows, self.places = nn.LayerNorm(16), nn.Parameter(torch.rand(1, 16))
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.stem(x)))
+        rows = self.norm_of_rows(self.wide(x).flatten(2).transpose(1, 2) + self.places.exp())
+        shares = torch.softmax(rows @ rows.transpose(1, 2), -1)
+        return self.last((shares @ rows).mean(1)), x.flatten(1)[:, ::2]
+
+
+@native
+@pytest.mark.parametrize("kind", [Block, Tokens])
+def test_on_a_cpu_an_image_has_the_same_bits_in_any_batch_with_any_strides_and_threads(kind, monkeypatch):
+    torch.manual_seed(3)
+    monkeypatch.setattr(on_cpu, "LIMIT", 2)  # the third kind of inputs takes the place of the first
+    model, x, before = kind().eval(), torch.rand(3, 3, 12, 12), torch.get_num_threads()
+    own, each = pysim.torch.optimize(model, "reproducible"), lambda y: y if isinstance(y, tuple) else (y,)
+    with torch.no_grad():
+        want, y = each(model(x)), each(own(x))
+        torch.testing.assert_close(y, want)
+        assert {one.runs for one in pysim.torch.report(own)} == {"pysim"}
+        for size, threads in ((1, 2), (2, 1), (4, 2), (3, 2)):
+            torch.set_num_threads(threads)
+            some = x.repeat(size, 1, 1, 1)[:size].contiguous(memory_format=torch.channels_last)
+            for part, whole in zip(each(own(some)), y, strict=True):
+                assert torch.equal(part[:3], whole[: len(part)])
+        torch.set_num_threads(before)
+
+
+@native
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (torch.sin, "leaves nothing to PyTorch on a CPU: aten.sin.default has no native operator"),
+        (torch.Tensor.double, "leaves nothing to PyTorch|accuracy reproducible takes|no contract"),
+        (lambda y: torch.log_softmax(y, 1), "its bits may depend on the CPU"),
+        (lambda y: y + torch.rand(1), "leaves nothing to PyTorch on a CPU"),
+    ],
+)
+def test_on_a_cpu_what_pytorch_would_compute_is_refused_by_name(last, reason):
+    class Ends(Block):
+        def forward(self, x):
+            return last(self.stem(x))
+
+    own = pysim.torch.optimize(Ends().eval(), "reproducible")
+    for _ in range(2):  # and not run by PyTorch later
+        with torch.no_grad(), pytest.raises(OperandError, match=reason):
+            own(torch.rand(1, 3, 8, 8))
+
+
+@native
+def test_on_a_cpu_a_network_that_needs_pytorch_later_is_refused():
+    own = pysim.torch.optimize(Block().eval(), "reproducible")
+    with torch.no_grad():
+        own(torch.rand(1, 3, 8, 8))
+        with torch.autocast("cpu"), pytest.raises(OperandError, match="accuracy"):
+            own(torch.rand(1, 3, 8, 8))
+    with pytest.raises(OperandError, match="has gradients"):
+        own(torch.rand(1, 3, 8, 8))
+
+
+def test_the_compiler_and_the_backend_are_refused():
     model = Block().eval()
-    with torch.no_grad(), pytest.raises(OperandError, match=r"its tensors are on a CPU; .* load it by pysim\.load"):
-        pysim.torch.optimize(model, "reproducible")(torch.rand(1, 3, 8, 8))
     with pytest.raises(OperandError, match="leave out compiler"):
         pysim.torch.optimize(model, "reproducible", compiler=True)
     with pytest.raises(OperandError, match="use optimize"):
