@@ -28,7 +28,7 @@ from pysim.commands.common import (
     seconds,
     size,
 )
-from pysim.commands.networks import measured, put_networks
+from pysim.commands.networks import measured, put_fingerprint, put_networks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,15 +91,20 @@ def compare(
     A machine that is emulated here (power10-e1050) is checked, not timed. `static+simulated` stands beside the prediction: in-core
     cycles from a scheduling model of the core, transfers from exactly simulated caches.
 
+    Two files that `pysim run MODEL --fingerprint --json` wrote: the first layer at which they part, with exit code 1, or that none does.
+
     \b
     Examples
       pysim compare resnet50
       pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers --seconds 1
       pysim compare resnet50:mb32:f16 -m h200 --layout nhwc --peers
       pysim compare resnet50 --save monday; pysim compare resnet50 --baseline monday
+      pysim compare mine.json theirs.json
     """
     from pysim.calibration import host
 
+    if len(problems) == 2 and all(one.endswith(".json") for one in problems):
+        ctx.exit(put_fingerprint(problems[:1], machine_name, options, problems[1], as_json))
     timing.check_plan(options)
     before = history.checked(saved_as, resume, baseline)
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)

@@ -2,11 +2,12 @@
 """Whole networks in `run` and `compare`: one row per model file among the problems, and the layers that take most time."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
 import msgspec
 
-from pysim.commands.common import Column, error, plural, progress, put, put_table, say, seconds, size
+from pysim.commands.common import Column, document, error, plural, progress, put, put_table, say, seconds, size
 from pysim.commands.timing import put_cores
 from pysim.errors import PysimError, printable
 from pysim.problem.text import model_file
@@ -104,3 +105,30 @@ def _put_layers(result: "ModelComparison") -> None:
         fused = f" + {len(layer.fused)} fused" if layer.fused else ""
         times = f"{seconds(layer.measured_seconds):>10}  {seconds(layer.predicted_seconds):>8}"
         put(f"{times}  {layer.op} {layer.node}{fused}  {layer.problem or ''}")
+
+
+def put_fingerprint(words: Sequence[str], machine_name: str, options: dict[str, Any], against: str | None, as_json: bool) -> int:
+    """Writes the fingerprint of a model's layers for inputs drawn from seed 0, or that of a file, and where it parts from another; the exit
+    code."""
+    from pysim.network.fingerprint import parting, random_inputs, read
+    from pysim.onnx.load import load
+
+    is_file = words[0].endswith(".json") and against is not None
+    if len(words) != 1 or options["algorithm"] or options["name"] or not (is_file or model_file(words[0])):
+        raise click.UsageError("--fingerprint and --against take one model, model.onnx or model.onnx:mb4, with --accuracy and --threads")
+    other = read(against) if against else None
+    if is_file:
+        layers, accuracy = (read(words[0])[name] for name in ("layers", "accuracy"))
+    else:
+        accuracy = other["accuracy"] if other else options["accuracy"]
+        network = load(words[0], machine_name, options["threads"], accuracy)
+        layers = network.fingerprint(**random_inputs(network.inputs))
+    where = parting(layers, other["layers"]) if other else None
+    if as_json:
+        document(fingerprint={"model": words[0], "accuracy": accuracy, "layers": layers, **({"parts_at": where} if other else {})})
+        return int(where is not None)
+    for one in () if is_file else layers:
+        put(f"{one['digests'][0] if one['digests'] else '-':<18}{one['op']:<20}{one.get('contract', ''):<32}{one['node']}")
+    if other:
+        put(f"parts from {against} at {where}" if where else f"the same bits as {against} in all {plural(len(layers), 'layer')}")
+    return int(where is not None)

@@ -9,7 +9,6 @@ from pysim.commands import timing
 from pysim.commands.common import (
     Column,
     accuracy_options,
-    document,
     every,
     json_option,
     layers_of,
@@ -21,11 +20,9 @@ from pysim.commands.common import (
     say,
     seconds,
 )
-from pysim.commands.networks import measured, put_networks
+from pysim.commands.networks import measured, put_fingerprint, put_networks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pysim.record.measurement import Comparison
 
 
@@ -67,7 +64,7 @@ def run(
     from pysim.comparison.compare import plan_layers
 
     if fingerprint or against:
-        ctx.exit(_fingerprint(problems, machine_name, options, against, as_json))
+        ctx.exit(put_fingerprint(problems, machine_name, options, against, as_json))
     timing.check_plan(options)
     layers = layers_of(problems, every)
     if profile:
@@ -87,29 +84,6 @@ def run(
         _put_summary(results, executor.kind == "emulated", profile)
         put_networks(networks.comparisons)
     ctx.exit(networks.exit_code(timing.exit_code(results)))
-
-
-def _fingerprint(words: "Sequence[str]", machine_name: str, options: dict[str, Any], against: str | None, as_json: bool) -> int:
-    """Writes the fingerprint of a model's layers for inputs drawn from seed 0, and where it parts from another; the exit code."""
-    from pysim.network.fingerprint import parting, random_inputs, read
-    from pysim.onnx.load import load
-    from pysim.problem.text import model_file
-
-    if len(words) != 1 or model_file(words[0]) is None or options["algorithm"] or options["name"]:
-        raise click.UsageError("--fingerprint and --against take one model, model.onnx or model.onnx:mb4, with --accuracy and --threads")
-    other = read(against) if against else None
-    accuracy = other["accuracy"] if other else options["accuracy"]
-    network = load(words[0], machine_name, options["threads"], accuracy)
-    layers = network.fingerprint(**random_inputs(network.inputs))
-    where = parting(layers, other["layers"]) if other else None
-    if as_json:
-        document(fingerprint={"model": words[0], "accuracy": accuracy, "layers": layers, **({"parts_at": where} if other else {})})
-    else:
-        for one in layers:
-            put(f"{one['digests'][0] if one['digests'] else '-':<18}{one['op']:<20}{one.get('contract', ''):<32}{one['node']}")
-        if other:
-            put(f"parts from {against} at {where}" if where else f"the same bits as {against} in all {plural(len(layers), 'layer')}")
-    return int(where is not None)
 
 
 def _columns(flops: dict[str, int], profile: bool) -> "list[Column[Comparison]]":

@@ -135,7 +135,13 @@ def test_a_fingerprint_says_at_which_layer_another_parts(tmp_path, own_files):  
     kept.write_text(json.dumps(mine))
     done = invoke("run", str(model), "--against", str(kept))
     assert done.exit_code == 1 and "at layer 1, " in done.output and "0000000000000000" in done.output
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(json.dumps(document(*words)))
+    done = invoke("compare", str(kept), str(theirs))
+    assert done.exit_code == 1 and f"parts from {theirs} at layer 1, " in done.output
+    assert f"the same bits as {theirs} in all" in invoke("compare", str(theirs), str(theirs)).output
     kept.write_text("{}")
+    assert "is no fingerprint" in invoke("compare", str(theirs), str(kept)).output
     assert "is no fingerprint; expected the document" in invoke("run", str(model), "--against", str(kept)).output
 
 
