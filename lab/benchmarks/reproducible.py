@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether networks of accuracy reproducible have the same bits for every batch, number of threads, place of the input and width of
-vectors, and what that costs: `python lab/benchmarks/reproducible.py [--to FILE] [--few] MODEL.onnx ...`, whose batch the file leaves open.
-`--few`: batches of 1, 2 and 7 on one and two threads, for models that plain C computes slowly. FILE gets a line of JSON for each model.
+vectors, and what that costs: `python lab/benchmarks/reproducible.py [--to FILE] [--few | --price] MODEL.onnx ...`, whose batch the file
+leaves open. `--few`: batches of 1, 2 and 7 on one and two threads, for models that plain C computes slowly. `--price`: only what it costs,
+of one image on one thread. FILE gets a line of JSON for each model.
 
-Each width is a process of its own (`PYSIM_MAX_TARGET`). The price is the time over that of accuracy strict, of calls that take turns.
+Each width is a process of its own (`PYSIM_MAX_TARGET`). The price is the least time over that of accuracy strict, of calls that take turns.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from pysim.network.fingerprint import digest, random_inputs
 
 TARGETS = ("portable", "avx2", "avx512")
 ALL, FEW = ((1, 2, 7, 16, 64), (1, 2, 5, 16)), ((1, 2, 7), (1, 2))  # batches, threads
-SEED, SECONDS = 7, 2.0
+SEED, SECONDS, LEAST_ROUNDS = 7, 2.0, 5
 
 
 def digests(path: str, few: bool) -> dict[str, int]:
@@ -44,20 +45,20 @@ def digests(path: str, few: bool) -> dict[str, int]:
     return found
 
 
-def price(path: str) -> float:
-    """The time of one call over that of strict."""
+def price(path: str) -> dict[str, Any]:
+    """The least time of one call over that of strict, measured and predicted."""
     models = [pysim.load(f"{path}:mb1", accuracy=accuracy, seed=SEED) for accuracy in ("reproducible", "strict")]
     x = random_inputs(models[0].inputs)
-    ratios = []
+    least, rounds = [float("inf")] * 2, 0
     until = time.perf_counter() + SECONDS
-    while time.perf_counter() < until:
-        spent = []
-        for model in models:
+    while time.perf_counter() < until or rounds < LEAST_ROUNDS:
+        for at, model in enumerate(models):
             start = time.perf_counter()
             model(**x)
-            spent.append(time.perf_counter() - start)
-        ratios.append(spent[0] / spent[1])
-    return median(ratios)
+            least[at] = min(least[at], time.perf_counter() - start)
+        rounds += 1
+    predicted = [sum(layer.predicted_seconds for layer in model.plan.layers) for model in models]
+    return {"ratio": round(least[0] / least[1], 4), "predicted": round(predicted[0] / predicted[1], 4), "rounds": rounds}
 
 
 def main() -> None:
@@ -65,28 +66,32 @@ def main() -> None:
     options.add_argument("models", nargs="+")
     options.add_argument("--digests", action="store_true", help="of one model with this process's vectors, as JSON")
     options.add_argument("--few", action="store_true")
+    options.add_argument("--price", action="store_true")
     options.add_argument("--to", type=Path)
     given = options.parse_args()
     if given.digests:
         print(json.dumps(digests(given.models[0], given.few)))
         return
-    images, few = max((FEW if given.few else ALL)[0]), ["--few"] * given.few
     for path in given.models:
-        all_found: list[dict[str, int]] = []
-        for target in TARGETS:
-            with tempfile.TemporaryDirectory() as cache:
-                told = os.environ | {"PYSIM_MAX_TARGET": target, "XDG_CACHE_HOME": cache}
-                command = [sys.executable, __file__, "--digests", path, *few]
-                done = subprocess.run(command, env=told, text=True, capture_output=True, check=True)
-                all_found.append(json.loads(done.stdout))
-        results = sum(sum(one.values()) for one in all_found)
-        distinct = {key for one in all_found for key in one}
-        differ, ratio, name = len(distinct) - images, price(path), Path(path).stem
-        print(f"{name}: {results} results, {differ} of {images} images differ; {ratio:.3f}x strict", flush=True)
+        line = {"network": Path(path).stem, **({} if given.price else bits(path, given.few)), **price(path)}
+        print(json.dumps(line), flush=True)
         if given.to:
-            line = {"network": name, "few": given.few, "results": results, "images": images, "differ": differ, "ratio": round(ratio, 4)}
             with given.to.open("a") as file:
                 print(json.dumps(line), file=file)
+
+
+def bits(path: str, few: bool) -> dict[str, Any]:
+    """How many results of images there are on all targets, and images whose results differ."""
+    all_found: list[dict[str, int]] = []
+    for target in TARGETS:
+        with tempfile.TemporaryDirectory() as cache:
+            told = os.environ | {"PYSIM_MAX_TARGET": target, "XDG_CACHE_HOME": cache}
+            command = [sys.executable, __file__, "--digests", path, *["--few"] * few]
+            done = subprocess.run(command, env=told, text=True, capture_output=True, check=True)
+            all_found.append(json.loads(done.stdout))
+    images, distinct = max((FEW if few else ALL)[0]), {key for one in all_found for key in one}
+    results = sum(sum(one.values()) for one in all_found)
+    return {"few": few, "results": results, "images": images, "differ": len(distinct) - images}
 
 
 if __name__ == "__main__":
