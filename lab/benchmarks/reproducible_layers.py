@@ -64,7 +64,7 @@ def at(place: int, x: Any) -> Any:
     return to
 
 
-def digests(number: int) -> dict[str, list[str]]:
+def digests(number: int, machine: str) -> dict[str, list[str]]:
     """Of each image the digests that occurred."""
     function, shapes, options = layer_of(number)
     rng = np.random.default_rng(number + 1)
@@ -76,7 +76,7 @@ def digests(number: int) -> dict[str, list[str]]:
     for batch in sorted({1, int(rng.choice(sizes)), int(rng.choice(sizes))}):
         given = [at(int(rng.integers(4)), one) for one in (x[:batch], w)]
         run, threads = getattr(pysim, function), int(rng.choice(THREADS))
-        y = run(*given, bias=bias, activation=activation, threads=threads, accuracy="reproducible", **options)
+        y = run(*given, bias=bias, activation=activation, threads=threads, accuracy="reproducible", machine=machine, **options)
         for image in range(batch):
             found.setdefault(str(image), set()).add(digest(y[image]))
     return {image: sorted(of) for image, of in found.items()}
@@ -95,6 +95,8 @@ def of_target(target: str, given: Any) -> dict[str, dict[str, list[str]]]:
             str(given.seed),
             "--first",
             str(given.first),
+            "--machine",
+            given.machine,
         ]
         done = subprocess.run(command, env=told, text=True, stdout=subprocess.PIPE, check=True)
     return dict(json.loads(done.stdout))
@@ -105,6 +107,7 @@ def main() -> int:
     options.add_argument("--layers", type=int, default=2000)
     options.add_argument("--first", type=int, default=0, help="the layers before it are left out")
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--machine", default="host", help="power10-e1050: its kernels under QEMU")
     options.add_argument("--targets", nargs="+", default=TARGETS)
     options.add_argument("--digests", action="store_true", help="of this process's vectors, as JSON")
     options.add_argument("--to", type=Path)
@@ -112,7 +115,7 @@ def main() -> int:
     given = options.parse_args()
     numbers = range(given.seed * 1_000_000 + given.first, given.seed * 1_000_000 + given.layers)
     if given.digests:
-        print(json.dumps({str(number): digests(number) for number in numbers}))
+        print(json.dumps({str(number): digests(number, given.machine) for number in numbers}))
         return 0
     known: dict[str, dict[str, list[str]]] = json.loads(given.against.read_text()) if given.against else {}
     differ = set[str]()
