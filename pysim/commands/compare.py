@@ -33,6 +33,7 @@ from pysim.commands.networks import measured, put_fingerprint, put_networks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pysim.onnx.compare import ModelComparison
     from pysim.record.measurement import Comparison
 
 SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt", "matmul_heuristics": "nvMMH"}  # column titles
@@ -83,7 +84,7 @@ def compare(
 
     A library's column is its median time over pysim's: above 1 pysim is faster. Exit code 1 if a result is wrong, a model cannot run as a
     whole, or with --baseline a plan became slower. All samples go to the measurement store (pysim doctor names the file), even of an
-    interrupted comparison.
+    interrupted comparison. Of two files of `pysim run MODEL --fingerprint --json`: the first layer at which they part, exit code 1.
 
     On a GPU a convolution is compared with the fastest correct forward algorithm of cuDNN, with --peers also with PyTorch; columns
     show their workspaces. A matrix product is compared with cuBLAS.
@@ -91,15 +92,12 @@ def compare(
     A machine that is emulated here (power10-e1050) is checked, not timed. `static+simulated` stands beside the prediction: in-core
     cycles from a scheduling model of the core, transfers from exactly simulated caches.
 
-    Two files that `pysim run MODEL --fingerprint --json` wrote: the first layer at which they part, with exit code 1, or that none does.
-
     \b
     Examples
       pysim compare resnet50
       pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers --seconds 1
       pysim compare resnet50:mb32:f16 -m h200 --layout nhwc --peers
       pysim compare resnet50 --save monday; pysim compare resnet50 --baseline monday
-      pysim compare mine.json theirs.json
     """
     from pysim.calibration import host
 
@@ -110,7 +108,6 @@ def compare(
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, options["threads"], options["layout"])
     from pysim.comparison.compare import plan_layers
-    from pysim.comparison.summary import summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen
 
@@ -126,8 +123,7 @@ def compare(
     shown = [] if emulated else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
     results = timing.report(planned, comparisons, _columns(shown, emulated, on_gpu), as_json, **networks.document)
     if not as_json:
-        _put_summary(summarise(results), results)
-        put_networks(networks.comparisons)
+        _put_summary(results, networks.comparisons)
     slower = history.put_changes(kept, baseline, as_json) if kept and baseline else 0
     ctx.exit(max(networks.exit_code(timing.exit_code(results)), min(1, slower)))
 
@@ -163,8 +159,11 @@ def _space(name: str) -> "Column[Comparison]":
     return Column(WORKSPACES[name], lambda result: size(result.workspaces[name]) if name in result.workspaces else "-", width=9)
 
 
-def _put_summary(summary: dict[str, Any], results: "list[Comparison]") -> None:
-    """Writes the summary per peer and for the predictions, then the layers that did not run, with reasons."""
+def _put_summary(results: "list[Comparison]", networks: "list[ModelComparison]") -> None:
+    """Writes the summary per peer and for the predictions, then the layers that did not run, with reasons, then the networks."""
+    from pysim.comparison.summary import summarise
+
+    summary = summarise(results)
     put("")
     put(timing.ERROR_LEGEND)
     if summary.get("peers"):
@@ -194,6 +193,7 @@ def _put_summary(summary: dict[str, Any], results: "list[Comparison]") -> None:
             missing[pair] = missing.get(pair, 0) + 1
     for (name, reason), count in missing.items():
         say(f"{name} did not run on {count} of {plural(len(results), 'layer')}: {reason}")
+    put_networks(networks)
 
 
 def _version(results: "list[Comparison]", name: str) -> str:
