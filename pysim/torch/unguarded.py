@@ -6,8 +6,8 @@
     functions            of the classes of these modules and of other objects that it read, and their code; methods of tensors
     refused              what a capture takes for constant though each call changes it: generators of Python's random numbers other than
                          those of random.random and its like, deques, generators, functools.lru_cache (but of packages that have a
-                         version); and `nn.TransformerEncoder` with a mask of padding, where eager's nested tensors fill rows with
-                         zeros that a capture computes
+                         version); weak references to objects, which this would keep; and `nn.TransformerEncoder` with a mask of padding,
+                         where eager's nested tensors fill rows with zeros that a capture computes
 
 Which objects a call read is what its guards tell: each has the object, or its class.
 """
@@ -78,6 +78,8 @@ class Unguarded:
             if frozen in _FROZEN:
                 raise OperandError(f"it reads {_FROZEN[frozen]}, which torch.compile takes for constant")
             if isinstance(of, torch.nn.Module | FunctionType | type | _WITH_KEYS) or _is_foreign(type(of)):
+                if guard.name.endswith("()"):
+                    raise OperandError("it reads a weak reference, whose object must not be kept for it")
                 self._others[id(of)] = of
         self._note({**{id(one): one for one in modules}, **self._others}.values())
 

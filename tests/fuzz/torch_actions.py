@@ -15,7 +15,20 @@ import torch
 import torch_modules
 from torch import nn
 from torch.nn.utils import parametrize, prune
-from torch_weights import closure_of, dtype_of, flatten, load, numbers, optimizer, replace_tensor, step, write
+from torch_weights import (
+    averaged,
+    closure_of,
+    dtype_of,
+    flatten,
+    load,
+    numbers,
+    optimizer,
+    replace_tensor,
+    shared,
+    step,
+    viewed,
+    write,
+)  # fmt: skip
 
 
 @dataclass
@@ -31,6 +44,7 @@ class Side:
     handles: list[Any] = field(default_factory=list)
     optimizers: dict[int, Any] = field(default_factory=dict)
     kept: list[tuple[Any, Any]] = field(default_factory=list)
+    views: list[Any] = field(default_factory=list)
     call: Any = None
 
     def renew(self, model=None):
@@ -87,7 +101,7 @@ def call(side, rng):
     """In inference. Returns results, and the arguments after the call."""
     args, named = arguments(rng, side.model)
     seed(rng)
-    with rng.choice(MODES)(), torch.autocast("cpu", torch.bfloat16) if rng.random() < 0.04 else nullcontext():
+    with rng.choice(MODES)(), torch.autocast("cpu", rng.choice((torch.bfloat16, torch.float16))) if rng.random() < 0.04 else nullcontext():
         result = side.call(*args, **named)
     copies = torch.utils._pytree.tree_map_only(torch.Tensor, lambda one: one.detach().clone(), result)
     side.kept.append((result, copies))
@@ -215,13 +229,23 @@ def watched(_, given, result):
     return None
 
 
+def negating(_, given, named, result):
+    return -result
+
+
+def shifting(_, given, named):
+    return (given[0] - 1, *given[1:]), named
+
+
 def hook(side, rng):
     """One comes or goes."""
     one = rng.choice([*side.model.modules()] if rng.random() < 0.7 else [side.model])
     if side.handles and rng.random() < 0.5:
         side.handles.pop(rng.randrange(len(side.handles))).remove()
-    elif (kind := rng.choice((doubled, shifted, watched))) is shifted:
-        side.handles.append(one.register_forward_pre_hook(shifted))
+    elif (kind := rng.choice((doubled, shifted, watched, negating, shifting))) in (shifted, shifting):
+        side.handles.append(one.register_forward_pre_hook(kind, with_kwargs=kind is shifting, prepend=rng.random() < 0.3))
+    elif kind is negating:
+        side.handles.append(one.register_forward_hook(kind, with_kwargs=True, always_call=rng.random() < 0.2))
     else:
         side.handles.append(one.register_forward_hook(kind))
     if not side.whole:
@@ -237,6 +261,14 @@ class Scaled(nn.Module):
         return weight * self.factor
 
 
+_COMPUTED: tuple[tuple[Callable[..., Any], dict[str, Any]], ...] = (
+    (prune.l1_unstructured, {"amount": 0.4}),
+    (prune.random_unstructured, {"amount": 0.3}),
+    (prune.ln_structured, {"amount": 0.3, "n": 2, "dim": 0}),
+    (nn.utils.weight_norm, {}),
+)
+
+
 def parametrized(side, rng):
     """A weight becomes a computed one, or a parameter again."""
     found = [one for one in side.model.modules() if isinstance(one, nn.Conv2d | nn.Linear)]
@@ -245,11 +277,14 @@ def parametrized(side, rng):
             parametrize.remove_parametrizations(one, "weight")
         elif prune.is_pruned(one) and "weight_mask" in one._buffers:
             prune.remove(one, "weight")
+        elif "weight_g" in one._parameters:
+            nn.utils.remove_weight_norm(one)
         elif rng.random() < 0.5:
             parametrize.register_parametrization(one, "weight", Scaled(1.5))
         else:
             with torch.no_grad():  # so that the weight is no result that gradients flow through
-                prune.l1_unstructured(one, "weight", 0.4)
+                kind, options = rng.choice(_COMPUTED)
+                kind(one, "weight", **options)
 
 
 def train(side, rng):
@@ -274,7 +309,7 @@ def frozen(side, rng):
 
 
 def another_type(side, rng):
-    rng.choice((side.model.float, side.model.float, side.model.double, side.model.bfloat16))()
+    rng.choice((*(side.model.float,) * 3, side.model.double, side.model.bfloat16, side.model.half))()
 
 
 def layout(side, rng):
@@ -295,6 +330,15 @@ def pickled(side, rng):
     kept.seek(0)
     side.renew(torch.load(kept, weights_only=False) if rng.random() < 0.5 else pickle.loads(pickle.dumps(side.model)))
     side.handles.clear()
+
+
+def restored(side, rng):
+    """Its state, kept by torch.save, after writes."""
+    kept = io.BytesIO()
+    torch.save(side.model.state_dict(), kept)
+    write(side, rng)
+    kept.seek(0)
+    side.model.load_state_dict(torch.load(kept), strict=rng.random() < 0.5, assign=rng.random() < 0.3)
 
 
 def again(side, rng):
@@ -318,7 +362,7 @@ def functional_call(side, rng):
 
 
 ACTIONS = {
-    call: 40, gradients: 3, step: 6, write: 14, replace_tensor: 3, load: 3, flatten: 2, attribute: 5, options_of_layer: 2, own_forward: 2,
-    submodule: 3, hook: 4, parametrized: 2, train: 3, evaluate: 2, frozen: 2, another_type: 1, layout: 1, copied: 2, pickled: 1, again: 2,
-    exported: 0.3, functional_call: 0.5,
+    call: 40, gradients: 3, step: 6, write: 14, replace_tensor: 3, load: 3, restored: 2, shared: 1, averaged: 1, viewed: 3, flatten: 2,
+    attribute: 5, options_of_layer: 2, own_forward: 2, submodule: 3, hook: 4, parametrized: 3, train: 3, evaluate: 2, frozen: 2,
+    another_type: 1, layout: 1, copied: 2, pickled: 1, again: 2, exported: 0.3, functional_call: 0.5,
 }  # fmt: skip

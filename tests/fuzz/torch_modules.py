@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch_models import FrozenNorm
+from torch_odd_modules import ODD
 
 # Layers
 
@@ -301,7 +302,7 @@ def block(rng, channels):
         return Fused.make(rng, channels)
     if pick < 0.5:
         return rng.choice((nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(3, 1, 1), activation(rng), norm(rng, channels))), channels
-    return rng.choice(STATEFUL if pick < 0.8 else PLAIN)(rng, channels), channels
+    return rng.choice(STATEFUL if pick < 0.65 else ODD if pick < 0.85 else PLAIN)(rng, channels), channels
 
 
 class Net(nn.Module):
@@ -351,6 +352,6 @@ def network(seed):
         model.channels = channels
     model.size = rng.choice(((8, 8), (9, 12), (12, 11)))
     model = model.to(rng.choice((torch.float32,) * 12 + (torch.float64, torch.bfloat16)))
-    if rng.random() < 0.3:
+    if rng.random() < 0.3 and not any(one.dim() == 5 for one in model.parameters()):
         model = model.to(memory_format=torch.channels_last)
     return model.requires_grad_(rng.random() < 0.7).eval()

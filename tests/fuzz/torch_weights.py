@@ -172,6 +172,35 @@ def load(side, rng):
     side.model.load_state_dict(state, assign=rng.random() < 0.4)
 
 
+def shared(side, rng):
+    """Two layers become one's weight."""
+    found = [one for one in side.model.modules() if isinstance(one._parameters.get("weight"), nn.Parameter)]
+    alike = [(one, other) for one in found for other in found if one is not other and one.weight.shape == other.weight.shape]
+    if alike:
+        one, other = rng.choice(alike)
+        one.weight = other.weight
+
+
+def averaged(side, rng):
+    """The parameters become an average of themselves and of others, by `torch.optim.swa_utils`."""
+    average = torch.optim.swa_utils.AveragedModel(side.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+    average.update_parameters(side.model)
+    with torch.no_grad():
+        for one in side.model.parameters():
+            one.add_(numbers(rng, one))
+    average.update_parameters(side.model)
+    side.model.load_state_dict(average.module.state_dict())
+
+
+def viewed(side, rng):
+    """Arrays and tensors that show a weight's memory are written to, now or after the next actions."""
+    for array in side.views[-2:]:
+        array[...] *= -1
+    if tensors := [one for _, _, one in held(side.model) if one.dtype in (torch.float32, torch.float64) and not one.is_inference()]:
+        one = rng.choice(tensors).detach()
+        side.views.append(rng.choice((lambda: one.numpy(), lambda: torch.from_dlpack(one), lambda: one.view(one.shape)))())
+
+
 def flatten(side, rng):
     """All parameters become views of one tensor, which is written to."""
     parameters = [one for one in dict.fromkeys(side.model.parameters()) if one.dtype == dtype_of(side.model)]

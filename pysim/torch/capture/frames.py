@@ -19,8 +19,10 @@ import torch
 from torch import fx
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.types import ConvertFrameReturn
+from torch._dynamo.variables.tensor import TensorVariable
 
 from pysim.errors import OperandError
+from pysim.torch.capture.strides import keeps_strides
 from pysim.torch.model_state import is_users_module
 
 _NAMES = count()
@@ -62,10 +64,10 @@ def captured_calls(
             hooks = {} if frame.f_code is code else {"skip_nnmodule_hook_guards": False}
             try:
                 settings = torch._dynamo.config.patch(use_numpy_random_stream=True, **hooks)  # else NumPy's random numbers are PyTorch's
-                with settings, _absences() as caught:
+                with settings, _unsure() as found:
                     result = convert(frame, *rest)
-                if caught:
-                    raise OperandError(f"it catches {_article(caught[0])}: torch.compile takes what is absent to be so in all calls")
+                if found:
+                    raise OperandError(found[0])
                 return result
             except Exception as error:
                 reason = _reason(error)  # and nothing else of it is kept: its frames hold weak references to the model's tensors
@@ -80,9 +82,10 @@ def captured_calls(
 
 
 @contextmanager
-def _absences() -> Iterator[list[str]]:
-    """The exceptions for an absent key, attribute or name that the user's code catches while it is captured here. No guard tells that a
-    later call would not raise them."""
+def _unsure() -> Iterator[list[str]]:
+    """What the code that is captured here finds out of which no guard tells whether a later call, or this one by PyTorch, finds it, too:
+    that a key, attribute or name is absent, where the user's code catches the exception, and strides of what it computes, which some of
+    PyTorch's operators have only in a trace."""
     found = list[str]()
 
     def noting(translator: Any, raised: Any) -> None:
@@ -91,14 +94,23 @@ def _absences() -> Iterator[list[str]]:
         module = translator.f_globals.get("__name__")
         if module == "collections.abc":  # Mapping.get, for any class
             module = translator.symbolic_locals["self"].python_type().__module__
-        if name in _ABSENCES and is_users_module(module):
-            found.append(name)
+        if name in _ABSENCES and (is_users_module(module) or module == "collections"):  # whose ChainMap asks one mapping after the other
+            found.append(f"it catches {_article(name)}: torch.compile takes what is absent to be so in all calls")
 
-    with _CAPTURING, patch.object(InstructionTranslatorBase, "exception_handler", noting):
+    def reading(tensor: Any, name: str, *given: Any, **named: Any) -> Any:
+        if name == "stride" and not keeps_strides(tensor.proxy.node):
+            found.append("it reads strides of what it computes, which may be others than torch.compile takes them for")
+        return _size_or_stride(tensor, name, *given, **named)
+
+    with (
+        _CAPTURING,
+        patch.object(InstructionTranslatorBase, "exception_handler", noting),
+        patch.object(TensorVariable, "_method_size_stride", reading),
+    ):
         yield found
 
 
-_CAPTURING, _handle = RLock(), InstructionTranslatorBase.exception_handler
+_CAPTURING, _handle, _size_or_stride = RLock(), InstructionTranslatorBase.exception_handler, TensorVariable._method_size_stride
 _ABSENCES = ("AttributeError", "ImportError", "KeyError", "LookupError", "ModuleNotFoundError", "NameError")
 
 

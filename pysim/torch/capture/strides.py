@@ -33,6 +33,19 @@ def in_order(x: Any, order: Numbers) -> Any:
     return with_strides(x, tuple(strides))
 
 
+_KEEP = {  # operators whose results have the strides that a trace tells if their input has
+    "chunk", "expand", "flatten", "getitem", "movedim", "permute", "reshape", "split", "squeeze", "t", "transpose", "unsqueeze", "view",
+}  # fmt: skip
+
+
+def keeps_strides(node: fx.Node) -> bool:
+    """Whether a value has the strides that the trace tells: an input, a view of one, what is contiguous."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.op in ("placeholder", "get_attr") or name in ("contiguous", "linear"):
+        return True
+    return node.op.startswith("call") and name in _KEEP and all(map(keeps_strides, node.all_input_nodes[:1]))
+
+
 def restore_strides(module: fx.GraphModule, nodes: Iterable[fx.Node], only_results: bool = False) -> None:
     """Gives these values PyTorch's strides for all of their readers, or only as results of the graph."""
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")

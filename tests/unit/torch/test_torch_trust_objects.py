@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -264,3 +265,22 @@ def test_objects_without_methods_are_read():
     model.held.factor = 3
     assert torch.allclose(ours(x), model(x), atol=1e-5)
     assert {one.runs for one in pysim.torch.report(ours)} == {"pysim"}
+
+
+@torch.no_grad()
+def test_an_object_that_only_the_users_code_holds_goes_when_he_lets_it_go():
+    held = [Empty()]
+    model = Model(lambda model, x: model.conv(x) * (2 if model.held() is None else 3), lambda: weakref.ref(held[0])).eval()
+    ours, x = pysim.torch.optimize(model), torch.randn(1, 3, 8, 8)
+    before = ours(x)
+    held.clear()
+    assert torch.allclose(ours(x) * 1.5, before, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_key_that_comes_into_an_earlier_mapping_of_a_chain_takes_effect():
+    model = Model(lambda model, x: model.conv(x) * model.held["a"], lambda: collections.ChainMap({}, {"a": 1.0})).eval()
+    ours, x = pysim.torch.optimize(model), torch.randn(1, 3, 8, 8)
+    before = ours(x)
+    model.held["a"] = 2.0
+    assert torch.allclose(ours(x), before * 2, atol=1e-5)

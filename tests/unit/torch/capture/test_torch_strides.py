@@ -104,3 +104,30 @@ def test_values_may_have_other_strides_than_a_trace_tells():
         call, inputs = graphs[0]
         other = x.to(memory_format=LAST)
         assert_close(call(*(other if one is x else one for one in inputs)), model(other))
+
+
+class Strided(nn.Module):
+    """Reads the strides of a value, of `of(x)`."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.conv, self.of = nn.Conv2d(4, 8, 3), of
+
+    def forward(self, x):
+        y = self.of(self.conv(x))
+        return y.as_strided(y.shape, y.stride()) * y.stride(1)
+
+
+def rolled(x):
+    return torch.roll(torch.sigmoid(x), 1, 2)  # whose results are contiguous in a trace, whatever its input's strides
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("of", "runs"), [(rolled, "torch"), (lambda x: x.contiguous().flatten(2), "pysim")])
+def test_strides_that_a_model_reads_are_those_of_eager(of, runs):
+    torch._dynamo.reset()
+    model, x = Strided(of).eval(), torch.randn(2, 4, 9, 9).to(memory_format=LAST)
+    ours = pysim.torch.optimize(model)
+    assert_close(ours(x), model(x))
+    assert_close(ours(x), model(x))
+    assert pysim.torch.report(ours)[0].runs == runs
