@@ -4,6 +4,7 @@
     geometry                            as Linux reports it
     clock, multiply-adds, bandwidths    measured: rate of a probe / clock, one core, well under a second in all
     total bandwidth of shared levels    measured: all cores at once, each in a buffer that fits its share and exceeds its private caches
+    share of the last level             measured, where CPUs share it: what a core keeps of it beside neighbours
     rate of several CPUs at once        measured: multiply-adds of 2, 4, ... all CPUs, each over its own while the others are idle
     line from one CPU to another        measured: the median of readings spread over time
     latencies, loads, stores, overlap   from the shipped machine of the same microarchitecture, with kind and source, or from the most
@@ -11,7 +12,9 @@
 
 A cache level is measured with a buffer well inside it and well outside the previous level: the geometric mean of both sizes (half the size
 for L1), at most MAX_GROWTH times the previous level, since neighbours of a virtual machine may use most of a large last level. Memory is
-measured with four times the last level, between 64 and 512 MiB. Geometry is recorded as reported.
+measured with four times the last level, between 64 and 512 MiB. Geometry is recorded as reported, but for the ways of a last level of
+which others have the larger part: buffers of several sizes are read again and again, and a byte that hits takes the time of the level, a
+byte that misses that of memory. The largest size times the share of its bytes that hit is what the core keeps.
 
 Each rate is the best of trials spread over time, since disturbances make probes slower. Trials are repeated until the best two agree
 within AGREEMENT; if they never do, the source says that the rate is not sure. A rate that differs from the shipped machine's by more than
@@ -21,8 +24,9 @@ machine's description and the sources of its numbers say so, and nothing is meas
 All that takes one to two seconds. A *brief* detection, where nothing can be kept, takes a tenth of that: the clock, and for a CPU whose
 microarchitecture has a shipped file nothing else, so that all processes plan alike; for any other CPU one trial of each rate.
 
-Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32 KiB x 1 MiB) = 181 KiB; 117 GB/s at
-3.66 GHz is 32 bytes a cycle. Memory at 1.1 bytes a cycle is absurd of a Zen 5, whose file has 8.7: less than a quarter.
+Worked numbers: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32 KiB x 1 MiB) = 181 KiB; 117 GB/s at
+3.66 GHz is 32 bytes a cycle. Of 32 MiB of L3 (70 GB/s; memory 23) 12, 16, 24 and 32 MiB are read at 67, 53, 34 and 30 GB/s: 12, 13, 11 and
+10 MiB are kept, 13 of them. Memory at 1.1 bytes a cycle is absurd of a Zen 5, whose file has 8.7: less than a quarter.
 """
 
 import math
@@ -59,6 +63,8 @@ STEADY = 0.85  # least clock after a probe over that before; a lower reading was
 LOADED = 0.1  # share of the processors used by others from which on probes are in doubt
 # Total rate of all CPUs over that of as many cores, below which CPUs are hardware threads: those get half, cores at a reduced clock >= 0.7
 MIN_CORE_SHARE = 0.65
+LAST_SHARES = (1, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)  # of a shared last level: buffers that are read again and again
+WHOLE = 0.75  # from which share on a last level is as reported: pages that meet in the same sets cost a tenth or more of a full one
 # Largest ratio of a rate to the shipped machine's, of the same microarchitecture or not: shipped CPUs differ up to sixfold, in memory
 MAX_RATIO = {True: 4.0, False: 8.0}
 _ATTEMPTS = 3
@@ -110,6 +116,8 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
     levels = [_level(one, caches[0], nbytes, rates, shipped) for one, nbytes in zip(caches, sizes, strict=False)]
     memory = _memory(sizes[-1], rates, shipped)
+    if levels[-1].shared and not brief:
+        levels[-1] = rates.kept(levels[-1], memory)
     others, together = alone.load().share, tuple[Together, ...]()
     team = Watch(cores)
     alone_here = cores > 1 and others < LOADED and not brief
@@ -205,6 +213,23 @@ class _Rates:
         read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle, *how)
         write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, *how)
         return read, write
+
+    def kept(self, last: Level, memory: Memory) -> Level:
+        """The last level with the ways that one core keeps of it, if that is less than WHOLE of them."""
+        hit, miss = 1 / last.read_bytes_per_cycle.value, 1 / memory.read_bytes_per_cycle.value
+        if hit >= miss:
+            return last
+        most = 0.0
+        for share in LAST_SHARES:
+            size = max(_PAGE_BYTES, int(share * last.size_bytes) // _PAGE_BYTES * _PAGE_BYTES)
+            rate = max(_sane(self._probes.probe_read(size, PROBE_SECONDS), "last level") for _ in range(TRIALS)) / self._hertz
+            hits = min(1.0, max(0.0, (miss - 1 / rate) / (miss - hit)))
+            most = max(most, share * hits)
+            if hits >= STEADY:  # smaller buffers keep no more
+                break
+        if most >= WHOLE:
+            return last
+        return msgspec.structs.replace(last, ways=max(1, round(most * last.ways)), source="host_share")
 
     def line_transfer(self, line: int) -> Number | None:
         """Cycles of a line from one CPU to another: the median of trials spread over time; None if no second CPU was free."""
@@ -392,6 +417,12 @@ def _completed(machine: Machine, shipped: Relative, others: float, rates: _Rates
             command="pysim machines detect",
             versions=here,
             note=f"not sure, as the best trials differ: {'; '.join(rates.unsure)}" if rates.unsure else None,
+        ),
+        "host_share": Source(
+            title=f"What one core keeps of the last level{beside}",
+            command="pysim machines detect",
+            versions=here,
+            note="others, such as other virtual machines, have the rest of what Linux reports",
         ),
         "host_absurd": Source(
             title=f"Taken over from {shipped.machine.name}", note=f"implausible every time{beside}: {'; '.join(rates.absurd)}"

@@ -20,7 +20,7 @@ Row = ConvKernel | GemmKernel
 _FAMILY = re.compile(r"^PYSIM_CUDA_(CONV|GEMM)\((\w+), (\w+), (.*)\)\n", re.MULTILINE)
 _ROW = re.compile(r"^PYSIM_CUDA_ROW\(.*\n", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-_PLAIN = ("abi", "gemm", "conv", "norm")  # folders of files that every plan needs
+_PLAIN = ("abi", "gemm", "conv")  # folders of files that every plan needs; abi/network/ is for networks
 
 
 class CudaUnit(NamedTuple):

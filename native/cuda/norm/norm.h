@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The interface between the ABI's entry (abi/norm.cu) and the norm kernels (norm/norm.cu). */
+ * The interface between the ABI's entry (abi/network/norm.cu) and the norm kernels (norm/norm.cu). */
 #ifndef PYSIM_CUDA_NORM_H
 #define PYSIM_CUDA_NORM_H
 #include <cuda_runtime.h>

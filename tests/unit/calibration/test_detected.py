@@ -209,3 +209,26 @@ def test_strangers_that_take_cores_now_and_then_leave_a_machine_its_cores() -> N
 
     machine = detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 8, Disturbed()).machine
     assert machine.cores == 8 and machine.core.together[-1].mean_share.value < detected.MIN_CORE_SHARE
+
+
+class Neighboured(FakeProbes):
+    """Of the last level a core keeps `kept` bytes at random; memory has 16 GB/s."""
+
+    def __init__(self, kept: float) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def probe_read(self, nbytes: int, seconds: float) -> float:
+        super().probe_read(nbytes, seconds)
+        hits = 0.0 if nbytes > 32 << 20 else min(1.0, self.kept / nbytes)
+        return 1 / (hits / 128e9 + (1 - hits) / 16e9)
+
+
+@pytest.mark.parametrize(("mib", "ways"), [(32, 16), (26, 16), (16, 8), (13, 7), (6, 3)])
+def test_neighbours_have_the_ways_of_the_last_level_that_a_core_does_not_keep(
+    mib: float, ways: int, sysfs: Path, cpuinfo: Path, tmp_path: Path
+) -> None:
+    machine = run(Neighboured(mib * 2**20), sysfs, cpuinfo, tmp_path)
+    last = machine.levels[-1]
+    assert (last.ways, last.sets, last.source) == (ways, 32768, "host_system" if ways == 16 else "host_share")
+    assert machine.csa is not None and machine.csa.l3_bytes == last.size_bytes

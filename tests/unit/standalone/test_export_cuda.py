@@ -54,4 +54,5 @@ def test_every_algorithm_of_a_gpu_has_its_sources(machine: str) -> None:
             rows = [text for path, text in sources.files.items() if path.endswith("rows.inc")]
             assert len(re.findall(r"^PYSIM_CUDA_ROW", sources.files[f"{sources.kernel.rpartition('/')[0]}/rows.inc"], re.MULTILINE)) == 1
             assert len(rows) <= 2 and {f"cuda/{unit.path}" for unit in sources.units} < sources.files.keys()
+            assert not any("norm" in path or "network" in path for path in sources.files), "what networks alone call"
     assert len(seen) > 4
