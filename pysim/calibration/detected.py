@@ -116,8 +116,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
     levels = [_level(one, caches[0], nbytes, rates, shipped) for one, nbytes in zip(caches, sizes, strict=False)]
     memory = _memory(sizes[-1], rates, shipped)
-    if levels[-1].shared and not brief:
-        levels[-1] = rates.kept(levels[-1], memory)
+    levels[-1] = rates.kept(levels[-1], memory)
     others, together = alone.load().share, tuple[Together, ...]()
     team = Watch(cores)
     alone_here = cores > 1 and others < LOADED and not brief
@@ -128,8 +127,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
             together = tuple(one for one in together if one.cpus <= cores)
     if alone_here and cores > 1:
         own = [levels[0].size_bytes, *(one.size_bytes for one in levels)]  # of the level before
-        pairs = zip(own, levels, strict=False)
-        levels = [rates.totals(one, _share(inner, one, cores), cores) if one.shared else one for inner, one in pairs]
+        levels = [rates.totals(x, _share(of, x, cores), cores) if x.shared else x for of, x in zip(own, levels, strict=False)]
         memory = rates.totals(memory, sizes[-1] // cores, cores)
         others = max(others, team.load().share)
     line = rates.line_transfer(levels[0].line_bytes) if alone_here and cores > 1 and others < LOADED else None
@@ -217,7 +215,7 @@ class _Rates:
     def kept(self, last: Level, memory: Memory) -> Level:
         """The last level with the ways that one core keeps of it, if that is less than WHOLE of them."""
         hit, miss = 1 / last.read_bytes_per_cycle.value, 1 / memory.read_bytes_per_cycle.value
-        if hit >= miss:
+        if self._brief or not last.shared or hit >= miss:
             return last
         most = 0.0
         for share in LAST_SHARES:
