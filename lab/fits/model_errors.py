@@ -3,7 +3,7 @@
 
     python lab/fits/model_errors.py [FILE...] [--machine MACHINE.toml] [--rows]
 
-A file has one line per plan: {"set", "problem", "plan" (its name), "measured_seconds", "threads" (default 1)}. Its first line,
+A file has one line per plan: {"set", "problem", "plan" (its name), "measured_seconds", "threads" (1), "layout" (nchw)}. Its first line,
 {"kind": "header", "machine_file": FILE.toml, ...}, names a machine file in the same folder, or a shipped machine; --machine overrides it.
 A plan with "superseded" is left out: its kernels or operands are others now, as the header says. Without files, all files of
 lab/data with such a header are read. For each file, set and number of threads the tool prints the median and the 90th percentile of
@@ -66,7 +66,8 @@ def predict(path: Path, on: Path | None = None) -> Iterator[Timed]:
     for row in records.lines(path)[1:]:
         if row.get("superseded"):
             continue
-        seconds = planner.plan(row["problem"], machine, name=row["plan"], threads=row.get("threads", 1)).seconds
+        threads, layout = row.get("threads", 1), row.get("layout", "nchw")
+        seconds = planner.plan(row["problem"], machine, name=row["plan"], threads=threads, layout=layout).seconds
         assert seconds
         yield Timed(path.name, row["set"], row.get("threads", 1), row["problem"], row["plan"], seconds, row["measured_seconds"])
 

@@ -159,8 +159,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     transfer cycles that hide behind compute. A parallel region costs `fork_join_cycles`, plus `fork_join_thread_cycles` per thread.
     `run_start_share`: a run of a matrix that does not continue the previous one waits this share of its supplier's
     latency, until prefetchers follow. `prefetch_line_cycles`: wait of a loop that prefetches a line from memory into L1 for a miss
-    buffer. `crowded_line_cycles`: wait of a kernel for a line of rows in place that all share one set of L1. `masked_load_cycles`: of a
-    load in AVX2's depthwise tiles at edges of images, its mask and the test of its row, beyond its rate.
+    buffer. `crowded_line_cycles`: wait of a kernel for a line of rows in place that all share one set of L1.
     `written_line_cycles`: fetching a line that two threads write from the other's cache.
     `transform_cycles`: least cycles per instruction of a Winograd transform (short dependency chains); default: TRANSFORM_CYCLES.
     `together`: in ascending order of CPUs; one alone runs at the full rate.
@@ -178,7 +177,6 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     run_start_share: Number | None = None
     prefetch_line_cycles: Number | None = None
     crowded_line_cycles: Number | None = None
-    masked_load_cycles: Number | None = None
     fork_join_cycles: Number | None = None
     fork_join_thread_cycles: Number | None = None
     written_line_cycles: Number | None = None

@@ -21,16 +21,16 @@ blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
 
     kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts
-             + masked_load_cycles * loads at edges (rows, AVX2)
-             + transposition: max(loads / load rate, shuffles + MERGE merges), one shuffle per cycle as in `fil` kernels
-    store    vectors of outputs and of transposed planes. Outputs that are not blocks begin anywhere in a line: a share
+             + transposition: max(loads / load rate, shuffles + merges, stores), one shuffle per cycle as in `fil` kernels
+    store    vectors of outputs, but those of the transposition. Outputs that are not blocks begin anywhere in a line: a share
              (vector - element) / line of the vectors crosses into the next line, one access more.
     free     rows: max((multiply-adds + shuffles) / fma rate, loads / load rate) - dependency chains. In these cycles accumulators are
              ready before they can issue, so stores, then transfers, of neighbouring tiles go on, too. None are where chains bound a tile.
     call     call_cycles per call of a block of L groups; SHORT_CALL of that per call of rows of tiles
 
 Each accumulator waits fma_latency for each of its multiply-adds, a chain that few rows do not hide. A tile starts with a load from L1 and a
-multiply-add that nothing overlaps, and so does each channel of a group: its weights are loaded first.
+multiply-add that nothing overlaps, and so does each channel of a group: its weights are loaded first. Not so in `blocks`, whose tiles of a
+row follow one another without masks.
 
 Whole rows of outputs are written one after another, so prefetchers bring their lines as in the probe of the write rate: they cost that rate
 and nothing else. `planes` and `blocks` overlap transfers with all of their computing, `rows` with its free cycles only: its tiles load
@@ -83,17 +83,16 @@ def contract(problem: Conv, schedule: Schedule) -> Contract | None:
 MAX_CHANNELS = 16  # of a group: with more, packing is faster
 
 ROWS, PLANES, BLOCKS, TAPS = "rows", "planes", "blocks", "taps"  # forms of kernels
-ROW_CYCLES = 25  # to start a row of tiles (form blocks; Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
+ROW_CYCLES = 15  # to start a row of tiles (form blocks; Zen 3: 21 layers of stride 1, errors 2.7 % in the median; with 25, 6.5 %)
 TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
-DEINTERLEAVE = 3  # operations per vector in AVX2: a shuffle within halves, a permute across them (Agner Fog's tables, Zen 2 to 5)
+# Multiply-adds that a deinterleaved vector costs in AVX2: a shuffle within halves, a permute across them, and what waits for them. Of the
+# instructions alone, 3, plans of stride 2 are predicted at 0.63 to 0.84 of their time on seven CPUs (Zen, Xeons), of 5 at 0.86 to 1.15
+DEINTERLEAVE = 5
 PART_BYTES = 16  # loaded at once for transposition
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
 # padding a line and starting a group are worth. WIDENED: on AVX2 two multiply-adds of pairs and widening, for one of 4 taps
 GATHERS, RESCALES, PADDED, STARTED, WIDENED = 2.0, 3.0, 9.0, 190.0, 2.6
-# Multiply-adds that a merge into a vector costs. It is a blend, which any vector port executes; on a Zen 4 half of the ports multiply.
-# With it the AVX-512 `planes` plans of five recorded machines are predicted 4 to 8 % closer.
-MERGE = 0.5
 
 
 class Work(NamedTuple):
@@ -112,19 +111,19 @@ class Work(NamedTuple):
     aligned_stores: float = 0.0  # that cross no line
     rows: float = 0.0  # of tiles (blocks)
     taps: float = 0.0  # rows of outputs, once per tap (plain C)
-    masked: float = 0.0  # loads in tiles at edges, where masks are not cheap
     restarts: float = 0.0  # loops within a tile, after its first, that start with an exposed load and multiply-add
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """Cycles of (kernel, store)."""
         store = self.stores * unit.store_cycles(SIZES[dtype], machine.line_bytes) + self.aligned_stores / unit.stores_per_cycle.value
         issue, chains = self._issue(unit, dtype)
-        tiles = max(issue, chains)
-        tiles += (self.tiles + self.restarts) * (machine.levels[0].latency_cycles.value + unit.fma_latency_cycles.value)
+        starts = self.restarts if self.rows else self.tiles + self.restarts
+        tiles = max(issue, chains) + starts * (machine.levels[0].latency_cycles.value + unit.fma_latency_cycles.value)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
-        masked = machine.core.masked_load_cycles
-        tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES + self.masked * (masked.value if masked else 0.0)
-        return tiles + max(self.parts / narrow, self.transposing + MERGE * self.merges), store
+        tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
+        if self.transposing:
+            return tiles + max(self.parts / narrow, self.transposing + self.merges, store), 0.0
+        return tiles, store
 
     def free_cycles(self, unit: Unit, dtype: str) -> float:
         """Cycles in which stores and transfers of the neighbouring tiles go on: those by which issuing exceeds the dependency chains."""
@@ -160,14 +159,6 @@ def _calls(w: Conv, high: int) -> float:
     group = (w.group_channels * w.height * w.width + w.group_filters * w.windows) * w.element_bytes
     edges = min(blocks, (w.pad_top > 0) + (kept_rows(w) > w.pad_top + w.height))
     return blocks - edges + edges / max(1, direct_bytes()[0] // group)
-
-
-def _at_edges(w: Conv, high: int, lanes: int) -> float:
-    """The share of tiles of `high` rows x `lanes` columns that are at an edge of the image."""
-    blocks, vectors = ceil_div(w.out_h, high), ceil_div(w.out_w, lanes)
-    edges = min(blocks, (w.pad_top > 0) + (kept_rows(w) > w.pad_top + w.height))
-    sides = min(vectors, (w.pad_left > 0) + (kept_columns(w) > w.pad_left + w.width or w.out_w % lanes > 0))
-    return 1 - (1 - edges / blocks) * (1 - sides / vectors)
 
 
 def _stores_of_row(w: Conv, kernel: Kernel) -> int:
@@ -220,7 +211,6 @@ def _slice_work(w: Conv, kernel: Kernel, channels: float, calls: float) -> Work:
         float(_stores_of_row(w, kernel) * filters * w.out_h),
         float(tiles * blocks * vectors),
         channels * w.taps,
-        masked=each * blocks * read * loads * alive * _at_edges(w, high, kernel.lane_windows) if kernel.target == "avx2" else 0.0,
         calls=calls * phases * blocks if shared else float(tiles * blocks),
         restarts=max(0.0, tiles * blocks * vectors * (channels - 1)) if shared else tiles * blocks * each * w.taps * alive,
     )

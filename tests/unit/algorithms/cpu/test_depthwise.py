@@ -173,12 +173,3 @@ def test_plain_c_takes_as_long_as_it_was_measured_to_take(problem: str, microsec
     """Its loops load and store sums for each tap: predicted 3 to 7 times too fast by the rate of products alone (Zen 5)."""
     plan = planner.plan(f"conv:g32ic32{problem}", load_any("zen5"), micro_kernel="f32_rows_64x1__portable")
     assert 0.7 < plan.cost.seconds * 1e6 / microseconds < 1.5
-
-
-def test_loads_of_tiles_at_edges_have_masks_where_a_mask_costs_an_instruction() -> None:
-    """Images of 14x14 have no other tiles; of 112x112 14 x 14, of which all but 12 x 12 are at an edge."""
-    rows = {row.target: row for row in direct_kernels() if (row.form, row.windows, row.lane_windows) == ("rows", 64, 8)}
-    small, large = (cast("Conv", parse(text)) for text in ("conv:g8ic8ih14oc8kh3ph1", "conv:g8ic8ih112oc8kh3ph1"))
-    assert depthwise.rows_work(small, rows["avx512"]).masked == 0
-    shares = [work.masked / (work.loads - work.tiles * 9) for work in (depthwise.rows_work(w, rows["avx2"]) for w in (small, large))]
-    assert shares == pytest.approx([1.0, 1 - (12 / 14) ** 2], rel=0.05)

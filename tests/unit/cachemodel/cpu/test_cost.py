@@ -411,7 +411,6 @@ OF_OTHERS = (
     "transform_cycles",
     "prefetch_line_cycles",
     "crowded_line_cycles",  # of rows at such a pitch
-    "masked_load_cycles",
 )
 
 
