@@ -3,12 +3,14 @@
 
 A line is written when its task is done. A sweep that was stopped goes on with what its file lacks: lines of another version or with an
 error are computed again, an incomplete last line is removed. Tasks run in this process, or on Dask's workers: processes that it starts
-here, or those of a scheduler, which may be on many machines. A worker that dies costs the task that it worked on.
+here, or those of a scheduler, which may be on many machines. They get as many tasks at once as take GROUP_SECONDS, since each message
+costs the processes of this computer 3 ms. A worker that dies costs the task that it worked on: what else it was given is given out again.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from pysim.sweep import task as tasks
 from pysim.sweep.spec import Task
 
 _BEGINNING = b'{"task":'
-_AHEAD = 8  # tasks that each worker has been given
+_AHEAD = 2  # groups of tasks that each worker has been given
+GROUP_SECONDS, _MOST = 0.15, 64  # of a group of tasks, and how many they are at most
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,16 +84,39 @@ def _results(wanted: Sequence[Task], workers: int | None, scheduler: str | None)
         yield from (Result(task=one, result=tasks.run(one)) for one in wanted)
         return
     with _client(workers, scheduler) as client:
-        ahead = _AHEAD * max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-        of = {client.submit(tasks.run, one, pure=False): one for one in wanted[:ahead]}
-        done, rest = import_module("distributed").as_completed([*of], loop=client.loop), iter(wanted[ahead:])
-        for future in done:
-            error, task = future.exception(), of.pop(future)
-            if (one := next(rest, None)) is not None:
-                of[following := client.submit(tasks.run, one, pure=False)] = one
-                done.add(following)
-            yield Result(task=task, result={"error": _sentence(error)} if error else future.result())
-            future.release()
+        yield from _given_out(wanted, client, _AHEAD * max(1, len(client.scheduler_info(n_workers=-1)["workers"])))
+
+
+def _given_out(wanted: Sequence[Task], client: Any, ahead: int) -> Iterator[Result]:
+    """The results of the client's workers, `ahead` groups of tasks at a time. What failed is given out again, each task alone."""
+    rest, failed, given, size, alone = iter(wanted), list[Task](), dict[Any, list[Task]](), 1, None
+    done = import_module("distributed").as_completed(loop=client.loop)
+
+    def give(group: list[Task]) -> Any:
+        given[future := client.submit(tasks.run_all, group, pure=False)] = group
+        done.add(future)
+        return future
+
+    def give_all() -> Any:
+        while len(given) < ahead and (group := [*islice(rest, size)]):
+            give(group)
+        return give([failed.pop()]) if failed and not given else None
+
+    give_all()
+    for future in done:
+        error, group = future.exception(), given.pop(future)
+        if error and future is not alone:
+            failed += group
+        if not error:
+            seconds, results = future.result()
+            size = max(1, min(_MOST, int(GROUP_SECONDS * len(group) / max(seconds, 1e-9))))
+        died = future is alone and error
+        alone = give_all()
+        if died:
+            yield Result(task=group[0], result={"error": _sentence(died)})
+        elif not error:
+            yield from (Result(task=one, result=result) for one, result in zip(group, results, strict=True))
+        future.release()
 
 
 def _sentence(error: BaseException) -> str:

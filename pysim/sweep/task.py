@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One task of a sweep: what is predicted, simulated or measured of a problem."""
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +28,13 @@ def run(task: Task) -> Row:
         return {"predict": _predicted, "simulate": _simulated, "measure": _measured}[task.how](task)
     except (PysimError, MemoryError) as error:
         return {"error": str(error) or "out of memory"}
+
+
+def run_all(some: Sequence[Task]) -> tuple[float, list[Row]]:
+    """The seconds that tasks took, and their results."""
+    start = time.perf_counter()
+    results = [run(one) for one in some]
+    return time.perf_counter() - start, results
 
 
 def _plan(task: Task) -> Plan:
