@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 from pysim.network.graph import Node
 from pysim.torch.capture.effects import Effects, is_pure, name_of_operator
@@ -32,6 +33,7 @@ _LIBRARY_CALLS = {
 _IN_NCHW = ("group_norm", "instance_norm")
 # Their results are known only after all of the image was read. Those of rows (layer norms, softmax) are computed where the row is read
 _OF_IMAGES = (*_IN_NCHW, "adaptive_avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool3d", "mean", "sum", "amax", "norm", "var", "std")
+_SHUFFLES = ("pixel_shuffle", "pixel_unshuffle")
 _JOINING = ("cat", "concat", "concatenate")
 _JOINED = 8  # parts that Inductor joins where it reads them (max_pointwise_cat_inputs); more are copied
 
@@ -132,6 +134,16 @@ def _moved_by_kernels(rest: _Rest) -> list[int]:
     for together in {id(one): one for one in kernels.values()}.values():
         read = {one for node in together for one in rest.sources(node)} - together
         written = [node for node in together if not together.issuperset(rest.readers(node))]
-        again = [node for node in together if name_of_operator(node) in _IN_NCHW]  # for the statistics
-        moved.append(sum(map(bytes_of, (*read, *written, *again))))
+        moved.append(sum(map(bytes_of, (*read, *written))) + sum(map(_read_again, together)))
     return moved
+
+
+def _read_again(node: fx.Node) -> int:
+    """The bytes that an operator of a compiler moves beside its values: an image once more for statistics; whole sectors for shuffled
+    pixels, whose neighbours lie some channels apart in images that are channels last."""
+    name = name_of_operator(node)
+    if name in _SHUFFLES:
+        channels = [one.meta["example_value"].shape[-3] for one in (node, node.all_input_nodes[0])]
+        apart = max(channels) // max(1, min(channels))
+        return (min(apart, SECTOR_BYTES // node.meta["example_value"].element_size()) - 1) * bytes_of(node)
+    return bytes_of(node) if name in _IN_NCHW else 0

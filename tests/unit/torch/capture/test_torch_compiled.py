@@ -361,7 +361,7 @@ def test_a_compiler_copies_long_concatenations():
 
 def test_shuffles_are_copies_that_a_compiler_fuses():
     between, one = between_of(Shuffled(), (4, 64, 256, 256)), 4 * 2**24 / load("h200").memory_bytes_per_second.value
-    assert between.alone == pytest.approx(6 * one) and between.fused == pytest.approx(2 * one)
+    assert between.alone == pytest.approx(6 * one) and between.fused == pytest.approx((2 + 3) * one)  # sectors of two of its eight
 
 
 @torch.no_grad()
