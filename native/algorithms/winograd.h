@@ -17,7 +17,7 @@
 #include "algorithm.h"
 
 enum {
-    PYSIM_WINOGRAD_MAX_OUTPUTS = 6,      /* m */
+    PYSIM_WINOGRAD_MAX_OUTPUTS = 4,      /* m */
     PYSIM_WINOGRAD_MAX_TAPS = 5,         /* largest r; e is at most LARGEST + 2 */
     PYSIM_WINOGRAD_SLACK = 16,           /* elements behind the last channel of a plane that a transform may overwrite */
     PYSIM_WINOGRAD_MAX_PANEL_TILES = 16, /* largest number of tiles per panel of any registry row */

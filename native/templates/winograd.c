@@ -61,7 +61,7 @@ static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, i
  * by one. */
 INLINE void separate_pixels(const int m, const int vectors, const T *line, const GATHER *thirds, VEC part[PYSIM_WINOGRAD_MAX_OUTPUTS]) {
     const int halves = m % 2 ? 1 : 2;
-    VEC half[2][PYSIM_WINOGRAD_MAX_OUTPUTS / 2];
+    VEC half[2][3]; /* three of m = 3, or twice two of m = 4 */
 #pragma GCC unroll 3
     for (int v = 0; v < m / halves; v++) {
         const VEC low = halves * v < vectors ? v_load(line + halves * v * LANES) : v_zero();
@@ -158,7 +158,6 @@ INLINE void transform_rows(const int e, int high, T (*d)[PANEL_WIDTH], int64_t c
 TRANSFORM_ROWS(1)
 TRANSFORM_ROWS(4)
 TRANSFORM_ROWS(6)
-TRANSFORM_ROWS(8)
 
 INLINE void several_runs(const int mh, const int rh, const int m, const int r, int64_t runs, const PATCH_RUN *run, int64_t channel,
                          int64_t count, const GATHER *thirds, T (*d)[PANEL_WIDTH], T *to, int64_t pitch) {
@@ -166,10 +165,7 @@ INLINE void several_runs(const int mh, const int rh, const int m, const int r, i
     for (int64_t i = 0; i < runs; i++)
         if (run[i].vectors <= m / 2) gather_run(mh, rh, m, r, m / 2, &run[i], channel, thirds, d);
         else gather_run(mh, rh, m, r, m, &run[i], channel, thirds, d);
-    (e == 1   ? transform_rows_1
-     : e == 4 ? transform_rows_4
-     : e == 6 ? transform_rows_6
-              : transform_rows_8)(mh + rh - 1, d, count, to, pitch);
+    (e == 1 ? transform_rows_1 : e == 4 ? transform_rows_4 : transform_rows_6)(mh + rh - 1, d, count, to, pitch);
 }
 
 INLINE void patches_body(const int mh, const int rh, const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count,
@@ -360,11 +356,8 @@ INLINE void outputs_body(const int mh, const int rh, const int m, const int r, c
 
 /* Instances with constants: one per form of winograd.inc; block_patches, which depends on e alone, one per e. */
 static __attribute__((noinline)) void block_patches(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
-    switch (w->outputs_w + w->taps_w - 1) {
-    case 4: patches_of_blocks(4, w, tile, count, panel); break;
-    case 6: patches_of_blocks(6, w, tile, count, panel); break;
-    default: patches_of_blocks(8, w, tile, count, panel); break;
-    }
+    if (w->outputs_w + w->taps_w - 1 == 4) patches_of_blocks(4, w, tile, count, panel);
+    else patches_of_blocks(6, w, tile, count, panel);
 }
 /* One function per form and axes: GCC compiles a function of all forms for longer and spills more. */
 #define INSTANCE(name, mh, rh, m, r)                                                                                                   \

@@ -10,12 +10,12 @@
  *
  * (Lavin and Gray, arXiv 1509.09308; Barabasz et al., arXiv 1803.10986, on points.) The two points of a pair share the sums of even and of odd
  * terms. B^T depends on e alone, so kernels of 3, 4 and 5 taps share it for e = 6. For e = 4 all coefficients are integers and halves. The
- * points for e = 6 and 8 had the least error among those tried with F(4x4, 3x3) and F(6x6, 3x3) (docs/cost-model.md). An axis without taps has
- * e = 1, and nothing is transformed. */
+ * points for e = 6 had the least error among those tried with F(4x4, 3x3) (docs/cost-model.md). An axis without taps has e = 1, and nothing is
+ * transformed. */
 enum { MAX_EDGE = PYSIM_WINOGRAD_MAX_OUTPUTS + 2, PAIRS = MAX_EDGE / 2 - 1 };
 
 INLINE T point_of(const int e, const int pair) {
-    const T points[PAIRS + 1][PAIRS] = {{0}, {1}, {0.75, 1.5}, {0.5, 1, 2}};
+    const T points[PAIRS + 1][PAIRS] = {{0}, {1}, {0.75, 1.5}};
     return points[e / 2 - 1][pair];
 }
 

@@ -30,7 +30,7 @@ Where operands differ much in size, the error of a result is relative to (`Bound
 
     products   the sum of its own products' magnitudes: direct sums, also of operands split into parts
     window     the largest input of its window, times the sum of the weights' magnitudes: F(2x2), F(2x2, 5x5)
-    tile       the largest input of its tile of outputs, of which its window is a part: F(3x3), F(4x4), F(6x6)
+    tile       the largest input of its tile of outputs, of which its window is a part: F(3x3), F(4x4)
 
 With F(4x4) an input of 1e6 among inputs of 1 adds an error of 0.2 to 0.5 to results of about 10 whose windows do not contain it.
 
