@@ -86,6 +86,8 @@ def test_every_command_of_the_pages_runs_as_it_is_written(folder: Path) -> None:
         result = invoke(*words)
         if output and output != "mine.toml":
             (folder / output).write_text(result.stdout)
+        if output == "mine.json":
+            (folder / "theirs.json").write_text(result.stdout)
         ran += 1
         missing = result.exit_code == 3 and ("cuda" in command or "h200" in command or "html" in command)
         measured = result.exit_code == 1 and "--baseline" in command  # a plan became slower, on a busy computer

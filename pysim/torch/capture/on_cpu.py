@@ -51,6 +51,8 @@ def rewrite_on_cpu(module: fx.GraphModule, given: Sequence[Any], same: Sequence[
             layer.derived.watched = watched and layer.reads_inputs
         if accuracy == "reproducible":
             check_networks(copy, made.decisions)
+            found.layers.clear()  # those of a kind that is replaced would stay in memory
+        found.layers.extend(made.layers)
         found.decisions.extend(made.decisions)
         for one in made.decisions:
             one.log()
