@@ -38,7 +38,6 @@ COMPUTES = Gemm
 prepare = nothing_prepared
 CHUNK = 1024  # of k, whose squares are summed by one block
 THREADS, RUNS = 256, 1024  # of a block that converts k-major rows: threads, elements at a time
-HELD_BYTES = 112 << 10  # of a k-major row of f64 in shared memory
 WORDS = {"f64": 3, "f32": 2}  # of 40 bits, in which results are reconstructed
 PERMUTED = 64  # columns of the product's residues that are stored together
 EXPONENT_BYTES, SQUARES_BYTES = 4, 8
@@ -165,7 +164,7 @@ def conversion(gpu: Gpu, problem: Gemm, kernel: GemmKernel, name: str, rows: int
     that are converted at once fit L2. A block of k-major rows has one row, RUNS elements at a time; few rows do not fill the SMs."""
     own, size, k = gpu.model.residues[problem.dtype], problem.element_bytes, problem.k
     at_once = min(rows, gpu.sms.value * gpu.warps_per_sm.value * WARP // THREADS)
-    held = k_major and problem.dtype == "f64" and round_up(k, LINE_BYTES) * size <= HELD_BYTES
+    held = k_major and problem.dtype == "f64" and round_up(k, LINE_BYTES) * size <= cuda_limits()["RESIDUES_HELD"]
     reads = 1 if held else 1 + float(l2_miss_share(gpu, at_once * k * size)) if k_major else 2
     filled = min(1.0, rows / (own.blocks_at_once.value * gpu.sms.value)) * k / round_up(k, RUNS) if k_major else 1.0
     residues, instructions = rows * round_up(k, LINE_BYTES) * kernel.residues, own.operand_instructions.value

@@ -10,7 +10,7 @@
 namespace pysim::residues {
 
 enum { THREADS = 256, NOT_FINITE = 1 << 30, CHUNK = 1024 };
-enum { RUN = 8, HELD = 112 << 10 }; /* of held rows: elements of a thread at a time; bytes of shared memory, of which two blocks fit */
+enum { RUN = 8 }; /* of held rows: elements of a thread at a time */
 inline int chunks_of(int k) { return (k + CHUNK - 1) / CHUNK; }
 
 /* 2^exponent, for normal numbers of f64. */
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(THREADS) held_rows_kernel(const Operand<double
 }
 
 inline cudaError_t hold_rows(const Operand<double> &o, cudaStream_t stream) {
-    const cudaError_t error = cudaFuncSetAttribute((const void *)held_rows_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, HELD);
+    const cudaError_t error = cudaFuncSetAttribute((const void *)held_rows_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit::RESIDUES_HELD);
     const int threads = (int)std::min<int64_t>(THREADS, (o.pitch / RUN + 31) / 32 * 32);
     return error == cudaSuccess ? launch(held_rows_kernel, dim3((unsigned)o.rows), threads, (size_t)(o.pitch * sizeof(double)), stream, o)
                                 : error;
@@ -218,7 +218,7 @@ inline cudaError_t hold_rows(const Operand<double> &o, cudaStream_t stream) {
 
 template <class T> cudaError_t make_residues(const Operand<T> &o, bool major, cudaStream_t stream) {
     if constexpr (std::is_same_v<T, double>)
-        if (!major && o.pitch * (int64_t)sizeof(T) <= HELD) return hold_rows(o, stream);
+        if (!major && o.pitch * (int64_t)sizeof(T) <= limit::RESIDUES_HELD) return hold_rows(o, stream);
     if (!major) return launch(residues_kernel<T, false>, dim3((unsigned)o.rows), THREADS, 0, stream, o);
     const unsigned chunks = (unsigned)chunks_of(o.k);
     const cudaError_t error = launch(squares_kernel<T>, dim3((unsigned)(o.rows + 31) / 32, chunks), THREADS, 0, stream, o);
