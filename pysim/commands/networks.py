@@ -118,7 +118,8 @@ def put_fingerprint(words: Sequence[str], machine_name: str, options: dict[str, 
         raise click.UsageError("--fingerprint and --against take one model, model.onnx or model.onnx:mb4, with --accuracy and --threads")
     other = read(against) if against else None
     if is_file:
-        layers, accuracy = (read(words[0])[name] for name in ("layers", "accuracy"))
+        mine = read(words[0])
+        layers, accuracy = mine["layers"], mine["accuracy"]
     else:
         accuracy = other["accuracy"] if other else options["accuracy"]
         network = load(words[0], machine_name, options["threads"], accuracy)

@@ -68,6 +68,9 @@ class Moves(NamedTuple):
     permute: Callable[..., Any] = np.transpose
 
 
+NUMPY = Moves()
+
+
 class Transposed(NamedTuple):
     """A transposed convolution: the convolution of its phases, and its axes. x: (N, C, *sizes), w: (C, M / groups, *kernel)."""
 
@@ -86,7 +89,7 @@ class Transposed(NamedTuple):
     def output_shape(self) -> tuple[int, ...]:
         return (self.problem.batch, self.filters, *(axis.out for axis in self.axes))
 
-    def weights(self, w: Any, by: Moves = Moves()) -> Any:  # noqa: B008  a constant
+    def weights(self, w: Any, by: Moves = NUMPY) -> Any:
         """The filters of the convolution, of `problem.filter_shape`."""
         groups, count = self.problem.groups, len(self.axes)
         kernel = tuple(axis.stretched * (size - 1) + 1 for axis, size in zip(self.axes, w.shape[2:], strict=True))
@@ -98,7 +101,7 @@ class Transposed(NamedTuple):
         order = (0, 2, *range(4, 4 + 2 * count, 2), 1, *range(3, 3 + 2 * count, 2))
         return by.permute(parts, order).reshape(self.problem.filter_shape)
 
-    def bias(self, bias: Any, by: Moves = Moves()) -> Any:  # noqa: B008  a constant
+    def bias(self, bias: Any, by: Moves = NUMPY) -> Any:
         """One value for each filter of the convolution."""
         whole = by.zeros((self.filters, self.phases), dtype=bias.dtype)
         whole[:] = bias.reshape(-1, 1)

@@ -284,9 +284,8 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     kernel has all phases (Winograd's transforms and products, im2win's gather). `staged`: separate kernels, run per chunk of windows.
     `keeps_tensor`: im2win's tensor is stored in the workspace. `folds`: space-to-depth, for any kernel size. `alignment`: base addresses of
     input and filters are multiples of this many bytes (1: of their elements). `finite`: operands that must be finite, an index of
-    NEEDS_FINITE. `prologue`: it accepts one, on some problems. `volumes`: it computes
-    volumes, too. `pingpong`, `promotion`: see Tiles. `tensor_threads`, `reduces_in_cluster`,
-    `replaced_on`, `ablation`: see GemmKernel.
+    NEEDS_FINITE. `prologue`: it accepts one, on some problems. `volumes`: it computes volumes, too. `pingpong`, `promotion`: see Tiles.
+    `tensor_threads`, `reduces_in_cluster`, `replaced_on`, `ablation`: see GemmKernel.
     """
 
     index: int

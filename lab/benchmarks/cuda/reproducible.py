@@ -348,12 +348,12 @@ def main() -> None:
     for one in (runs, models):
         one.add_argument("-o", "--to", type=Path, required=True)
     runs.add_argument("--seconds", type=float, default=200.0)
-    models.add_argument("--lock", type=Path, default=Path("/tmp/pysim-reproducible.lock"))
+    models.add_argument("--lock", type=Path, help="a file of all processes that take turns; default: beside the results")
     told = parser.parse_args()
     if told.command == "plan":
         write(told.file, told.machine, told.rows, told.layers, told.seed, told.set)
     elif told.command == "models":
-        run_models(told.words, told.to, told.lock)
+        run_models(told.words, told.to, told.lock or told.to.with_suffix(".lock"))
     else:
         run(told.file, told.to, told.seconds)
 
