@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from command_line import document, invoke, own_files  # noqa: F401
+from command_line import cache, document, invoke, own_files  # noqa: F401
 from graphs import random_model
 from graphs_attention import random_attention
 from native_library import native
