@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers ONNX operators on arrays of any shape to native operators: layer norms, Gather, Pad, Resize, Einsum.
+"""Lowers ONNX operators on arrays of any shape to native operators: layer norms, Gather, Pad, Resize, Einsum, DepthToSpace.
 
     Take         (x, at[, shares]), axis: y = x.take(at, axis); with shares, a weighted sum of several taken rows
     Resize, Pad  (Pad in edge or reflect mode) a Take along each axis whose size changes; linear interpolation has two shares, cubic four
@@ -264,7 +264,32 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     return [*found, (last, tuple(sizes[one] for one in result))]
 
 
-EXPANSIONS = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Trilu": triangle, "Upsample": resize}
+def blocks(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """DepthToSpace and SpaceToDepth of images: a permutation of their channels', rows' and columns' parts."""
+    x, y, by = graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape, node.attributes["blocksize"]
+    if len(x) != 4 or not can_move(graph, node.inputs[0]):
+        return None
+    n, c, h, w = x
+    if node.op == "SpaceToDepth":
+        split, perm = (n, c, h // by, by, w // by, by), (0, 3, 5, 1, 2, 4)
+    elif node.attributes.get("mode", b"DCR") == b"CRD":
+        split, perm = (n, c // by**2, by, by, h, w), (0, 1, 4, 2, 5, 3)
+    else:
+        split, perm = (n, by, by, c // by**2, h, w), (0, 3, 4, 1, 5, 2)
+    if prod(split) != prod(x):
+        return None
+    apart, turned = f"{node.output}:apart", f"{node.output}:turned"
+    return [
+        (Node("View", f"{node.name}:apart", node.inputs, (apart,)), split),
+        (Node("Transpose", f"{node.name}:turned", (apart,), (turned,), {"perm": perm}), tuple(split[axis] for axis in perm)),
+        (Node("View", node.name, (turned,), node.outputs), y),
+    ]
+
+
+EXPANSIONS = {
+    "DepthToSpace": blocks, "Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "SpaceToDepth": blocks, "Trilu": triangle,
+    "Upsample": resize,
+}  # fmt: skip
 LOWER = {
     "Elu": elu, "Erf": activation, "Expand": expand, "GatherElements": take_each, "Gelu": gelu, "HardSwish": activation,
     "LayerNormalization": layer_norm, "Mish": activation, "ReduceL2": length, "Softplus": activation, "Tile": tile, "Where": where,

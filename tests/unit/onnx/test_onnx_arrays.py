@@ -11,7 +11,10 @@ from graphs_attention import random_attention
 from onnx_models import assert_close, by_onnxruntime, model_of, several
 from onnx_models import given as random_input
 
+from pysim.calibration import host
 from pysim.errors import OperandError, ProblemError
+from pysim.network.execution import Network
+from pysim.onnx import reading
 from pysim.runtime.steps import Chain
 
 onnx = pytest.importorskip("onnx")
@@ -340,6 +343,17 @@ def test_an_einsum_is_a_product_where_it_is_one(equation, shapes):
         assert np.abs(model_of(proto)(x) - by_onnxruntime(proto.SerializeToString(), x)[0]).max() < 1e-5
     else:
         assert_native(proto, x)
+
+
+@pytest.mark.parametrize(
+    ("op", "terms"), [("DepthToSpace", {"mode": "DCR"}), ("DepthToSpace", {"mode": "CRD"}), ("DepthToSpace", {}), ("SpaceToDepth", {})]
+)
+def test_blocks_between_channels_and_pixels_are_permutations(op, terms):
+    x = floats(1, 2, 8, 4, 6)
+    proto = exported([node(op, "a", blocksize=2, **terms)], x.shape)
+    assert_native(proto, x)
+    own = Network(reading.graph_of(proto, "a model"), host.runnable("host"), 1, "reproducible")
+    assert own(x).tobytes() == by_onnxruntime(proto.SerializeToString(), x)[0].tobytes()
 
 
 @pytest.mark.parametrize("perm", [None, (0, 1, 3, 2), (0, 2, 1, 3), (1, 0, 2, 3), (3, 2, 1, 0)], ids=str)
