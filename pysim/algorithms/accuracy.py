@@ -39,6 +39,7 @@ Worked number: 802,816 results of 576 products in f32 (conv:mb4ic64ih56oc64kh3ph
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from pysim.algorithms.interface import Bound
@@ -64,6 +65,7 @@ class Size(NamedTuple):
     products: int
 
 
+@lru_cache(maxsize=256)
 def size_of(problem: Workload) -> Size:
     if isinstance(problem, Gemm):
         return Size(problem.m * problem.n, problem.k)
@@ -76,6 +78,7 @@ def random_walk(size: Size, unit: float) -> float:
     return RANDOM_WALK * (math.log(max(2, size.results)) + HUNDREDTH_DRAW) * unit * math.sqrt(size.products)
 
 
+@lru_cache(maxsize=256)
 def unpadded_share(problem: Workload) -> float:
     """The average share of a window's products that are not padding."""
     if isinstance(problem, Gemm) or not problem.padded:

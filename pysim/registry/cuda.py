@@ -20,6 +20,7 @@ _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # a fa
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
 _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 
+BY_INSTRUCTION = 16  # a promotion that is the k of one instruction
 CHAIN, WHOLE_NUMBERS = "chain", "whole numbers"  # sums of rows (`pysim.record.contract.GpuContract`)
 
 # Matrix products
@@ -217,7 +218,10 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
             return WHOLE_NUMBERS
         if not self.tensor_threads:
             return CHAIN
-        return f"bf16 thirds on {self.mainloop}, {self.promotion} a sum" if self.promotion else f"{self.dtype} on {self.mainloop}"
+        if not self.promotion:
+            return f"{self.dtype} on {self.mainloop}"
+        on = self.mainloop if self.promotion == BY_INSTRUCTION else "tensor cores"  # warps add 64 as warpgroups do
+        return f"bf16 thirds on {on}, {self.promotion} a sum"
 
     def adds_last(self, splits: int) -> Literal["bias", "residual"]:
         """Of a bias and a residual, which its epilogue adds last (native/cuda/core/epilogue.cuh; of warpgroups mainloop/wgmma, where a

@@ -361,7 +361,13 @@ def contract_of(problem: Gemm, kernel: GemmKernel | None, schedule: GpuSchedule,
         return None
     if kernel.sums == WHOLE_NUMBERS:
         return GpuContract(WHOLE_NUMBERS)
-    return in_parts(kernel, kernel.sums, order, schedule) if kernel.tensor_threads or problem.k % kernel.block_k == 0 else None
+    if not kernel.tensor_threads and problem.k % kernel.block_k:
+        return None
+    found = in_parts(kernel, kernel.sums, order, schedule)
+    if found is None or found.parts == 1:
+        return found
+    iterations = -(-problem.k // found.unit)  # parts of equally many are the same for k-iterations of any length
+    return found if iterations % found.parts else msgspec.structs.replace(found, unit=iterations // found.parts * found.unit)
 
 
 def sums_of_parts(problem: Gemm | Conv, tiles: Tiles) -> Bound:

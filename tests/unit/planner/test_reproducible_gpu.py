@@ -116,12 +116,33 @@ def test_a_contract_is_a_function_of_the_layer_whatever_the_batch_the_memory_and
     assert f"contract {plans[0].contract}"[:30] in explain(plans[0])
 
 
-def test_a_layer_takes_the_contract_whose_price_over_strict_is_least_at_worst():
+def test_a_layer_takes_the_contract_whose_price_over_strict_is_least():
     plans = {size: planner.plan(f"conv:mb{size}ic512ih7oc512kh3ph1", "h200", accuracy="reproducible") for size in (1, 8, 64)}
     request = Request(plans[8].workload, GPUS["h200"], accuracy="strict", parts=PARTS)
     assert plans[8].contract in contracts_of(request) and plans[8].contract.parts > 1
     prices = [plan.seconds / planner.plan(plan.workload, "h200", accuracy="strict").seconds for plan in plans.values()]
     assert max(prices) < 1.35
+
+
+@pytest.mark.parametrize("layer", ["4096x25088", "4096x4096", "1000x4096"])
+def test_a_product_of_few_rows_keeps_the_contract_of_many_at_little_price(layer):
+    plans = [planner.plan(f"gemm:{m}x{layer}:nt", "h200", accuracy="reproducible") for m in (1, 64, 1024)]
+    assert len({plan.contract for plan in plans}) == 1 and plans[0].contract.sums == "bf16 thirds on tensor cores, 64 a sum"
+    prices = [plan.seconds / planner.plan(plan.workload, "h200", accuracy="strict").seconds for plan in plans]
+    assert max(prices) < 1.5  # 2.0 to 2.6 where warps and warpgroups added in orders of their own
+
+
+def test_parts_of_equal_length_are_one_contract_for_k_iterations_of_any_length():
+    problem = parse("gemm:64x64x4096:nt")
+    algorithm = algorithm_named("gemm", problem, GPUS["h200"])
+
+    def of(row: str, parts: int):
+        return reproducible.contract(algorithm, problem, GpuSchedule(row, "split_k", parts, False, 1), "nchw")
+
+    rows = "f32_simt_16x128x32_16x32_4x4_s2_c1x1", "f32_simt_64x64x16_32x32_8x4_s2_c1x1"
+    (eight, also_eight), (three, also_three) = ([of(row, parts) for row in rows] for parts in (8, 3))
+    assert eight == also_eight and str(eight) == "chain along k, 8 parts of whole 512, bias last"
+    assert three != also_three  # 43, 43 and 42 k-iterations of 32 are no multiples of those of 16: 85, 85 and 86
 
 
 def test_every_row_states_its_sums_but_those_of_half_accumulators_and_of_residues():

@@ -12,7 +12,7 @@ Rows<GemmRow> gemm_mma::PYSIM_UNIT() {
         constexpr rows::Columns c = rows::lines[line];
         if constexpr (c.dtype == rows::PYSIM_UNIT) {
             using R = mma_sync::Row<ElementOf<c.dtype>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.promotion,
-                                    c.replaced_on>;
+                                    c.replaced_on, c.capability>;
             static_assert(c.capability >= CAPABILITY && c.k_major == R::K_MAJOR,
                           "types that can be loaded from rows that run along m or n");
             if constexpr (c.below && !ABLATIONS) add(row_of(c, nullptr, nullptr));

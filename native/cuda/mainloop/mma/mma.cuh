@@ -24,9 +24,9 @@
 
 namespace pysim::mma_sync {
 
-/* A row. PROMOTION: 0, or (tf32x3) the k of a bf16 instruction, after which the six products of thirds are added to the accumulators. `float` means
+/* A row. PROMOTION: 0, or (tf32x3) the k after which the six products of thirds are added to the accumulators, that of an instruction or 64. `float` means
  * tf32: operands are rounded to nearest, as in cuBLAS, when they are loaded from shared memory. */
-template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_, int REPLACED_ON = 0> struct Row {
+template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_, int REPLACED_ON = 0, int LOWEST = CAPABILITY> struct Row {
     using In = In_;
     using Acc = std::conditional_t<sizeof(In) == 1, int, float>;
     enum { BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_, PROMOTION = PROMOTION_ };
@@ -37,11 +37,11 @@ template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, i
         ACCUMULATORS = TILES_M * TILES_N * 4,
         THREADS = 32 * (BM / WM) * (BN / WN)
     };
-    static constexpr bool BUILT = has_kernel(CAPABILITY, 0, REPLACED_ON);
+    static constexpr bool BUILT = has_kernel(LOWEST, 0, REPLACED_ON);
     static constexpr bool K_MAJOR = sizeof(In) == 1;
     template <bool TA, bool TB> using Shape = pysim::Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB, PROMOTION>;
     static_assert(TILES_N % 2 == 0, "one ldmatrix brings two fragments of B");
-    static_assert(PROMOTION == 0 || PROMOTION == 16, "thirds are multiplied by instructions of sixteen k");
+    static_assert(PROMOTION % 16 == 0, "thirds are multiplied by instructions of sixteen k");
     static_assert(BK % K == 0, "a step has whole instructions");
 };
 
@@ -127,15 +127,15 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
             pipeline<S, R::K>(
                 source.left(t), source.right(t), t, shared, [&](char *stage, int, int) { at = stage; },
                 [&](int k0, int) {
-                    multiply_thirds<R::TILES_M, R::TILES_N / 2>(
-                        acc,
-                        [&](int tile, int half, unsigned (&words)[4]) {
-                            Part::template load<typename S::A, S::a_k_last, true>(words, at, warp_row + tile * 16, k0 + half * 8);
-                        },
-                        [&](int pair, int half, unsigned (&words)[4]) {
-                            Part::template load<typename S::B, S::b_k_last, false>(words, at + S::A::bytes, warp_column + pair * 16,
-                                                                                   k0 + half * 8);
-                        });
+                    const auto load_a = [&](int tile, int half, unsigned (&words)[4]) {
+                        Part::template load<typename S::A, S::a_k_last, true>(words, at, warp_row + tile * 16, k0 + half * 8);
+                    };
+                    const auto load_b = [&](int pair, int half, unsigned (&words)[4]) {
+                        Part::template load<typename S::B, S::b_k_last, false>(words, at + S::A::bytes, warp_column + pair * 16,
+                                                                               k0 + half * 8);
+                    };
+                    if constexpr (R::PROMOTION == 16) multiply_thirds<R::TILES_M, R::TILES_N / 2>(acc, load_a, load_b);
+                    else multiply_as_warpgroups<R::TILES_M, R::TILES_N / 2, R::PROMOTION / 16>(acc, load_a, load_b);
                 });
             recompute_nonfinite(acc, [&](int which) {
                 return source.again(t, t.i * R::BM + warp_row + which / 4 / R::TILES_N * 16 + lane / 4 + which / 2 % 2 * 8,
@@ -175,7 +175,8 @@ template <class S> struct Product : Matrices<S> {
 };
 
 template <class R, bool TA, bool TB>
-__global__ void __launch_bounds__(R::THREADS, R::template Shape<TA, TB>::blocks) mma_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(R::THREADS, R::PROMOTION > 16 ? 2 : R::template Shape<TA, TB>::blocks) /* thirds of more k stay in registers */
+    mma_kernel(const __grid_constant__ Problem p) {
     using S = typename R::template Shape<TA, TB>;
     if constexpr (R::BUILT) multiply_tiles<R, S>(p, Product<S>{{p}});
 }
