@@ -4,11 +4,14 @@
 On a CPU PyTorch computes nothing: a graph is networks (`pysim.network.reproducible`), and views of their results.
 
 On a GPU convolutions and products are pysim's, each by its contract (`pysim.planner.contracts`); a BatchNorm is folded into the convolution
-before it. To PyTorch are left operators that compute each element by itself, maxima and means of windows, and moves. Means of planes become
-means of windows, which add one after another; PyTorch's own reduction divides a sum among threads by the number of results. All other
-operators are refused by name.
+before it. To PyTorch are left operators that compute each element by itself, maxima and means of windows, LayerNorm, attention, and moves.
+Means of planes and along axes become means of windows, which add one after another; PyTorch's own reduction divides a sum among threads by
+the number of results. LayerNorm has a block for each row, memory-efficient attention one for each head and some of its queries; the other
+kernels of attention divide keys by the number of blocks. Their operands are dense and aligned, since their kernels differ by alignment.
+All other operators are refused by name.
 """
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -16,8 +19,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pysim.errors import OperandError
+from pysim.runtime.arrays import ALIGNMENT_BYTES
 from pysim.torch.capture.aten import is_view
 from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.layers.norm_layers import NormLayer, RowNormLayer
@@ -26,17 +31,32 @@ _LAYERS = {"conv2d", "linear", "batch_norm"}
 _ELEMENTWISE = {
     *("add", "add_", "iadd", "sub", "mul", "mul_", "imul", "truediv", "div", "neg", "abs", "maximum", "minimum", "clamp", "where"),
     *("relu", "relu_", "relu6", "hardtanh", "leaky_relu", "elu", "gelu", "silu", "mish", "sigmoid", "sigmoid_", "tanh", "hardswish"),
-    *("hardsigmoid", "hardsigmoid_", "hardswish_", "softplus", "exp", "sqrt", "rsqrt", "square"),
+    *("hardsigmoid", "hardsigmoid_", "hardswish_", "softplus", "exp", "sqrt", "rsqrt", "square", "addcmul"),
 }
 _POOLS = {"max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "max_pool"}
 _MOVES = {
     *("cat", "concat", "stack", "split", "chunk", "unbind", "getitem", "flatten", "reshape", "view", "permute", "transpose", "contiguous"),
     *("squeeze", "unsqueeze", "expand", "repeat", "roll", "flip", "pad", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "clone"),
-    *("size", "getattr", "shape", "to", "float", "half", "bfloat16", "detach", "dropout", "narrow", "select", "dim", "numel"),
+    *(
+        "_log_api_usage_once",
+        "size",
+        "getattr",
+        "shape",
+        "to",
+        "float",
+        "half",
+        "bfloat16",
+        "detach",
+        "dropout",
+        "narrow",
+        "select",
+        "dim",
+        "numel",
+    ),
 }
 KNOWN = _LAYERS | _ELEMENTWISE | _POOLS | _MOVES
 ONE_GRAPH = 'accuracy "reproducible" takes calls of optimize(model), in inference, that are one graph: '
-_REASON = "accuracy reproducible leaves to PyTorch only operators that compute each element by itself, windows and moves"
+_REASON = "accuracy reproducible leaves to PyTorch only operators that compute each element by itself, windows, rows and moves"
 
 
 def name_of(node: fx.Node) -> str:
@@ -54,52 +74,85 @@ def check_networks(module: fx.GraphModule, decisions: Iterable[Decision]) -> Non
 
 
 def check_operators(module: fx.GraphModule) -> None:
-    """Of a graph on a GPU: makes means of planes means of windows; OperandError for an operator that may depend on the batch."""
+    """Of a graph on a GPU: means become means of windows, LayerNorm and attention take dense operands; OperandError for an operator that
+    may depend on the batch."""
     for node in list(module.graph.nodes):
         if node.op not in ("call_function", "call_method"):
             continue
         if (name := name_of(node)) in ("adaptive_avg_pool2d", "mean"):
             windows = _windows_of(node, name)
             if windows is None:
-                raise OperandError(f"{_REASON}; {name} of windows that differ in size, or along other axes than planes, is none")
-            node.target, node.op = mean_of_windows, "call_function"
-            node.args, node.kwargs = (node.args[0], windows, name == "mean" and not _given(node, 2, "keepdim", False)), {}
+                raise OperandError(f"{_REASON}; {name} of windows that differ in size, or along axes apart or the first, is none")
+            node.target, node.op, node.args, node.kwargs = mean_of_windows, "call_function", (node.args[0], *windows), {}
+        elif name in _OWN:
+            node.target = _OWN[name]
         elif name not in KNOWN:
             raise OperandError(f"{_REASON}; {name} is none of them (on CPUs more operators are)")
     module.recompile()
 
 
 def check_layers(module: fx.GraphModule) -> None:
-    """OperandError for a norm that no convolution has absorbed."""
+    """Of a graph on a GPU: a BatchNorm that no convolution has absorbed is the norms' kernel, whatever its input's strides. OperandError
+    for another norm."""
     for one in module.modules():
         links = [link.layer for link in getattr(one, "_links", ())]
         for layer in (one, *links):
-            if isinstance(layer, NormLayer | RowNormLayer) or isinstance(getattr(layer, "input_op", None), NormLayer):
-                raise OperandError(f"{_REASON}; a norm that is not behind a convolution is none")
+            for norm in (layer, getattr(layer, "input_op", None)):
+                if isinstance(norm, RowNormLayer):
+                    raise OperandError(f"{_REASON}; {type(norm).__name__} is none")
+                if isinstance(norm, NormLayer):
+                    norm.never_pytorch = True
 
 
 def _given(node: fx.Node, at: int, name: str, default: Any) -> Any:
     return node.args[at] if len(node.args) > at else node.kwargs.get(name, default)
 
 
-def _windows_of(node: fx.Node, name: str) -> tuple[int, int] | None:
-    """Rows and columns of the windows whose means an operator takes, None if they are not all of one size."""
+def _windows_of(node: fx.Node, name: str) -> tuple[tuple[int, ...], tuple[int, int], tuple[int, ...]] | None:
+    """The planes as which an operator's input is read, the rows and columns of the windows whose means it takes, and its result's sizes
+    behind the first; None if windows are not all of one size."""
     value = getattr(node.args[0], "meta", {}).get("example_value") if node.args else None
-    if value is None or value.dim() != 4 or not all(type(one) is int for one in value.shape[2:]):
+    if value is None or value.dim() < 2 or not all(type(one) is int for one in value.shape[1:]):
         return None
-    high, wide = value.shape[2:]
+    shape, last = tuple(value.shape[1:]), tuple(value.shape[-2:])
     if name == "mean":
         axes = _given(node, 1, "dim", None)
-        planes = isinstance(axes, tuple | list) and sorted(one % 4 for one in axes) == [2, 3] and set(node.kwargs) <= {"dim", "keepdim"}
-        return (high, wide) if planes else None
+        axes = sorted(one % value.dim() for one in ((axes,) if isinstance(axes, int) else axes or ()))
+        if not axes or axes[0] == 0 or axes != [*range(axes[0], axes[-1] + 1)] or not set(node.kwargs) <= {"dim", "keepdim"}:
+            return None
+        kept = (1,) * len(axes) if _given(node, 2, "keepdim", False) else ()
+        to = (*shape[: axes[0] - 1], *kept, *shape[axes[-1] :])
+        if value.dim() == 4 and axes == [2, 3]:
+            return shape, last, to
+        window = math.prod(shape[axes[0] - 1 : axes[-1]])
+        return (math.prod(shape[: axes[0] - 1]), window, math.prod(shape[axes[-1] :])), (window, 1), to
     size = _given(node, 1, "output_size", None)
     sizes = (size, size) if isinstance(size, int) else tuple(size or ())
-    if len(sizes) != 2 or not all(isinstance(one, int) for one in sizes) or high % sizes[0] or wide % sizes[1]:
+    if value.dim() != 4 or len(sizes) != 2 or not all(isinstance(one, int) for one in sizes) or any(map(operator.mod, last, sizes)):
         return None
-    return high // sizes[0], wide // sizes[1]
+    return shape, (last[0] // sizes[0], last[1] // sizes[1]), (shape[0], *sizes)
 
 
-def mean_of_windows(x: Any, windows: tuple[int, int], flat: bool) -> Any:
-    """The mean of each window, added by one thread row by row; `flat`: of planes, without their axes."""
-    y = functional.avg_pool2d(x, windows)
-    return y.flatten(1) if flat else y
+def mean_of_windows(x: Any, planes: tuple[int, ...], windows: tuple[int, int], to: tuple[int, ...]) -> Any:
+    """The mean of each window, added by one thread row by row."""
+    y = functional.avg_pool2d(x if x.dim() == 4 and tuple(x.shape[1:]) == planes else x.reshape(-1, *planes), windows)
+    return y if tuple(y.shape[1:]) == to else y.reshape(-1, *to)
+
+
+def norm_of_rows(x: Any, *args: Any, **kwargs: Any) -> Any:
+    return functional.layer_norm(_dense(x), *args, **kwargs)
+
+
+def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **more: Any) -> Any:
+    if attn_mask is not None or query.dim() != 4 or more.get("enable_gqa"):
+        raise OperandError(f"{_REASON}; attention with a mask, with fewer keys than heads or of other than four axes is none")
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        return functional.scaled_dot_product_attention(*map(_dense, (query, key, value)), None, 0.0, is_causal, **more)
+
+
+_OWN = {"layer_norm": norm_of_rows, "scaled_dot_product_attention": attention}
+
+
+def _dense(x: Any) -> Any:
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % ALIGNMENT_BYTES else x

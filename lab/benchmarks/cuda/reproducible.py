@@ -40,6 +40,7 @@ from pysim.record.schedule import GpuSchedule, from_name, name_of
 
 BATCHES, ROWS = (1, 2, 7, 16, 64), (1, 3, 17, 64, 400)
 LIMIT = 1 << 20
+LIMITS = (None, LIMIT, 0)
 TYPES = ("f32", "f32", "f16", "bf16", "tf32")
 ACTIVATIONS = (None, "relu", "gelu", "silu", ("clamp", -0.5, 0.75))
 
@@ -259,45 +260,84 @@ def run(path: Path, to: Path, seconds: float) -> None:
 class Images:
     """A network of torchvision or timm with random weights, as it is under each accuracy, and the result of the largest batch."""
 
-    def __init__(self, word: str) -> None:
+    def __init__(self, word: str, seed: int) -> None:
         import torch
 
+        self.name, self.dtype = word.split(":")
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.dtype == "tf32"
+        torch.manual_seed(seed)
+        self.model = network(self.name).cuda().train()
+        size = getattr(self.model, "default_cfg", {}).get("input_size", (3, 299 if self.name == "inception_v3" else 224))[-1]
+        self.x = torch.randn(max(BATCHES), 3, size, size, device="cuda")
+        self.model(self.x[:8])
+        self.model = self.model.eval()
+        if self.dtype == "f16":
+            self.model, self.x = self.model.half(), self.x.half()
+        self.unlimited = 0  # plans whose contract needs more workspace than a limit allows
+        self.strict, strict = self.optimized("strict")
+        every = {limit: self.optimized("reproducible", limit) for limit in LIMITS}
+        self.by = {limit: own for limit, (own, _) in every.items()}
+        self.predicted = [round(float(one), 3) for one in every[None][1] / strict]
+        self.want = self.by[None](self.x).clone()
+
+    def optimized(self, accuracy: Any, limit: int | None = None) -> tuple[Any, Any]:
+        """The network, planned for all batches with at most `limit` bytes of workspace where the layer's contract allows it, and the
+        predicted seconds of its layers for each batch."""
         import pysim.torch
 
-        self.name, self.dtype = word.split(":")
-        size = 299 if self.name == "inception_v3" else 224
-        torch.manual_seed(0)
-        model, self.x = network(self.name).cuda().train(), torch.randn(max(BATCHES), 3, size, size, device="cuda")
-        model(self.x[:8])
-        model = model.eval()
-        if self.dtype == "f16":
-            model, self.x = model.half(), self.x.half()
-        self.by = {level: pysim.torch.optimize(model, level, cuda_graph="caller", compiler=False) for level in ("reproducible", "strict")}
-        self.want = self.by["reproducible"](self.x).clone()
-        for part in map(self.first, BATCHES):  # captured and planned
-            for one in self.by.values():
-                one(part)
+        plan = planner.plan
+
+        def limited(*args: Any, **terms: Any) -> Any:
+            try:
+                return plan(*args, **terms, memory_limit=limit)
+            except PlanError:
+                if limit is None:
+                    raise
+                self.unlimited += 1
+                return plan(*args, **terms)
+
+        own = pysim.torch.optimize(self.model, accuracy, cuda_graph="caller", compiler=False)
+        planner.plan, totals = limited, [0.0]
+        try:
+            for size in BATCHES:
+                own(self.first(size))
+                totals.append(sum(one.predicted_seconds or 0 for one in pysim.torch.report(own)))
+        finally:
+            planner.plan = plan
+        return own, np.diff(totals)
 
     def first(self, size: int) -> Any:
         return self.x[:size].contiguous()
 
     def compared(self) -> dict[str, Any]:
-        """Images in each of BATCHES, with and without a CUDA graph, and in reverse order; and the times over those of strict."""
+        """Images in each of BATCHES, with each of LIMITS, with and without a CUDA graph, and in reverse order."""
         import torch
-        from models import captured, timed
+        from models import captured
 
-        own, images, differ, prices = self.by["reproducible"], 0, 0, {}
+        images, differ = 0, 0
         for size in BATCHES:
             part = self.first(size)
-            calls = {level: captured(lambda one=one, part=part: one(part)) for level, one in self.by.items()}
-            for y in (own(part), calls["reproducible"]()):
-                torch.cuda.synchronize()
-                images, differ = images + size, differ + differing(y.contiguous(), self.want[:size].contiguous(), size)
-            ms = timed(calls, 15)
-            prices[size] = [round(ms[level], 4) for level in ("reproducible", "strict")]
-        turned = own(self.x.flip(0)).flip(0).contiguous()
+            for own in self.by.values():
+                for y in (own(part), captured(lambda own=own, part=part: own(part))()):
+                    torch.cuda.synchronize()
+                    images, differ = images + size, differ + differing(y.contiguous(), self.want[:size].contiguous(), size)
+        turned = self.by[None](self.x.flip(0)).flip(0).contiguous()
         images, differ = images + max(BATCHES), differ + differing(turned, self.want, max(BATCHES))
-        return {"model": self.name, "dtype": self.dtype, "images": images, "differing": differ, "prices": prices}
+        return {"model": self.name, "dtype": self.dtype, "images": images, "differing": differ, "unlimited": self.unlimited}
+
+    def prices(self) -> dict[str, Any]:
+        """Milliseconds in CUDA graphs of reproducible and strict, by batch, and the predicted ratio of their layers."""
+        from models import captured, timed
+
+        found = {}
+        for at, size in enumerate(BATCHES):
+            part = self.first(size)
+            calls = {
+                name: captured(lambda own=own, part=part: own(part)) for name, own in (("own", self.by[None]), ("strict", self.strict))
+            }
+            ms = timed(calls, 15)
+            found[size] = [round(ms["own"], 4), round(ms["strict"], 4), self.predicted[at]]
+        return {"model": self.name, "dtype": self.dtype, "prices": found}
 
 
 def network(name: str) -> Any:
@@ -311,26 +351,27 @@ def network(name: str) -> Any:
     return getattr(torchvision.models, name)(**options)
 
 
-def run_models(words: list[str], to: Path, lock: Path) -> None:
-    """Prepares all networks, then compares one after another. Processes of one lock prepare together and compare in turn."""
+def run_models(words: list[str], to: Path, lock: Path, seed: int) -> None:
+    """One network after another. Processes of one lock prepare and compare together, and measure times in turn."""
     import torch
 
     torch.set_grad_enabled(False)
     with to.open("w") as file, lock.open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_SH)
-        ready = list[tuple[str, Images | str]]()
         for word in words:
+            fcntl.flock(turn, fcntl.LOCK_SH)
             try:
-                ready.append((word, Images(word)))
+                one = Images(word, seed)
+                say(one.compared(), file)
+                fcntl.flock(turn, fcntl.LOCK_UN)
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                say(one.prices(), file)
             except (PysimError, RuntimeError) as error:
-                ready.append((word, str(error)))
-        fcntl.flock(turn, fcntl.LOCK_UN)
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        for word, one in ready:
-            found = {"model": word, "refused": one} if isinstance(one, str) else one.compared()
-            print(json.dumps(found), flush=True)
-            file.write(json.dumps(found) + "\n")
-            file.flush()
+                say({"model": word, "refused": str(error)}, file)
+
+
+def say(found: dict[str, Any], file: Any) -> None:
+    for to in (None, file):
+        print(json.dumps(found), file=to, flush=True)
 
 
 def main() -> None:
@@ -343,8 +384,9 @@ def main() -> None:
     plans.add_argument("-m", "--machine", default="h200")
     plans.add_argument("--rows", type=int, default=60)
     plans.add_argument("--layers", type=int, default=300)
-    plans.add_argument("--seed", type=int, default=1)
     plans.add_argument("--set", nargs="*", default=[])
+    for one in (plans, models):
+        one.add_argument("--seed", type=int, default=1)
     for one in (runs, models):
         one.add_argument("-o", "--to", type=Path, required=True)
     runs.add_argument("--seconds", type=float, default=200.0)
@@ -353,7 +395,7 @@ def main() -> None:
     if told.command == "plan":
         write(told.file, told.machine, told.rows, told.layers, told.seed, told.set)
     elif told.command == "models":
-        run_models(told.words, told.to, told.lock or told.to.with_suffix(".lock"))
+        run_models(told.words, told.to, told.lock or told.to.with_suffix(".lock"), told.seed)
     else:
         run(told.file, told.to, told.seconds)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from pysim.errors import OperandError
 from pysim.torch.layers.gpu_launch import NormRecord, run_norm
 from pysim.torch.parameters import ParameterCache, changes_are_seen, needs_pytorch
 from pysim.torch.precision import HALF, settings
@@ -30,6 +31,7 @@ class _OnePassNorm(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
     parameter_count: int
     epsilon: float
     always_pytorch = True  # no call has used the kernel so far
+    never_pytorch = False  # accuracy reproducible: PyTorch's formula rounds otherwise
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +39,11 @@ class _OnePassNorm(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
 
     def run(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, NormRecord | None]:
         """The result; with a record if the kernel ran and later calls may repeat its launch."""
+        if self.never_pytorch:
+            parts = [part.contiguous(memory_format=torch.channels_last) for part in parts]
         done = self._by_kernel(parts, parameters)
+        if done is None and self.never_pytorch:
+            raise OperandError(f"accuracy reproducible: no kernel computes a norm of {parts[0].dtype} and shape {tuple(parts[0].shape)}")
         if done is None:
             return self.by_pytorch(parts, parameters), None
         self.__dict__["always_pytorch"] = False
