@@ -37,7 +37,18 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import WARP, WHOLE_NUMBERS, Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import (
+    BY_INSTRUCTION,
+    WARP,
+    WHOLE_NUMBERS,
+    Attributes,
+    GemmKernel,
+    Tiles,
+    cuda_limits,
+    gemm_attributes,
+    gemm_kernel,
+    gemm_kernels,
+)
 
 NAME = "gemm"
 COMPUTES = Gemm
@@ -75,6 +86,8 @@ def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | No
 
 def kernel_refuses(gpu: Gpu, kernel: GemmKernel) -> Reason | None:
     """Why the planner ignores a kernel that the machine could run."""
+    if kernel.promotion > BY_INSTRUCTION and not kernel.producer and gpu.capability_number != HOPPER:
+        return Reason("accuracy", "where tensor cores cut its sums was measured on capability 9.0 alone")
     if kernel.below and gpu.capability_number >= kernel.below:
         if kernel.accumulates_f16:
             return Reason("replaced", "it accumulates in f16, and this machine's tensor cores accumulate in f32")
