@@ -267,12 +267,13 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 def blocks(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     """DepthToSpace and SpaceToDepth of images: a permutation of their channels', rows' and columns' parts."""
     x, y, by = graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape, node.attributes["blocksize"]
-    if len(x) != 4 or not can_move(graph, node.inputs[0]):
+    if len(x) != 4 or not can_move(graph, node.inputs[0]) or node.attributes.get("mode", b"DCR") not in (b"DCR", b"CRD"):
         return None
     n, c, h, w = x
+    by_channel = node.attributes.get("mode", b"DCR") == b"CRD"
     if node.op == "SpaceToDepth":
-        split, perm = (n, c, h // by, by, w // by, by), (0, 3, 5, 1, 2, 4)
-    elif node.attributes.get("mode", b"DCR") == b"CRD":
+        split, perm = (n, c, h // by, by, w // by, by), (0, 1, 3, 5, 2, 4) if by_channel else (0, 3, 5, 1, 2, 4)
+    elif by_channel:
         split, perm = (n, c // by**2, by, by, h, w), (0, 1, 4, 2, 5, 3)
     else:
         split, perm = (n, by, by, c // by**2, h, w), (0, 3, 4, 1, 5, 2)
