@@ -76,7 +76,8 @@ class Unit(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_un
     """One instruction set of the core. A load and a store cover one vector of `vector_bytes`.
 
     A multiply-add is what the kernel registry counts as one: `lane_windows` x `lane_filters` outputs (a vector; a 4x4
-    update of `mma`; a single FP32 output of `portable`, which the compiler vectorises as it can).
+    update of `mma`; a single FP32 output of `portable`, which the compiler vectorises as it can). `tile_store_cycles`: of storing a tile
+    of form tiles, beyond its vectors.
     """
 
     target: Text
@@ -87,6 +88,7 @@ class Unit(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_un
     fma_latency_cycles: Number
     loads_per_cycle: Number
     stores_per_cycle: Number
+    tile_store_cycles: Number | None = None
     types: tuple[OfType, ...] = ()
 
     def lanes(self, size: int) -> int:

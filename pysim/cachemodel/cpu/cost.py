@@ -12,7 +12,7 @@ kernel  A k-iteration of a tile takes max(multiply-adds / fma_per_cycle, (window
 call    call_cycles for each micro-kernel call: channel sets x window tiles x filter tiles.
 store   Output vectors / stores_per_cycle, once per channel set; after the first set they are also loaded. A `fil` kernel also
         stores its tile to the stack and transposes it: lanes log2(lanes) shuffles a block, one a cycle. A tile of a matrix unit
-        also takes TILES_STORE_CYCLES. Consecutive tiles write short runs of many output rows: those of K2 filter tiles (input
+        also takes tile_store_cycles. Consecutive tiles write short runs of many output rows: those of K2 filter tiles (input
         stationary) or of one (weight stationary). Prefetchers follow prefetch_streams rows; a run of another row waits
         store_run_cycles if it is beyond L2.
 pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and pack_call_cycles for each run and kernel row. A run is the part

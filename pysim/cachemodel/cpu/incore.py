@@ -35,9 +35,6 @@ GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
 # Of form tiles: splitting 16 numbers in three, beyond packing them as rows of FP32. Packing both operands of 512x512x512 took 0.53 ns a
 # number on an Emerald Rapids, 22 cycles a vector at 2.66 GHz, of which lines and rows are about half
 SPLIT_CYCLES = 12.0
-# Of form tiles: storing a tile beyond its vectors. With 512 of k all of it takes 21 to 36 cycles for each 32 of k on an Emerald Rapids, and
-# 512x512x512 in sets of 128 1.2 times as long as in sets of 512
-TILES_STORE_CYCLES = 200.0
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -297,7 +294,9 @@ def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int) -> tuple[float
     if _plain(kernel):
         filters, waits = kernel.filters, unit.fma_latency_cycles.value * (kernel.filters if windows < kernel.windows else 1)
     step = step_cycles(kernel, unit, kernel.dtype, windows, filters)
-    stored = stores / unit.stores_per_cycle.value + shuffles + TILES_STORE_CYCLES * (kernel.form == "tiles")
+    stored = stores / unit.stores_per_cycle.value + shuffles
+    if kernel.form == "tiles" and unit.tile_store_cycles:
+        stored += unit.tile_store_cycles.value
     return max(step, waits), stored, vectors
 
 
