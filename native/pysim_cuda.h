@@ -13,7 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-#define PYSIM_CUDA_DECLARATIONS 0xf677e9f7 /* as PYSIM_DECLARATIONS, of the declarations here */
+#define PYSIM_CUDA_DECLARATIONS 0x343c977b /* as PYSIM_DECLARATIONS, of the declarations here */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
@@ -28,6 +28,7 @@ typedef struct {
     int32_t trans_a, trans_b;
     int32_t dtype;   /* of A and B, and how they are multiplied */
     int32_t c_dtype; /* of C and bias: f32 for f32, tf32 and tf32x3, f64, f16|f32, bf16|f32, s32 for s8, f16|bf16|f32 for f8 */
+    const void *prepared; /* NULL, or what pysim_cuda_prepare made of this B under this schedule's row; a run reads B itself, too */
 } pysim_cuda_gemm;
 
 /* Convolution on a GPU. Under NCHW filters lie [filter][channel][kernel_h][kernel_w], under NHWC [filter][kernel_h][kernel_w][channel];
@@ -142,6 +143,10 @@ pysim_status pysim_cuda_attributes_of(const pysim_cuda_problem *p, int32_t kerne
  * else. Refuses with PYSIM_UNSUPPORTED and the reason what the kernel does not compute. */
 pysim_status pysim_cuda_workspace_bytes(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const void *first, const void *second,
                                         int64_t *bytes);
+/* What a run need not make again of a B that stays: residues, of rows of residues; of other rows and of convolutions nothing, 0 bytes. Any alignment. */
+pysim_status pysim_cuda_prepared_bytes(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, int64_t *bytes);
+pysim_status pysim_cuda_prepare(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const void *second, void *prepared,
+                                int64_t prepared_bytes, void *stream);
 /* first, second, result: A, B and C of a product; input, filters and output of a convolution.
  * result = f(alpha scale (product or convolution) + beta result + bias) */
 pysim_status pysim_cuda_run(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,

@@ -9,7 +9,7 @@ how the arrays lie. On a CPU bias, activation, out and memory are not part of th
 
 import os
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
@@ -82,7 +82,8 @@ class GpuPrepared:
     """A convolution `y = conv(x, out=None)` or product `c = product(a, out=None)` on a GPU whose weights are fixed.
 
     Weights on the device are converted once to the layout that the plan reads. Weights that already have it are not copied, and must not
-    be changed. Weights in host memory are copied, and `x` must be in host memory, too.
+    be changed. Weights in host memory are copied, and `x` must be in host memory, too. Residues of B are kept on the device (algorithm
+    `residues`).
     """
 
     def __init__(self, plan: Plan, weights: Any, bias: Any = None, activation: cuda.Activation = None) -> None:
@@ -94,17 +95,20 @@ class GpuPrepared:
         if (shape := tuple(np.shape(weights))) != right:
             raise OperandError(f"{name} has shape {shape}, but {w.text} needs {right}")
         self._plan, self._activation = plan, activation
-        self._weights, self._bias = _kept(weights, plan.layout == "nhwc"), None if bias is None else _kept(bias, False)
+        self._weights = cuda_call.constant(weights, plan.layout == "nhwc")
+        self._bias = None if bias is None else cuda_call.constant(bias, False)
+        self._b = None
+        if isinstance(w, Gemm) and isinstance(plan.schedule, GpuSchedule):
+            with _device_of(self._weights, plan.on):
+                self._b = cuda_call.kept_of(w, plan.schedule, arrays.operands_of({"b": self._weights}))
 
     def __call__(self, x: Any, out: Any = None) -> Any:
-        return self._plan.run(x, self._weights, self._bias, self._activation, out=out)
-
-
-def _kept(array: Any, channels_last: bool) -> Any:
-    if not arrays.is_cuda(array):
-        return np.array(array)
-    converted = arrays.library_of(type(array)).with_layout(array, channels_last) if len(array.shape) in (4, 5) else None
-    return array if converted is None else converted
+        w = self.workload
+        if self._b is None or not isinstance(w, Gemm):
+            return self._plan.run(x, self._weights, self._bias, self._activation, out=out)
+        arrays.refuse_gradients(a=x, out=out)
+        given, how = {"a": x, "b": self._weights, "bias": self._bias, "out": out}, (1.0, 0.0, w.trans_a, w.trans_b, w.dtype)
+        return _run_on_gpu(given, cuda_call.gemm_of, how, self._plan, self._plan.on, ANY, self._activation, self._b)
 
 
 def _as_api(plan: values.Plan) -> Plan:
@@ -350,7 +354,8 @@ def prepare(
     accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, MOST_THREADS)
     layout = _layout(plan, layout)
     if arrays.is_cuda(weights) or _on_gpu(plan, machine):
-        return GpuPrepared(_as_api(_planned(workload, plan, _gpu_of(machine), accurate, layout=layout)), weights, bias, activation)
+        made = _planned(workload, plan, _gpu_of(machine), accurate, layout=layout, prepared=isinstance(workload, Gemm))
+        return GpuPrepared(_as_api(made), weights, bias, activation)
     found = _planned(workload, plan, machine, accurate, threads=threads, layout=layout, prepared=True)
     return cpu_launch.Prepared.of(found, weights, bias, activation, threads)
 
@@ -453,6 +458,16 @@ def _gpu_of(machine: Any) -> Any:
     return host.CUDA if machine == "host" or isinstance(machine, Machine) else machine
 
 
+def _device_of(array: Any, where: Any) -> AbstractContextManager[Any]:
+    """Makes the device of an array the current one. MissingError without a device."""
+    try:
+        several = len(cuda.devices()) > 1 and arrays.is_cuda(array)
+    except MissingError:
+        host.runnable_any(where)  # names the machine
+        raise
+    return arrays.library_of(type(array)).on_device(array) if several else _HERE
+
+
 def _run_on_gpu(
     given: dict[str, Any],
     task_of: Callable[..., cuda_call.Task],
@@ -461,17 +476,14 @@ def _run_on_gpu(
     machine: str | Machine | Gpu,
     accurate: Accurate,
     activation: cuda.Activation,
+    kept: cuda_call.Kept | None = None,
 ) -> Any:
-    """The result of a call on named arrays: the launch prepared for arrays that lie so, or one made for the task that they make."""
-    first, where = next(iter(given.values())), _gpu_of(plan.on if plan else machine)
-    try:
-        several = len(cuda.devices()) > 1 and arrays.is_cuda(first)
-    except MissingError:
-        host.runnable_any(where)  # names the machine
-        raise
-    with arrays.library_of(type(first)).on_device(first) if several else _HERE:
+    """The result of a call on named arrays: the launch prepared for arrays that lie so, or one made for the task that they make. `kept`: of
+    b, if it stays."""
+    where = _gpu_of(plan.on if plan else machine)
+    with _device_of(next(iter(given.values())), where):
         operands = arrays.operands_of(given)
-        key = (task_of, how, activation, _identity(plan or where), accurate, operands.key)
+        key = (task_of, how, activation, _identity(plan or where), accurate, operands.key, kept and kept.pointer)
         if found := _ready.get(key):
             launch = found[0]
         else:
@@ -483,6 +495,6 @@ def _run_on_gpu(
             if chosen.layout != layout:
                 right = f"plan with layout={layout!r}"
                 raise OperandError(f"the plan is for {chosen.layout.upper()}, but x is {layout.upper()}; {right}")
-            launch = cuda_call.prepared(task, chosen.schedule, layout, operands, activation)
+            launch = cuda_call.prepared(task, chosen.schedule, layout, operands, activation, kept)
             _ready.put(key, (launch, where, plan))
         return launch.run(operands)

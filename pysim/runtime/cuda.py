@@ -141,8 +141,9 @@ def result_of(dtype: str) -> str:
     return RESULTS[dtype][0]
 
 
-def problem_struct(w: Workload, result: str, layout: str = "nchw", pitches: tuple[int, int, int] | None = None) -> Any:
-    """The `pysim_cuda_problem` of a convolution in a layout, or of a product with these pitches of A, B and C (None: dense)."""
+def problem_struct(w: Workload, result: str, layout: str = "nchw", pitches: tuple[int, int, int] | None = None, prepared: int = 0) -> Any:
+    """The `pysim_cuda_problem` of a convolution in a layout, or of a product with these pitches of A, B and C (None: dense) and what of B
+    is prepared, an address or 0."""
     ffi, lib = library()
     types = {"dtype": dtype_code(w.dtype), "c_dtype": dtype_code(result)}
     if isinstance(w, Conv):
@@ -151,6 +152,7 @@ def problem_struct(w: Workload, result: str, layout: str = "nchw", pitches: tupl
         return ffi.new("pysim_cuda_problem *", {"kind": lib.PYSIM_CONV, "conv": conv})
     lda, ldb, ldc = pitches or (w.m if w.trans_a else w.k, w.k if w.trans_b else w.n, w.n)
     sizes = {"m": w.m, "n": w.n, "k": w.k, "lda": lda, "ldb": ldb, "ldc": ldc, "trans_a": w.trans_a, "trans_b": w.trans_b}
+    sizes["prepared"] = ffi.cast("void *", prepared)
     return ffi.new("pysim_cuda_problem *", {"kind": lib.PYSIM_GEMM, "gemm": sizes | types})
 
 
@@ -279,7 +281,7 @@ def _run_at() -> Any:
 
 class Launch:
     """The structs of one problem under one schedule, without operands. `first` and `second`: addresses with the alignment of a product's
-    operands; a run's operands must be aligned as well."""
+    operands; a run's operands must be aligned as well. `prepared`: what `prepare` made of a product's B, an address or 0."""
 
     def __init__(
         self,
@@ -291,14 +293,29 @@ class Launch:
         pitches: tuple[int, int, int] | None = None,
         first: int = 0,
         second: int = 0,
+        prepared: int = 0,
     ) -> None:
         ffi, lib = library()
         self._run = _run_at()
-        self.problem = problem_struct(workload, result or result_of(workload.dtype), layout, pitches)
+        self.problem = problem_struct(workload, result or result_of(workload.dtype), layout, pitches, prepared)
         self.schedule, size = schedule_struct(schedule, workload), ffi.new("int64_t *")
         operands = (ffi.cast("void *", pointer) for pointer in (first, second))
         check(lib.pysim_cuda_workspace_bytes(self.problem, self.schedule, *operands, size))
         self.workspace_bytes = int(size[0])
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Of what a run need not make again of a B that stays; 0 if it reads B alone."""
+        ffi, lib = library()
+        size = ffi.new("int64_t *")
+        check(lib.pysim_cuda_prepared_bytes(self.problem, self.schedule, size))
+        return int(size[0])
+
+    def prepare(self, second: int, into: int, size: int, stream: int = 0) -> None:
+        """Enqueues the conversion of this B into `prepared_bytes` of memory."""
+        ffi, lib = library()
+        pointers = (ffi.cast("void *", second), ffi.cast("void *", into))
+        check(lib.pysim_cuda_prepare(self.problem, self.schedule, *pointers, size, ffi.cast("void *", stream)))
 
     def run(self, first: int, second: int, result: int, workspace: int, epilogue: Any, stream: int) -> None:
         """Enqueues it on a stream. Pointers are to A, B and C, or to input, filters and output."""

@@ -223,13 +223,49 @@ class PreparedCall(NamedTuple):
         return given["out"]
 
 
-def prepared(task: Task, schedule: GpuSchedule, layout: str, operands: Operands, activation: Activation) -> PreparedCall:
-    """The launch of a task by this schedule, in one of the task's layouts."""
+def constant(array: Any, channels_last: bool) -> Any:
+    """A constant operand: a copy if it lies in host memory or, of a convolution, in another layout."""
+    if not arrays.is_cuda(array):
+        return np.array(array)
+    converted = arrays.library_of(type(array)).with_layout(array, channels_last) if len(array.shape) in (4, 5) else None
+    return array if converted is None else converted
+
+
+class Kept(NamedTuple):
+    """What stays of a constant b on the device: its owner and its address."""
+
+    owner: Any
+    pointer: int
+
+
+def kept_of(w: Gemm, schedule: GpuSchedule, operands: Operands) -> Kept | None:
+    """What launches of this schedule need not make again of b, made now: None if they read b alone."""
+    b, stream = _contiguous(operands.seen["b"], "b"), operands.stream
+    lies = b.layout or arrays.Layout(False, 0)
+    own = msgspec.structs.replace(w, trans_b=w.trans_b != lies.transposed)
+    launch = cuda.Launch(own, schedule, pitches=(w.m if w.trans_a else w.k, lies.pitch, w.n))
+    if not (size := launch.prepared_bytes):
+        return None
+    library = operands.library
+    make = None if operands.host else library.maker(operands.first, (size,), "u8")
+    owner = make() if make else cuda.DeviceArray((size,), "u8")
+    pointer = library.pointer(owner, stream) if make else owner.pointer
+    launch.prepare(b.pointer, pointer, size, stream)
+    cuda.synchronize(stream)  # later calls may be on other streams
+    return Kept(owner, pointer)
+
+
+def prepared(
+    task: Task, schedule: GpuSchedule, layout: str, operands: Operands, activation: Activation, kept: Kept | None = None
+) -> PreparedCall:
+    """The launch of a task by this schedule, in one of the task's layouts. `kept`: of b, which is not used for a transposed result."""
     seen, out, last = operands.seen, operands.out, layout == "nhwc"
     first, second = (seen[name] for name in task.names)
     shape = tuple(task.shape[axis] for axis in permuted(len(task.shape))) if last else task.shape
     conv, addresses = isinstance(task.workload, Conv), {"first": first.pointer, "second": second.pointer}
     how: dict[str, Any] = {"layout": layout} if conv else {"pitches": task.pitches, **addresses}
+    if kept and task.names == ("a", "b"):
+        how["prepared"] = kept.pointer
     row = conv_kernel(schedule.kernel) if conv else None
     return PreparedCall(
         launch=cuda.Launch(task.workload, schedule, result=task.result, **how),

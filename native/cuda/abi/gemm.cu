@@ -131,7 +131,7 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
         pysim_status status = outside_of(s, g->dtype, &outside);
         if (status == PYSIM_OK) status = workspace_of(of, s, *outside, w);
         if (status != PYSIM_OK) return status;
-        w->residues = ALIGN + row.scratch(p.m, p.n, p.k);
+        w->residues = ALIGN + row.scratch(p.m, p.n, p.k, false) + (g->prepared ? 0 : row.scratch(p.m, p.n, p.k, true));
         w->total = w->residues + std::max(w->total, (int64_t)ALIGN);
         return PYSIM_OK;
     }
@@ -179,6 +179,7 @@ pysim_status check_operands(const pysim_cuda_gemm *g, const pysim_cuda_epilogue 
         {"b", b, g->trans_b ? span(g->n, g->k, g->ldb, element) : span(g->k, g->n, g->ldb, element), element},
         {"bias", e->bias, lines * result, result},
         {"scale", e->scale, lines * scale_bytes(g->c_dtype), scale_bytes(g->c_dtype)},
+        {"prepared", g->prepared, g->prepared ? 1 : 0, 1},
         {"workspace", workspace, workspace_bytes, 1},
     });
 }
@@ -192,6 +193,7 @@ Problem problem_of(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const
     p.alpha = e->alpha, p.beta = e->beta, p.low = e->low, p.high = e->high;
     p.bias = e->bias, p.scale = e->scale, p.by_row = (short)e->by_row, p.activation = e->activation;
     p.kind = PYSIM_DATA_PARALLEL, p.splits = 1, p.group = 1;
+    p.prepared = g->prepared ? (void *)round_up((int64_t)(uintptr_t)g->prepared, ALIGN) : nullptr;
     return p;
 }
 
@@ -319,6 +321,45 @@ pysim_status plain_loops(const Call &call) {
 }
 
 const Operation products = {[](int32_t kernel) { return is_available(registry, kernel); }, attributes, workspace_bytes, run, plain_loops};
+}
+
+using namespace pysim;
+
+pysim_status pysim_cuda_prepared_bytes(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, int64_t *bytes) {
+    if (!p || !bytes) return fail(PYSIM_BAD_ARGUMENT, "%s: %s is NULL", __func__, p ? "bytes" : "the problem");
+    *bytes = 0;
+    if (p->kind != PYSIM_GEMM) return PYSIM_OK;
+    const GemmRow *row = nullptr;
+    const pysim_cuda_gemm *g = &p->gemm;
+    Workspace w;
+    pysim_status status = check_gemm(g);
+    if (status == PYSIM_OK) status = check_schedule(g, s, &row);
+    if (status != PYSIM_OK || !row->residues) return status;
+    status = workspace_of(Computed({p, s, nullptr, nullptr, nullptr, nullptr, nullptr, 0, nullptr}, *row), s, *row, &w);
+    if (status == PYSIM_OK) *bytes = ALIGN + row->scratch((int)g->m, (int)g->n, (int)g->k, true);
+    return status;
+}
+
+pysim_status pysim_cuda_prepare(const pysim_cuda_problem *problem, const pysim_cuda_schedule *s, const void *second, void *prepared,
+                                int64_t prepared_bytes, void *stream) {
+    int64_t needed = 0;
+    int sms = 0;
+    const GemmRow *row = nullptr;
+    pysim_status status = pysim_cuda_prepared_bytes(problem, s, &needed);
+    if (status != PYSIM_OK || !needed) return status;
+    pysim_cuda_gemm g = problem->gemm;
+    g.prepared = prepared;
+    const pysim_cuda_epilogue e = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
+    status = check_schedule(&g, s, &row);
+    if (status == PYSIM_OK) {
+        const int element = dtypes[g.dtype].bytes;
+        status = check_memory({{"b", second, g.trans_b ? span(g.n, g.k, g.ldb, element) : span(g.k, g.n, g.ldb, element), element},
+                               {"prepared", prepared, needed, 1}});
+    }
+    if (status == PYSIM_OK) status = check_workspace(needed, prepared, prepared_bytes);
+    if (status == PYSIM_OK) status = sms_for(*row, &sms);
+    return status == PYSIM_OK ? check(row->launch(problem_of(&g, &e, nullptr, second, nullptr), sms, (cudaStream_t)stream), row->info.name)
+                              : status;
 }
 
 int32_t pysim_cuda_gemm_count(void) { return pysim::registry.count(); }

@@ -29,6 +29,7 @@ struct Problem {
     void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by core/decomposition.cuh */
     const unsigned *only_if; /* abi/gemm.cu, looks_at_condition: if it points to 0, the launch does nothing */
     unsigned *flags;         /* zeroed before the launch; if it `follows`, by the previous launch */
+    void *prepared; /* NULL, or of a row of residues: what B became; without C, the launch makes that and nothing else */
 };
 }
 #endif

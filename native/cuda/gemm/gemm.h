@@ -26,9 +26,10 @@ struct GemmRow {
     cudaError_t (*launch)(const Problem &p, int sms, cudaStream_t stream);   /* NULL: not in this build */
     cudaError_t (*attributes)(const Problem &p, pysim_cuda_attributes *out); /* blocks_per_sm by the occupancy calculator */
     int below = 0, reduces_in_cluster = 0, replaced_on = 0;                  /* see gemm/rows.h */
-    /* products that make one, and the bytes at Problem::partials that they need, beside flags; the schedule's decomposition is of the row behind it */
+    /* products that make one, and the bytes that they need beside flags: at Problem::partials, and of what B becomes; the schedule's decomposition is of the
+     * row behind it */
     int residues = 0;
-    int64_t (*scratch)(int m, int n, int k) = nullptr;
+    int64_t (*scratch)(int m, int n, int k, bool of_b) = nullptr;
 };
 
 /* The units of each family: the functions that define its rows. */

@@ -222,7 +222,7 @@ void prepare(const Product &p) {
     memset(operands.made, 0, sizeof operands.made);
     each((long long)p.m * p.k, fill, operands.a.at((size_t)p.m * p.k * 8), (int)PYSIM_F64, p.m, p.k, p.k, options.seed, most);
     each((long long)p.k * p.n, fill, operands.b.at((size_t)p.k * p.n * 8), (int)PYSIM_F64, p.k, p.n, p.n, options.seed + 77, most);
-    const pysim_cuda_problem problem = pysim::problem_of(pysim_cuda_gemm{p.m, p.n, p.k, p.k, p.n, p.n, 0, 0, PYSIM_F64, PYSIM_F64});
+    const pysim_cuda_problem problem = pysim::problem_of(pysim_cuda_gemm{p.m, p.n, p.k, p.k, p.n, p.n, 0, 0, PYSIM_F64, PYSIM_F64, nullptr});
     const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
     if (pysim_cuda_reference(&problem, &plain, operands.a.data, operands.b.data, buffer_want.at((size_t)p.m * p.n * 8), nullptr) !=
         PYSIM_OK)
@@ -244,7 +244,7 @@ bool run(const Product &p, const std::string &name, int row, int number, Tally &
                                layout & 1,
                                layout >> 1,
                                info.dtype,
-                               types[number / LAYOUTS % type_count]};
+                               types[number / LAYOUTS % type_count], nullptr};
     const pysim_cuda_problem problem = pysim::problem_of(g);
     const auto pieces = [](int64_t size, int64_t piece) { return (size + piece - 1) / piece; };
     const unsigned draw = mix(options.seed + (unsigned)number * 7919u + (unsigned)row);

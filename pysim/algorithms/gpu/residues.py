@@ -17,7 +17,7 @@ import msgspec
 
 from pysim.algorithms.accuracy import size_of
 from pysim.algorithms.gpu import gemm
-from pysim.algorithms.interface import Bound, nothing_prepared
+from pysim.algorithms.interface import Bound, Prepared
 from pysim.cachemodel.gpu import launch_text, product_columns
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, prunes, round_up
@@ -35,12 +35,10 @@ from pysim.registry.cuda import WARP, GemmKernel, cuda_limits, gemm_attributes, 
 
 NAME = "residues"
 COMPUTES = Gemm
-prepare = nothing_prepared
-CHUNK = 1024  # of k, whose squares are summed by one block
-THREADS, RUNS = 256, 1024  # of a block that converts k-major rows: threads, elements at a time
 WORDS = {"f64": 3, "f32": 2}  # of 40 bits, in which results are reconstructed
 PERMUTED = 64  # columns of the product's residues that are stored together
 EXPONENT_BYTES, SQUARES_BYTES = 4, 8
+OF_B = "residues of B"
 
 
 class Scheme(NamedTuple):
@@ -133,6 +131,8 @@ def variant(request: Request, kernel: GemmKernel) -> Variant:
     numbers = product_columns.numbers_of(gpu, kernel.pipe, family, f"model.residues.{problem.dtype}.")
     assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
     passes = passes_of(gpu, problem, kernel)
+    if request.prepared:
+        passes = tuple(one for one in passes if one.name != OF_B)
 
     other = cache(lambda: outside(request))  # only for a plan that is made
 
@@ -153,7 +153,7 @@ def passes_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> tuple[Pass, ...]:
     idle = 2 + (problem.dtype in AS_HALVES)
     return (
         conversion(gpu, problem, kernel, "residues of A", problem.m, k_major=not problem.trans_a),
-        conversion(gpu, problem, kernel, "residues of B", problem.n, k_major=problem.trans_b),
+        conversion(gpu, problem, kernel, OF_B, problem.n, k_major=problem.trans_b),
         Pass("results", results, result * size, results * words * own.result_instructions.value, 1, launch_seconds=seconds),
         Pass("flags and the other product", 0, 0, 0, idle, launch_seconds=seconds),
     )
@@ -161,12 +161,15 @@ def passes_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> tuple[Pass, ...]:
 
 def conversion(gpu: Gpu, problem: Gemm, kernel: GemmKernel, name: str, rows: int, k_major: bool) -> Pass:
     """An operand's elements are read for the norm and again for residues: from memory, unless a row fits shared memory (f64) or the rows
-    that are converted at once fit L2. A block of k-major rows has one row, RUNS elements at a time; few rows do not fill the SMs."""
-    own, size, k = gpu.model.residues[problem.dtype], problem.element_bytes, problem.k
-    at_once = min(rows, gpu.sms.value * gpu.warps_per_sm.value * WARP // THREADS)
-    held = k_major and problem.dtype == "f64" and round_up(k, LINE_BYTES) * size <= cuda_limits()["RESIDUES_HELD"]
+    that are converted at once fit L2. A block of k-major rows has one row, a run of each thread at a time; few rows do not fill the SMs."""
+    own, size, k, limits = gpu.model.residues[problem.dtype], problem.element_bytes, problem.k, cuda_limits()
+    threads = limits["RESIDUES_THREADS"]
+    at_once = min(rows, gpu.sms.value * gpu.warps_per_sm.value * WARP // threads)
+    held = k_major and problem.dtype == "f64" and round_up(k, LINE_BYTES) * size <= limits["RESIDUES_HELD"]
     reads = 1 if held else 1 + float(l2_miss_share(gpu, at_once * k * size)) if k_major else 2
-    filled = min(1.0, rows / (own.blocks_at_once.value * gpu.sms.value)) * k / round_up(k, RUNS) if k_major else 1.0
+    filled = (
+        min(1.0, rows / (own.blocks_at_once.value * gpu.sms.value)) * k / round_up(k, threads * limits["RESIDUES_RUN"]) if k_major else 1.0
+    )
     residues, instructions = rows * round_up(k, LINE_BYTES) * kernel.residues, own.operand_instructions.value
     launches, seconds = 1 if k_major else 2, own.launch_seconds.value
     return Pass(name, reads * rows * k * size, residues, residues * instructions, launches, filled, seconds)
@@ -176,17 +179,33 @@ def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw
     return launch_bytes(problem, schedule)
 
 
+def prepare(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> Prepared:
+    kernel = gemm_kernel(schedule.kernel)
+    assert kernel is not None
+    return Prepared(OF_B, ALIGN + bytes_of_b(problem, kernel))
+
+
+def bytes_of_b(problem: Gemm, kernel: GemmKernel) -> int:
+    """Whether B is within the bound, its residues, exponents and what their conversion needs."""
+    residues = kernel.residues * problem.n * round_up(problem.k, LINE_BYTES)
+    parts = (ALIGN, residues, problem.n * EXPONENT_BYTES, problem.n * _squares_bytes(problem))
+    return sum(round_up(part, ALIGN) for part in parts)
+
+
+def _squares_bytes(problem: Gemm) -> int:
+    """Of a row: sums of squares of each chunk of k, and counts."""
+    return (-(-problem.k // cuda_limits()["RESIDUES_CHUNK"]) + 1) * SQUARES_BYTES
+
+
 def launch_bytes(problem: Gemm, schedule: GpuSchedule, placement: gemm.Placement = gemm.DENSE) -> int:
     """As native/cuda counts it: residues of A, B and C, exponents, the verdict on the operands, and what the other product needs."""
     kernel, first = gemm_kernel(schedule.kernel), first_waiting(problem)
     assert kernel is not None
     other = gemm.launch_bytes(problem, gemm_kernel(schedule.gemm or "") or first, schedule, placement)
     rows, pitch = stacked(problem, kernel).m, round_up(problem.k, LINE_BYTES)
-    parts = [rows * pitch, kernel.residues * problem.n * pitch, rows * round_up(problem.n, PERMUTED)]
-    parts += [problem.m * EXPONENT_BYTES, problem.n * EXPONENT_BYTES, ALIGN]
-    sums = (-(-problem.k // CHUNK) + 1) * SQUARES_BYTES
-    parts += [problem.m * sums, problem.n * sums]
-    return sum(round_up(part, ALIGN) for part in parts) + max(ALIGN, other)
+    results = rows * round_up(problem.n, PERMUTED)
+    parts = (rows * pitch, results, problem.m * EXPONENT_BYTES, problem.m * _squares_bytes(problem), ALIGN)
+    return sum(round_up(part, ALIGN) for part in parts) + bytes_of_b(problem, kernel) + max(ALIGN, other)
 
 
 def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:

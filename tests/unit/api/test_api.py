@@ -282,7 +282,7 @@ def requested(host_device, monkeypatch):  # noqa: F811
     """Stands in for the launch on a GPU: what it is prepared for, of the last call."""
     seen = {}
 
-    def prepared(task, schedule, layout, operands, activation):
+    def prepared(task, schedule, layout, operands, activation, kept):
         seen.update(task=task, schedule=schedule, layout=layout, operands=operands, activation=activation)
         return SimpleNamespace(run=lambda operands: "result")
 

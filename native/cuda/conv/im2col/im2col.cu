@@ -77,8 +77,8 @@ unsigned blocks_of(int64_t count) { return (unsigned)((count + THREADS - 1) / TH
 
 /* The product of one group, without its operands' places. */
 pysim_cuda_gemm product_of(const Conv &c, const Columns &m) {
-    if (c.nhwc) return {m.windows, c.filters, c.k, m.pitch, c.k, (int64_t)c.groups * c.filters, 0, 1, c.dtype, c.product.c_dtype};
-    return {c.filters, m.windows, c.k, c.k, m.pitch, m.windows, 0, 0, c.dtype, c.product.c_dtype};
+    if (c.nhwc) return {m.windows, c.filters, c.k, m.pitch, c.k, (int64_t)c.groups * c.filters, 0, 1, c.dtype, c.product.c_dtype, nullptr};
+    return {c.filters, m.windows, c.k, c.k, m.pitch, m.windows, 0, 0, c.dtype, c.product.c_dtype, nullptr};
 }
 
 pysim_cuda_schedule schedule_of(const Conv &c) {

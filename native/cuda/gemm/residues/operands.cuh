@@ -5,11 +5,12 @@
 #include <algorithm>
 
 #include "core/launch.h"
+#include "core/limits.h"
 #include "gemm/residues/scheme.h"
 
 namespace pysim::residues {
 
-enum { THREADS = 256, NOT_FINITE = 1 << 30, CHUNK = 1024 };
+enum { THREADS = limit::RESIDUES_THREADS, CHUNK = limit::RESIDUES_CHUNK, NOT_FINITE = 1 << 30 };
 enum { RUN = 8 }; /* of held rows: elements of a thread at a time */
 inline int chunks_of(int k) { return (k + CHUNK - 1) / CHUNK; }
 
@@ -136,7 +137,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) squares_kernel(con
 
 /* A block converts one row, which it reads for its norm and again for its residues; MAJOR: a chunk of k of 16 rows. */
 template <class T, bool MAJOR> __global__ void __launch_bounds__(THREADS) residues_kernel(const Operand<T> o) {
-    enum { ROWS = MAJOR ? 16 : 1, PARTS = THREADS / ROWS, RUN = MAJOR ? 16 : 4, WARPS = THREADS / 32 };
+    enum { ROWS = MAJOR ? 16 : 1, PARTS = THREADS / ROWS, RUN = MAJOR ? 16 : (int)limit::RESIDUES_RUN, WARPS = THREADS / 32 };
     __shared__ double sums[WARPS * ROWS];
     __shared__ int counts[WARPS * ROWS];
     const int thread = (int)threadIdx.x, own = thread % ROWS, part = thread / ROWS, chunks = (int)gridDim.y;

@@ -23,22 +23,23 @@ namespace {
 
 enum { BLOCK_M = 2 * 128, COLUMNS = 64, LINE = 128 }; /* rows of a cluster's tile; columns that are permuted; bytes of an L2 line */
 
-/* The parts of the workspace. A's rows are whole tiles of each modulus. */
-struct Parts {
-    int64_t pitch, rows, columns, a, b, c, exponents_a, exponents_b, squares_a, squares_b, total;
-    Parts(int moduli, int m, int n, int k) : pitch(round_up(k, LINE)), rows(round_up(m, BLOCK_M)), columns(round_up(n, COLUMNS)) {
-        int64_t at = 0;
-        const auto take = [&](int64_t bytes) {
-            const int64_t from = at;
-            at += round_up(bytes, ALIGN);
-            return from;
-        };
-        a = take(moduli * rows * pitch), b = take((int64_t)moduli * n * pitch), c = take(moduli * rows * columns);
-        exponents_a = take((int64_t)m * sizeof(int)), exponents_b = take((int64_t)n * sizeof(int));
-        squares_a = take((chunks_of(k) + 1) * (int64_t)m * sizeof(double)),
-        squares_b = take((chunks_of(k) + 1) * (int64_t)n * sizeof(double));
-        total = at;
-    }
+/* What B becomes, which may be kept: whether it is within the bound, residues, exponents, and room for its conversion. */
+struct Right {
+    int64_t pitch, plane, residues, exponents, squares, total;
+    Right(int moduli, int n, int k)
+        : pitch(round_up(k, LINE)), plane(n * pitch), residues(ALIGN), exponents(residues + round_up(moduli * plane, ALIGN)),
+          squares(exponents + round_up((int64_t)n * sizeof(int), ALIGN)),
+          total(squares + round_up((chunks_of(k) + 1) * (int64_t)n * sizeof(double), ALIGN)) {}
+};
+
+/* The parts of the workspace, without B's. A's rows are whole tiles of each modulus. */
+struct Left {
+    int64_t pitch, rows, columns, residues, results, exponents, squares, total;
+    Left(int moduli, int m, int n, int k)
+        : pitch(round_up(k, LINE)), rows(round_up(m, BLOCK_M)), columns(round_up(n, COLUMNS)), residues(0),
+          results(round_up(moduli * rows * pitch, ALIGN)), exponents(results + round_up(moduli * rows * columns, ALIGN)),
+          squares(exponents + round_up((int64_t)m * sizeof(int), ALIGN)),
+          total(squares + round_up((chunks_of(k) + 1) * (int64_t)m * sizeof(double), ALIGN)) {}
 };
 
 /* The rounded operands are off by at most 2 sqrt(k) / LARGEST |a| |b|, and |A||B| is at least (k - deficits) |a| |b| / (SMALL k), |a| and |b| the norms of a row
@@ -49,38 +50,41 @@ template <class T> double least_large(int k) {
     return std::ceil(std::max(by_bound, S::SHARE / 16. * k));
 }
 
+/* Residues of an operand whose parts lie at `at`. */
+template <class T, class Parts>
+cudaError_t convert(const Parts &parts, char *at, const void *data, int64_t ld, int rows, int k, int64_t plane, unsigned *deficit, bool major,
+                    cudaStream_t stream) {
+    double *const squares = (double *)(at + parts.squares);
+    const Operand<T> operand = {(const T *)data, ld, rows, k, (int8_t *)(at + parts.residues), parts.pitch, plane,
+                                (int *)(at + parts.exponents), deficit, squares, (unsigned long long *)(squares + (int64_t)chunks_of(k) * rows)};
+    return make_residues(operand, major, stream);
+}
+
 template <class T> [[maybe_unused]] cudaError_t launch_product(const Problem &p, int sms, cudaStream_t stream) {
     enum { MODULI = Scheme<T>::MODULI };
+    const Left left(MODULI, p.m, p.n, p.k);
+    const Right right(MODULI, p.n, p.k);
+    char *const work = (char *)p.partials, *const b = p.prepared ? (char *)p.prepared : work + left.total;
+    unsigned *const of_b = p.prepared ? (unsigned *)b : p.flags + 1;
+    const auto convert_b = [&] { return convert<T>(right, b, p.b, p.ldb, p.n, p.k, right.plane, of_b, !p.trans_b, stream); };
+    if (!p.c) {
+        const cudaError_t error = cudaMemsetAsync(of_b, 0, sizeof(unsigned), stream);
+        return error == cudaSuccess ? convert_b() : error;
+    }
     const double least = least_large<T>(p.k);
     if (least > p.k) return cudaMemsetAsync(p.flags + 2, 1, 1, stream);
-    const Parts parts(MODULI, p.m, p.n, p.k);
-    char *const work = (char *)p.partials;
-    int8_t *const a = (int8_t *)(work + parts.a), *const b = (int8_t *)(work + parts.b);
-    int *const exponents_a = (int *)(work + parts.exponents_a), *const exponents_b = (int *)(work + parts.exponents_b);
-    const Residues c = {(uint8_t *)(work + parts.c), parts.columns, parts.rows * parts.columns};
-    const Verdict verdict = {p.flags, (unsigned)(p.k - (int)least)};
-    const auto operand = [&](const void *data, int64_t ld, int rows, int8_t *to, int64_t plane, int *exponents, int side, int64_t squares) {
-        double *const sums = (double *)(work + squares);
-        return Operand<T>{(const T *)data,
-                          ld,
-                          rows,
-                          p.k,
-                          to,
-                          parts.pitch,
-                          plane,
-                          exponents,
-                          verdict.deficits + side,
-                          sums,
-                          (unsigned long long *)(sums + (int64_t)chunks_of(p.k) * rows)};
-    };
-    const Operand<T> left = operand(p.a, p.lda, p.m, a, parts.rows * parts.pitch, exponents_a, 0, parts.squares_a),
-                     right = operand(p.b, p.ldb, p.n, b, p.n * parts.pitch, exponents_b, 1, parts.squares_b);
-    cudaError_t error = make_residues(left, p.trans_a != 0, stream);
-    if (error == cudaSuccess) error = make_residues(right, !p.trans_b, stream);
+    const Residues c = {(uint8_t *)(work + left.results), left.columns, left.rows * left.columns};
+    const Verdict verdict = {p.flags, of_b, (unsigned)(p.k - (int)least)};
+    cudaError_t error = convert<T>(left, work, p.a, p.lda, p.m, p.k, left.rows * left.pitch, p.flags, p.trans_a != 0, stream);
+    if (error == cudaSuccess && !p.prepared) error = convert_b();
 #if defined(PYSIM_HOPPER) || defined(PYSIM_EMULATED)
-    if (error == cudaSuccess) error = multiply(p, MODULI, a, b, parts.pitch, (int)parts.rows, c, verdict, sms, stream);
+    if (error == cudaSuccess)
+        error = multiply(p, MODULI, (int8_t *)(work + left.residues), (int8_t *)(b + right.residues), left.pitch, (int)left.rows, c, verdict,
+                         sms, stream);
 #endif
-    return error == cudaSuccess ? reconstruct<T>(p, c, exponents_a, exponents_b, verdict, stream) : error;
+    return error == cudaSuccess
+               ? reconstruct<T>(p, c, (int *)(work + left.exponents), (int *)(b + right.exponents), verdict, stream)
+               : error;
 }
 
 #ifdef PYSIM_HOPPER
@@ -105,7 +109,10 @@ Rows<GemmRow> gemm_residues::all() {
         GemmRow row = row_of(c, nullptr, nullptr);
 #endif
         row.residues = c.residues;
-        row.scratch = [](int m, int n, int k) { return residues::Parts(residues::Scheme<T>::MODULI, m, n, k).total; };
+        row.scratch = [](int m, int n, int k, bool of_b) {
+            enum { MODULI = residues::Scheme<T>::MODULI };
+            return of_b ? residues::Right(MODULI, n, k).total : residues::Left(MODULI, m, n, k).total;
+        };
         add(row);
     });
 }

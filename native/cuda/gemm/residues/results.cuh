@@ -51,7 +51,7 @@ template <class T> __global__ void __launch_bounds__(THREADS)
                        const __grid_constant__ Constants<T> constants, int words) {
     const bool refused = refuses(verdict);
     if (refused || blockIdx.x == 0) {
-        if (threadIdx.x == 0 && blockIdx.x == 0) verdict.deficits[2] = refused;
+        if (threadIdx.x == 0 && blockIdx.x == 0) verdict.flags[2] = refused;
         if (refused) return;
     }
     const int64_t first = (int64_t)blockIdx.x * THREADS;

@@ -117,10 +117,10 @@ struct Residues {
 
 /* What conversions find: rows of A and of B whose elements are too small or not finite. The sum of both decides who computes the product. */
 struct Verdict {
-    unsigned
-        *deficits; /* [0] of A, [1] of B: the largest number of small elements of a row; [2] is set to 1 if another kernel must compute */
-    unsigned most; /* sum of [0] and [1] up to which the bound holds */
+    unsigned *flags;      /* [0] of A: the largest number of small elements of a row; [2] is set to 1 if another kernel must compute */
+    const unsigned *of_b; /* as [0] */
+    unsigned most;        /* sum of both up to which the bound holds */
 };
-__device__ inline bool refuses(const Verdict &v) { return v.deficits[0] + v.deficits[1] > v.most; }
+__device__ inline bool refuses(const Verdict &v) { return v.flags[0] + *v.of_b > v.most; }
 }
 #endif

@@ -9,9 +9,12 @@ import emulated_cuda
 import numpy as np
 import pytest
 
+import pysim.api
 from pysim import planner
 from pysim.algorithms.gpu import residues
+from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
 from pysim.record.schedule import Decomposition, GpuSchedule
 from pysim.registry.cuda import gemm_kernels
 from pysim.runtime import cuda
@@ -152,7 +155,8 @@ def test_any_row_that_waits_and_any_decomposition_may_compute_what_is_outside_th
         ("gemm:8192x8192x8192:f64", "h200", "ieee", "gemm"),
         ("gemm:8192x8192x8192:f64", "a100", "standard", "gemm"),
         ("gemm:8192x8192x65537:f64", "h200", "standard", "gemm"),  # sums of residues might overflow
-        ("gemm:16384x512x4096:f64", "h200", "standard", "gemm"),  # conversions would take as long as the product
+        ("gemm:16384x512x4096:f64", "h200", "standard", "residues"),
+        ("gemm:32768x256x4096:f64", "h200", "standard", "gemm"),  # conversions would take as long as the product
         ("gemm:512x512x512:f64", "h200", "standard", "gemm"),
         ("gemm:8192x8192x8192", "h200", "standard", "residues"),
         ("gemm:4096x4096x4096:tn", "h200", "strict", "residues"),
@@ -180,3 +184,37 @@ def test_rows_of_zeros_give_zeros_and_do_not_refuse_the_others(dtype: str) -> No
     a[3], b[:, 4] = 0, 0
     found, reference = products(a, b)
     assert not found[3].any() and not found[:, 4].any() and (found != reference).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("layout", "kind"), [(0, "uniform"), (1, "uniform"), (2, "sparse"), (3, "scaled"), (0, "log uniform")])
+def test_what_is_kept_of_b_gives_the_same_bits_in_less_workspace(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, layout: int, kind: str
+) -> None:
+    monkeypatch.setattr(pysim.api.host, "runnable_any", lambda *_: load_any("h200"))
+    a, b = operands(kind, dtype)
+    w = Gemm(m=M, n=N, k=K, trans_a=bool(layout & 1), trans_b=bool(layout & 2), dtype=dtype)
+    schedule = GpuSchedule(ROWS[dtype].name, "data_parallel", 1, False, 1)
+    left, right = (np.ascontiguousarray(x.T if t else x) for x, t in ((a, w.trans_a), (b, w.trans_b)))
+    plan = pysim.plan(w.text, "h200", algorithm="residues")
+    product = pysim.prepare(w.text, right, plan=plan)
+    found = products(a, b, layout, schedule=plan.schedule)[0]
+    for out in (None, np.empty((M, N), a.dtype), np.empty((N, M), a.dtype).T):  # of a column-major one nothing is kept
+        np.testing.assert_array_equal(product(left, out=out), found)
+    np.testing.assert_array_equal(product(left * 0 if kind == "log uniform" else -left), -found if kind != "log uniform" else 0 * found)
+    whole, kept = cuda.Launch(w, schedule), cuda.Launch(w, schedule, prepared=256)
+    size = residues.bytes_of_b(w, ROWS[dtype])
+    assert whole.workspace_bytes - kept.workspace_bytes == size == whole.prepared_bytes - 256
+    assert whole.prepared_bytes == residues.prepare(w, schedule).size_bytes
+
+
+def test_a_prepared_b_is_not_priced_and_other_rows_keep_nothing() -> None:
+    plans = [planner.plan("gemm:4096x4096x4096:f64", "h200", algorithm="residues", prepared=prepared) for prepared in (False, True)]
+    passes = [plan.cost.levels["passes"]["bytes"] for plan in plans]
+    assert plans[1].cost.seconds < plans[0].cost.seconds and passes[0] - passes[1] > 4096 * 4096 * (8 + 15)
+    w = parse("gemm:64x64x64:f64")
+    assert isinstance(w, Gemm)
+    launch = planner.plan(w, "h200", algorithm="gemm").launch
+    assert cuda.Launch(w, launch).prepared_bytes == 0
+    texts = ("gemm:4096x256x4096:f64", "gemm:64x16384x8192:f64", "gemm:8192x128x8192:f64")
+    assert [planner.plan(text, "h200", prepared=True).algorithm for text in texts]
