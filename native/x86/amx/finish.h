@@ -5,7 +5,8 @@
  * others have evicted from L1. The includer defines
  *
  *   SUM    float or int32_t
- *   ADDS   a type of the same size in whose arithmetic sums are added: float, or uint32_t, which wraps */
+ *   ADDS   a type of the same size in whose arithmetic sums are added: float, or uint32_t, which wraps
+ *   STEPS, STORES   in how many steps of a block of k lines are fetched, and in how many of these results are stored */
 #include <stdint.h>
 #include <string.h>
 
@@ -91,10 +92,9 @@ static void finish(const SUM *sums, SUM *out, int64_t out_pitch, int64_t nw, int
 }
 
 /* What goes on beside the products, in STEPS steps of each block of k: pieces this small hardly delay a product. */
-enum { STEPS = 6 };
 typedef struct {
     pysim_waiting *waiting;
-    int64_t stored, each; /* filters of the tile that waits: stored, and to store in every third step */
+    int64_t stored, each; /* filters of the tile that waits: stored, and to store in a step that stores */
     const pysim_lines *ahead, *end;
     int64_t row, left, fetches; /* of `ahead`: the next row; lines left of the last one, from `line` on; and lines to fetch in a step */
     const char *line, *out;
@@ -107,7 +107,7 @@ static beside beside_of(const pysim_store *store, const SUM *out, int64_t out_pi
     int64_t lines = 0;
     for (int i = 0; i < PYSIM_AHEAD; i++) lines += store->ahead[i].rows * store->ahead[i].lines;
     return (beside){.waiting = w,
-                    .each = w ? pysim_ceil_div(w->nf, STEPS / 3 * of) : 0,
+                    .each = w ? pysim_ceil_div(w->nf, STORES * of) : 0,
                     .ahead = store->ahead,
                     .end = store->ahead + PYSIM_AHEAD,
                     .fetches = pysim_ceil_div(lines, STEPS * of),
@@ -152,8 +152,8 @@ INLINE void fetch(beside *x) {
 
 INLINE void beside_step(beside *x, const int step) {
     fetch(x);
-    if (step % 3 == 0 && x->waiting && x->stored < x->waiting->nf) store_waiting(x, x->each);
-    if (step != 2) return;
+    if (step % (STEPS / STORES) == 0 && x->waiting && x->stored < x->waiting->nf) store_waiting(x, x->each);
+    if (step != STEPS / 3) return;
     for (int64_t i = pysim_min(x->asks, x->rows); i > 0; i--, x->rows--, x->out += x->out_pitch) {
         __builtin_prefetch(x->out, 1);
         __builtin_prefetch(x->out + x->row_bytes / 2, 1);

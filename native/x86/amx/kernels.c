@@ -7,6 +7,7 @@
 #define ADDS float
 #define UNBOUNDED_LOW -3.5e38
 #define UNBOUNDED_HIGH 3.5e38
+enum { STEPS = 6, STORES = 2 };
 #include "finish.h"
 #include "split.h"
 #include "pack.h"

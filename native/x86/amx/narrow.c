@@ -22,6 +22,7 @@ typedef uint16_t E;
 typedef int8_t E;
 #define NOT_FINITE(x) ((void)(x), 0)
 #endif
+enum { STEPS = 1, STORES = 1 }; /* a block has four products */
 #include "finish.h"
 
 enum {
@@ -64,7 +65,7 @@ INLINE void multiply(const int mi, const int ni, const int swapped, int64_t bloc
             PRODUCT(2, 5, 6)
             if (ni > 1) { PRODUCT(3, 5, 7) }
         }
-        for (int step = 0; step < STEPS; step++) beside_step(x, step);
+        beside_step(x, 0);
     }
     tile_store(0, sums, WINDOW_PITCH);
     if (ni > 1) tile_store(1, sums + LANES, WINDOW_PITCH);
