@@ -35,12 +35,13 @@ from torch_weights import (
 class Side:
     """`model`: what the user holds and changes. `call`: what he calls, `make(model)`; if that `replaces` the model, he holds nothing else.
     `whole`: it is a module like the user's, while torch.compile's own does not look for hooks that come after its first call, and cannot
-    load a state or be exported."""
+    load a state or be exported. `habit`: the seed of what most calls have in common, so that they reuse what an earlier call captured."""
 
     model: nn.Module
     make: Callable[[nn.Module], Any]
     whole: bool = True
     replaces: bool = False
+    habit: int | None = None
     handles: list[Any] = field(default_factory=list)
     optimizers: dict[int, Any] = field(default_factory=dict)
     kept: list[tuple[Any, Any]] = field(default_factory=list)
@@ -55,10 +56,10 @@ class Side:
 # Calls
 
 
-def an_image(rng, model):
-    """Mostly of one shape, of any memory format; with few exceptions of the type and channels that the model takes."""
+def an_image(rng, model, usual=False):
+    """Mostly of one shape, of any memory format; with few exceptions, none if `usual`, of the type and channels that the model takes."""
     others = ((1, 8, 8), (3, 9, 12), (2, 12, 8), (0, 8, 8), (1, 12, 12))
-    batch, height, width = (2, *model.size) if rng.random() < 0.8 else rng.choice(others)
+    batch, height, width = (2, *model.size) if usual or rng.random() < 0.8 else rng.choice(others)
     dtype, channels = dtype_of(model), model.channels
     x = torch.randn(batch, channels, height, width, dtype=torch.float64).to(dtype)
     pick = rng.random()
@@ -68,6 +69,8 @@ def an_image(rng, model):
         x = torch.cat([x, x], 3)[..., ::2]
     elif pick < 0.3:
         x = x[:, :, :1].expand(x.shape)
+    elif usual:
+        pass
     elif pick < 0.33 and x.numel():
         x.view(-1)[rng.randrange(x.numel())] = rng.choice((float("inf"), -float("inf"), float("nan")))
     elif pick < 0.35:
@@ -79,8 +82,8 @@ def an_image(rng, model):
     return x
 
 
-def arguments(rng, model):
-    x = an_image(rng, model)
+def arguments(rng, model, usual=False):
+    x = an_image(rng, model, usual)
     if not hasattr(model, "form"):
         return (x,), {}
     named = {}
@@ -95,13 +98,17 @@ def arguments(rng, model):
 
 
 MODES = (torch.no_grad,) * 6 + (torch.inference_mode, torch.inference_mode, torch.enable_grad)
+HABITUAL = 0.8  # of the calls: of other numbers alone
 
 
 def call(side, rng):
     """In inference. Returns results, and the arguments after the call."""
-    args, named = arguments(rng, side.model)
+    usual = side.habit is not None and rng.random() < HABITUAL
+    form = random.Random(side.habit) if usual else rng
+    args, named = arguments(form, side.model, usual)
     seed(rng)
-    with rng.choice(MODES)(), torch.autocast("cpu", rng.choice((torch.bfloat16, torch.float16))) if rng.random() < 0.04 else nullcontext():
+    mode, cast = form.choice(MODES), form.choice((torch.bfloat16, torch.float16)) if form.random() < 0.04 else None
+    with mode(), torch.autocast("cpu", cast) if cast else nullcontext():
         result = side.call(*args, **named)
     copies = torch.utils._pytree.tree_map_only(torch.Tensor, lambda one: one.detach().clone(), result)
     side.kept.append((result, copies))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A random module under a random sequence of actions, by pysim and, as a copy, by eager PyTorch: results, exceptions and states are equal.
 
-    python tests/fuzz/torch_walk.py --sequences 20000 --seed 0 [--compile] [--part 1/4] [--seconds 500]
+    python tests/fuzz/torch_walk.py --sequences 20000 --seed 0 [--compile] [--jobs 4] [--seconds 500]
 
 prints what each differing sequence's seed is; `--sequences 1 --seed THAT --verbose` repeats it and shows the actions."""
 
@@ -22,6 +22,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 import checkout  # noqa: F401
 import torch_actions
 import torch_modules
+import walk_processes
 from torch_actions import ACTIONS, Side
 from torch_models import FREES_CAPTURES
 from torch_twins import TOLERANCES, difference, raised, same_error
@@ -41,13 +42,15 @@ def compiled(model):
     return torch.compile(model, backend="pysim")
 
 
-def walk(seed, make, whole=True, replaces=True, log=lambda line: None):
+def walk(seed, make, whole=True, replaces=True, habitual=True, log=lambda line: None):
     """What differs in the sequence of this seed: ("difference" | "exception" | "", why). `replaces`: half of the users keep only what is
-    made of their model."""
+    made of their model. `habitual`: most calls are alike, so that one capture is used after several changes."""
     torch._dynamo.reset()
     rng = random.Random(seed)
     model, right = (torch_modules.network(seed) for _ in range(2))  # a copy would share the classes of parametrized modules
-    twin, ours = Side(right, lambda one: one), Side(model, make, whole, replaces=rng.random() < 0.5 and whole and replaces)
+    habit = seed if habitual else None
+    twin = Side(right, lambda one: one, habit=habit)
+    ours = Side(model, make, whole, replaces=rng.random() < 0.5 and whole and replaces, habit=habit)
     twin.renew()
     _, error = raised(ours.renew)
     if error is not None:
@@ -107,7 +110,7 @@ def _line(error):
 def _copied(side):
     """The twin before an action; None where it cannot be copied, as results that gradients flow through."""
     model, _ = raised(lambda: copy.deepcopy(side.model))
-    return model and Side(model, lambda one: one, call=model)
+    return model and Side(model, lambda one: one, call=model, habit=side.habit)
 
 
 def _of_weak_references(error):
@@ -162,7 +165,7 @@ def more_exact(action, number, before, found, wanted):
         args, named = torch.utils._pytree.tree_map_only(torch.Tensor, lambda one: one.float().double(), (args, named))
         return model(*args, **named)
 
-    exact, error = raised(lambda: act(action, number, Side(model, lambda one: one, call=call)))
+    exact, error = raised(lambda: act(action, number, Side(model, lambda one: one, call=call, habit=before.habit)))
     return error is None and _all(_nearer, found, wanted, exact)
 
 
@@ -272,50 +275,62 @@ def every_layer_is_ours():
     network_layer.pytorch_seconds = lambda *_: float("inf")
 
 
+def start(make):
+    """What the first compilation of a process imports; nothing that takes time alone."""
+    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # it empties the caches to time guards, a tenth of a sequence
+    with torch.no_grad():
+        make(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval())(torch.ones(1, 3, 8, 8))
+    torch._dynamo.reset()
+
+
+def options():
+    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given.add_argument("--sequences", type=int, default=1000)
+    given.add_argument("--seed", type=int, default=0, help="of the first sequence; the others follow")
+    given.add_argument("--compile", action="store_true", help='torch.compile(model, backend="pysim") in place of optimize')
+    given.add_argument("--seconds", type=float, default=float("inf"), help="after which no further sequence begins")
+    given.add_argument("--jobs", type=int, default=1, help="processes")
+    given.add_argument("--peer", choices=("pysim", "identity", "eager"), default="pysim", help="what the fuzzer itself is tested with")
+    given.add_argument("--rare", action="store_true", help="calls that have less in common, so that most are captured anew")
+    given.add_argument("--verbose", action="store_true")
+    given.add_argument("--record", type=Path, help="a file that gets a line for each sequence; those that it has are not walked again")
+    return given.parse_args()
+
+
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--sequences", type=int, default=1000)
-    options.add_argument("--seed", type=int, default=0, help="of the first sequence; the others follow")
-    options.add_argument("--compile", action="store_true", help='torch.compile(model, backend="pysim") in place of optimize')
-    options.add_argument("--seconds", type=float, default=float("inf"), help="after which no further sequence begins")
-    options.add_argument("--part", default="1/1", help="I/N: of N parts, the I-th")
-    options.add_argument("--peer", choices=("pysim", "identity", "eager"), default="pysim", help="what the fuzzer itself is tested with")
-    options.add_argument("--verbose", action="store_true")
-    options.add_argument("--record", type=Path, help="a file that gets a line for each sequence; those that it has are not walked again")
-    given = options.parse_args()
-    part, parts = map(int, given.part.split("/"))
+    given = options()
     make = compiled if given.compile else lambda model: pysim.torch.optimize(model)
     if given.peer != "pysim":
         make = {"identity": lambda model: model, "eager": lambda model: torch.compile(model, backend="eager")}[given.peer]
     every_layer_is_ours()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)  # what Dynamo says of graph breaks
-    lines = []
-
-    def log(line):
-        lines.append(line)
-        if given.verbose:
-            print(line)
-
-    counts, start = {"": 0, "difference": 0, "exception": 0}, time.perf_counter()
+    start(make)
+    counts, begin = {"": 0, "difference": 0, "exception": 0}, time.perf_counter()
     before = {int(line.split()[0]) for line in given.record.read_text().splitlines()} if given.record and given.record.exists() else set()
-    for seed in range(given.seed + part - 1, given.seed + given.sequences, parts):
-        if time.perf_counter() - start > given.seconds:
-            break
-        if seed in before:
+
+    def walked(seed):
+        if time.perf_counter() - begin > given.seconds:
+            return None
+        torch.set_num_threads(1)  # in a forked process, before another thread does it
+        lines = []
+        log = print if given.verbose else lines.append
+        kind, why = walk(seed, make, whole=not given.compile and given.peer != "eager", habitual=not given.rare, log=log)
+        return kind, why or ROUNDING * any(ROUNDING in line for line in lines)
+
+    seeds = (seed for seed in range(given.seed, given.seed + given.sequences) if seed not in before)
+    for seed, result in walk_processes.each(walked, seeds, given.jobs):
+        if result is None:
             continue
-        kind, why = walk(seed, make, whole=not given.compile and given.peer != "eager", log=log)
+        kind, why = ("exception", result) if isinstance(result, str) else result
         counts[kind] += 1
-        found = why or ROUNDING * any(ROUNDING in line for line in lines)
-        lines.clear()
         if given.record:
             with given.record.open("a") as record:
-                record.write(f"{seed} {kind or 'equal'} {found}\n")
+                record.write(f"{seed} {kind or 'equal'} {why}\n")
         if kind:
-            flags = "--compile " if given.compile else ""
+            flags = "--compile " * given.compile + "--rare " * given.rare
             print(f"{kind}: {why}\n    python {Path(__file__).name} --sequences 1 {flags}--verbose --seed {seed}", flush=True)
-    total, seconds = sum(counts.values()), time.perf_counter() - start
+    total, seconds = sum(counts.values()), time.perf_counter() - begin
     print(f"{total} sequences, {counts['difference']} differences, {counts['exception']} exceptions that eager does not raise")
     print(f"{total / seconds:.2f} sequences/s", file=sys.stderr)
     sys.exit(1 if counts["difference"] or counts["exception"] else 0)
