@@ -349,7 +349,7 @@ def check(name: str, given: argparse.Namespace) -> dict[str, Any]:
         return row | {"absent": f"{type(error).__name__}: {_line(error)}"}
     start = time.perf_counter()
     row |= {"errors": {}, "moved": {}, "faults": []}
-    compiled: Callable[[Any], Any] = lambda model: torch.compile(model, backend="pysim")  # noqa: E731
+    compiled: Callable[[Any], Any] = lambda model: torch.compile(model, backend=pysim.torch.backend)  # noqa: E731
     ours = pysim.torch.optimize(one.model, cuda_graph=given.cuda_graph) if given.how == "optimize" else compiled(one.model)
     fused = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2 == 0
     changes: dict[str, Callable[[], Any]] = {
