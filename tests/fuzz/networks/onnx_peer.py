@@ -12,7 +12,7 @@ import argparse
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -40,6 +40,7 @@ _WIDE = ("Gelu", "GroupNormalization", "HardSwish", "LayerNormalization", "RMSNo
          "Shrink")  # fmt: skip  # whose sums in float64 are float32's in ONNX Runtime
 _ELEMENTS = {*onnx_recipes_math.UNARY, *onnx_recipes_math.BINARY, *onnx_recipes_math.VARIADIC}
 _BY_ELEMENT = (_ELEMENTS | {"Cast", "CastLike", "Clip", "Mod", "Where"}) - {"Gelu", "HardSwish", "Mean", "Mish", "Sum"}  # they add
+_SUMS = ("Mean", "Sum")  # rounded by the size of their operands, in which order they add them
 
 
 class Verdict(NamedTuple):
@@ -110,8 +111,9 @@ def compared(case: Case, wanted: list[Any]) -> Verdict:
     except PysimError as error:
         told = str(error)
         return Verdict("refused" if '"it' in told and "\n" not in told else "unnamed", told)
+    operands = arrays_of(case) if case.op in _SUMS else []
     for y, right in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
-        if fault := differs(np.asarray(y), right, case.op in _BY_ELEMENT, case.op):
+        if fault := differs(np.asarray(y), right, case.op in _BY_ELEMENT, case.op, operands):
             return Verdict("wrong", fault)
     return Verdict("equal")
 
@@ -129,8 +131,8 @@ def arrays_of(case: Case) -> list[Any]:
     return [known.get(name) for name in graph.node[0].input]
 
 
-def differs(found: Any, right: Any, by_element: bool, op: str) -> str:
-    """What is wrong with a result, in words; "" where nothing is."""
+def differs(found: Any, right: Any, by_element: bool, op: str, operands: Sequence[Any] = ()) -> str:
+    """What is wrong with a result, in words; "" where nothing is. `operands`: those of a sum."""
     if found.shape != right.shape or found.dtype != right.dtype:
         return f"{found.dtype}{list(found.shape)} for {right.dtype}{list(right.shape)}"
     if right.dtype.name not in _ROUNDING:
@@ -147,11 +149,17 @@ def differs(found: Any, right: Any, by_element: bool, op: str) -> str:
     least = float(np.finfo(right.dtype).tiny) if right.dtype.name != "bfloat16" else 1e-38
     half = right.dtype == np.float16
     floor = 8 * least if op in ("Cast", "CastLike") else 1e-3 if by_element else 0.1 if half else 1e-2
-    scale = largest + floor if by_element else max(largest.max(initial=0), floor)
+    scale = largest + floor if by_element else max(*(_largest(one) for one in (wide, *operands)), floor)
     with np.errstate(invalid="ignore"):
         near = np.abs(mine - wide) <= _ROUNDING[right.dtype.name] * scale
     off = ~np.where(finite, near, (mine == wide) | (np.isnan(mine) & np.isnan(wide)))
     return _told(off, found, right) if off.any() else ""
+
+
+def _largest(array: Any) -> float:
+    """Of its finite numbers."""
+    wide = np.abs(array.astype(np.float64))
+    return float(wide[np.isfinite(wide)].max(initial=0))
 
 
 def _told(off: Any, found: Any, right: Any) -> str:
