@@ -337,7 +337,7 @@ def settle(model, rng):
             module.running_var.uniform_(0.5, 2)
             nn.init.uniform_(module.weight, 0.5, 1.5)
             module.eps = 1e-3
-    layers = [module for module in model.modules() if type(module) in (nn.Conv2d, nn.Linear)]
+    layers = [one for one in model.modules() if type(one) in (nn.Conv2d, nn.Linear) and "weight" in one._parameters]
     if layers and rng.random() < 0.15:
         rng.choice((parametrizations.weight_norm, parametrizations.spectral_norm))(rng.choice(layers))
 
