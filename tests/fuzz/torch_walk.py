@@ -14,7 +14,6 @@ import time
 import traceback
 import unittest.mock
 import warnings
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,7 +31,7 @@ import pysim.torch
 from pysim.torch.layers import network_layer
 
 STEPS = 12  # of the longest sequence
-NEAR = 1e-3  # a result of eager's and its like in float64, of its largest number
+NEAR = 1e-2  # a result of eager's, perhaps under autocast, and its like in float64, of its largest number
 ROUNDING = "a difference that rounding explains"
 PYTORCHS = "pytorch"  # a fault that torch.compile has with the backend "eager", too
 AMPLIFIED = 50  # a difference may be so many times that of inputs and weights that differ by 2^-22 of themselves, or the type's step
@@ -157,16 +156,9 @@ def gelu_of_infinity(action, number, before, found):
 
 def sensitive(action, number, before, found, wanted):
     """Whether rounding can explain a difference: what eager makes of weights that are off by it, from the same state."""
-    return any(_moved(action, number, before, found, wanted, draw) for draw in range(10))
-
-
-def _moved(action, number, before, found, wanted, draw):
-    """The first draw of weights is off by rounding, and differences may be AMPLIFIED times as large; others are off by as much more, and
-    differences as large: that an autocast rounds a number up or down is seen in few draws else."""
-    torch.manual_seed(draw)
-    moved = moved_by_rounding(before, AMPLIFIED if draw else 1)
+    moved = moved_by_rounding(before)
     results, error = raised(lambda: act(action, number, moved))
-    return error is None and _all(partial(_explained, amplified=1 if draw else AMPLIFIED), found, wanted, results)
+    return error is None and _all(_explained, found, wanted, results)
 
 
 def more_exact(action, number, before, found, wanted):
@@ -199,13 +191,12 @@ def sensitive_states(action, number, before, ours, twin):
     return error is None and _all(_explained, *({**side.model.state_dict()} for side in (ours, twin, moved)))
 
 
-def moved_by_rounding(before, times=1):
-    """`times`: as far, in types whose step is smaller."""
+def moved_by_rounding(before):
     moved = copy.deepcopy(before)
     for tensor in (*moved.model.parameters(), *moved.model.buffers()):
         if tensor.is_floating_point():
             with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
-                step = max(times * 2.0**-22, torch.finfo(tensor.dtype).eps)
+                step = max(2.0**-22, torch.finfo(tensor.dtype).eps)
                 tensor.mul_(1 + step * torch.randn(tensor.shape, dtype=torch.float64).to(tensor.dtype))
     return moved
 
@@ -215,7 +206,7 @@ def _all(explains, *results):
     return len({*map(len, leaves)}) == 1 and all(map(explains, *leaves))
 
 
-def _explained(found, wanted, moved, amplified=AMPLIFIED):
+def _explained(found, wanted, moved):
     if not isinstance(wanted, torch.Tensor):
         return not difference(found, wanted)
     if type(found) is not torch.Tensor or found.shape != wanted.shape or found.dtype != wanted.dtype:
@@ -223,7 +214,7 @@ def _explained(found, wanted, moved, amplified=AMPLIFIED):
     if not wanted.is_floating_point() or not difference(found, wanted):
         return True
     error, scale = ((one.detach().double() - wanted.detach().double()).abs() for one in (found, moved))
-    return bool(error.isfinite().all() and scale.isfinite().all() and error.max() <= amplified * scale.max())
+    return bool(error.isfinite().all() and scale.isfinite().all() and error.max() <= AMPLIFIED * scale.max())
 
 
 # States
