@@ -6,8 +6,9 @@
     functions            of the classes of these modules and of other objects that it read, and their code; methods of tensors
     refused              what a capture takes for constant though each call changes it: generators of Python's random numbers other than
                          those of random.random and its like, deques, generators, functools.lru_cache (but of packages that have a
-                         version); weak references to objects, which this would keep; and `nn.TransformerEncoder` with a mask of padding,
-                         where eager's nested tensors fill rows with zeros that a capture computes
+                         version); weak references to objects, which this would keep; `nn.TransformerEncoder` with a mask of padding,
+                         where eager's nested tensors fill rows with zeros that a capture computes; and code of the user's that asks
+                         whether it is compiled
 
 Which objects a call read is what its guards tell: each has the object, or its class.
 """
@@ -34,6 +35,7 @@ _code = attrgetter("__code__")
 _tensor_method = vars(torch.Tensor).get
 _OF_MODULE = re.compile(r"G\['__import_(\w+)'\]\.([\w.]+)")
 _WITH_KEYS = collections.OrderedDict | type(os.environ)  # guards see neither that keys change places, nor all that come
+_ASKS = {"is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling"}
 _FROZEN: dict[Any, str] = {
     random.Random: "random.Random",
     collections.deque: "a deque",
@@ -82,6 +84,9 @@ class Unguarded:
                     raise OperandError("it reads a weak reference, whose object must not be kept for it")
                 self._others[id(of)] = of
         self._note({**{id(one): one for one in modules}, **self._others}.values())
+        for one in self._codes[0]:
+            if is_users_module(one.__module__) and not _ASKS.isdisjoint(one.__code__.co_names):
+                raise OperandError(f"{one.__qualname__} asks whether it is compiled, and eager PyTorch's answer is no")
 
     def _note(self, read: Iterable[Any]) -> None:
         """How these are now."""

@@ -26,6 +26,8 @@ from pysim.torch.capture.strides import keeps_strides
 from pysim.torch.model_state import is_users_module
 
 _NAMES = count()
+# else NumPy's random numbers are PyTorch's, and an assertion about values raises RuntimeError
+_AS_EAGER = {"use_numpy_random_stream": True, "rewrite_assert_with_torch_assert": False}
 Capture = Callable[[fx.GraphModule, Any], Any]
 
 
@@ -63,8 +65,7 @@ def captured_calls(
             # a later frame may be that of several modules of a class, which without guards for hooks are taken for one another
             hooks = {} if frame.f_code is code else {"skip_nnmodule_hook_guards": False}
             try:
-                settings = torch._dynamo.config.patch(use_numpy_random_stream=True, **hooks)  # else NumPy's random numbers are PyTorch's
-                with settings, _unsure() as found:
+                with torch._dynamo.config.patch(**_AS_EAGER, **hooks), _unsure() as found:
                     result = convert(frame, *rest)
                 if found:
                     raise OperandError(found[0])

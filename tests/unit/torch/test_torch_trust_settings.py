@@ -121,3 +121,38 @@ def test_the_memory_of_weights_can_be_resized_after_a_call(way):
             memory.resize_(size)
             model.weight.copy_(kept)
             assert not (fault := difference(ours(x), model(x))), fault
+
+
+class AsksWhetherItIsCompiled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return -self.conv(x) if torch.compiler.is_compiling() else self.conv(x)
+
+
+def test_a_model_that_asks_whether_it_is_compiled_is_told_what_eager_tells_it():
+    twins = Twins(AsksWhetherItIsCompiled().eval(), "optimize")
+    with torch.no_grad():
+        twins.check(torch.randn(1, 3, 8, 8))
+    assert "asks whether it is compiled" in str(pysim.torch.report(twins.ours))
+
+
+class Asserts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        assert x.min() > -100, "too low"
+        return self.conv(x)
+
+
+def test_an_assertion_about_values_raises_what_eager_raises():
+    ours, x = pysim.torch.optimize(Asserts().eval()), torch.randn(1, 3, 8, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            assert not difference(ours(x), ours.forward(x))
+            with pytest.raises(AssertionError, match="too low"):
+                ours(x - 200)
