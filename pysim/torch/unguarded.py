@@ -108,7 +108,10 @@ class Unguarded:
             return True
         if self._methods != {name: _tensor_method(name) for name in self._methods}:
             return True
-        return any(pick(of) != before for of, pick, before in self._functions)
+        try:
+            return any(pick(of) != before for of, pick, before in self._functions)
+        except AttributeError:  # a class has lost one
+            return True
 
 
 def _of_module(name: str) -> Any:

@@ -156,3 +156,19 @@ def test_an_assertion_about_values_raises_what_eager_raises():
             assert not difference(ours(x), ours.forward(x))
             with pytest.raises(AssertionError, match="too low"):
                 ours(x - 200)
+
+
+def test_a_function_that_goes_from_a_models_class_goes_from_its_calls():
+    class Doubled(nn.Sequential):
+        @property
+        def factor(self):
+            return 2
+
+        def forward(self, x):
+            return super().forward(x) * (self.factor if "factor" in vars(type(self)) else 3)
+
+    twins, x = Twins(Doubled(nn.Conv2d(3, 4, 3)).eval(), "optimize"), torch.randn(1, 3, 8, 8)
+    with torch.no_grad():
+        twins.check(x)
+        del Doubled.factor
+        twins.check(x)
