@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of volumes on a GPU: random ones checked against float64, and layers of networks beside PyTorch's in CUDA graphs.
+"""Convolutions of sequences and volumes, and transposed ones, on a GPU: random volumes checked against float64, and layers of
+networks beside PyTorch's in CUDA graphs.
 
     lab/benchmarks/cuda/volumes.py --random 1000 [--seed S] [--seconds S]
-    lab/benchmarks/cuda/volumes.py -o volumes.jsonl [--set unet3d,r3d18] [--layers 7] [--batch 1,8] [--dtype f32,tf32,f16] [--seconds S]
+    lab/benchmarks/cuda/volumes.py -o volumes.jsonl [LAYER ...] [--batch 1,8] [--dtype f32,tf32,f16] [--seconds S]
+    lab/benchmarks/cuda/volumes.py --depthwise -o depthwise.jsonl
 
-Each library runs in both layouts, PyTorch with cudnn.benchmark; float32 plans have accuracy "strict", which allows no larger error than a
-direct sum's. Times are medians of interleaved graphs. An error is the largest over |x| * |w| of its element.
+LAYER is a benchdnn line, or SET:NUMBER, a built-in set's layer of that number from 0; without one, LAYERS. Each library runs in both
+layouts, PyTorch with cudnn.benchmark; float32 plans have accuracy "strict", which allows no larger error than a direct sum's. Times are
+medians of interleaved graphs. An error is the largest over |x| * |w| of its element. Random volumes run beside products on a second
+stream. `--depthwise`: causal depthwise sequences beyond the L2, and the share of a copy's bandwidth that they reach.
 """
 
 import argparse
-import itertools
 import math
 import random
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -25,35 +29,40 @@ from torch.nn import functional
 
 import pysim
 from pysim.problem.conv import Conv
-from pysim.problem.text import distinct, resolve
+from pysim.problem.text import SHIPPED, parse
 from pysim.problem.transposed import Moves, transposed
 
 MOST_FLOPS = 4e11  # of a layer that is timed
-# Transposed layers of DCGAN's generator, U-Net and 3-D U-Net: channels, sizes, filters, kernel and padding along each axis; stride 2
-TRANSPOSED = (
-    (1024, (4, 4), 512, 4, 1), (512, (8, 8), 256, 4, 1), (256, (16, 16), 128, 4, 1), (128, (32, 32), 3, 4, 1),
-    (1024, (28, 28), 512, 2, 0), (128, (128, 128), 64, 2, 0), (256, (9, 9, 9), 256, 2, 0), (64, (32, 32, 32), 32, 2, 0),
-)  # fmt: skip
+# 3-D U-Net, R3D-18, SlowFast, wav2vec 2, EnCodec, Mamba, DCGAN, Stable Diffusion's U-Net
+LAYERS = """
+    unet3d:0 r3d18:0 slowfast:0 slowfast:1 encodec:0 wav2vec2:0 dcgan:4 dcgan:5 unet3d:1 r3d18:1 unet3d:8 dcgan:1 encodec:1 wav2vec2:1
+    slowfast:2 slowfast:4 slowfast:13 slowfast:14 unet3d:2 unet3d:4 unet3d:6 unet3d:9 unet3d:11 unet3d:12 unet3d:14 unet3d:16 unet3d:17
+    r3d18:5 r3d18:6 r3d18:7 r3d18:10 r3d18:11 r3d18:15 r3d18:16 slowfast:25 slowfast:27 slowfast:38 slowfast:60 wav2vec2:5 wav2vec2:7
+    encodec:4 encodec:8 encodec:16 encodec:18 encodec:19 encodec:27 encodec:35 dcgan:2 dcgan:3 dcgan:6 dcgan:7
+    conv:g1536mb1ic1536iw2048oc1536ow2048kw4pw3 conv:g2560mb1ic2560iw2048oc2560ow2048kw4pw3 conv:mb1ic4ih64iw64oc320kh3kw3ph1pw1
+    conv:mb1ic320ih64iw64oc320kh3kw3sh2sw2ph1pw1 conv:mb1ic1280ih16iw16oc1280kh3kw3sh2sw2ph1pw1
+"""
 TYPES = {"f32": torch.float32, "tf32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 BOUNDS = {"f16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8, "tf32": 4 * 2.0**-10, "f32": 2.0**-16}  # of an error
 LAYOUTS = ("nhwc", "nchw")
 
 
-def formats(layout: str) -> Any:
-    return torch.channels_last_3d if layout == "nhwc" else torch.contiguous_format
+def formats(layout: str, rank: int) -> Any:
+    return (torch.channels_last if rank == 2 else torch.channels_last_3d) if layout == "nhwc" else torch.contiguous_format
 
 
 def convolved(w: Conv, x: Any, filters: Any, bias: Any = None) -> Any:
-    """PyTorch's convolution."""
-    axes = (w.slices, w.rows, w.columns)
+    """PyTorch's convolution, of sequences as images of one row."""
+    axes = (w.slices, w.rows, w.columns) if w.is_volume else (w.rows, w.columns)
     even = all(axis.before == axis.after for axis in axes)
     x = x if even else functional.pad(x, [n for axis in axes[::-1] for n in (axis.before, axis.after)])
     pads = [axis.before * even for axis in axes]
-    return functional.conv3d(x, filters, bias, [axis.stride for axis in axes], pads, [axis.dilation for axis in axes], w.groups)
+    call = functional.conv3d if w.is_volume else functional.conv2d
+    return call(x, filters, bias, [axis.stride for axis in axes], pads, [axis.dilation for axis in axes], w.groups)
 
 
 def operands(w: Conv) -> tuple[Any, Any]:
-    shapes = (w.batch, w.channels, w.depth, w.height, w.width), (w.filters, w.group_channels, w.kernel_d, w.kernel_h, w.kernel_w)
+    shapes = w.input_shape, w.filter_shape
     x, filters = (torch.empty(shape, device="cuda").uniform_(-1, 1).to(TYPES[w.dtype]) for shape in shapes)
     return x, filters
 
@@ -94,15 +103,18 @@ def drawn(draw: random.Random) -> Conv:
 
 
 def check(count: int, seed: int, seconds: float) -> None:
-    """Random convolutions, with a bias and an activation in every other one."""
+    """Random convolutions, while products run on a second stream."""
     draw, started, wrong, by, done = random.Random(seed), time.monotonic(), 0, dict[str, int](), 0
+    beside, matrix = torch.cuda.Stream(), torch.ones(2048, 2048, device="cuda", dtype=torch.float16)
     while done < count and time.monotonic() - started < seconds:
         w, layout = drawn(draw), draw.choice(LAYOUTS)
         done += 1
         x, filters = operands(w)
-        x, filters = x.to(memory_format=formats(layout)), filters.to(memory_format=formats(layout))
+        x, filters = x.to(memory_format=formats(layout, 3)), filters.to(memory_format=formats(layout, 3))
         try:
             plan = pysim.plan(w, "cuda", layout=layout, accuracy="strict" if w.dtype == "f32" else "standard")
+            with torch.cuda.stream(beside):
+                matrix @ matrix
             error = error_of(w, x, filters, plan.run(x, filters))
             by[plan.algorithm] = by.get(plan.algorithm, 0) + 1
         except Exception as reason:
@@ -121,76 +133,85 @@ def measure(w: Conv) -> dict[str, Any]:
     calls, kept = {}, []
     line: dict[str, Any] = {"problem": w.text}
     for layout in LAYOUTS:
-        mine = x.to(memory_format=formats(layout)), filters.to(memory_format=formats(layout))
+        form = formats(layout, x.dim() - 2)
+        mine = x.to(memory_format=form), filters.to(memory_format=form)
         kept.append(mine)
         calls[f"torch {layout}"] = lambda at, mine=mine: convolved(w, *mine)
         plan = pysim.plan(w, "cuda", layout=layout, accuracy="strict" if w.dtype == "f32" else "standard")
-        if layout == "nhwc":
-            line |= {"kernel": plan.kernel, "predicted": round(1e6 * (plan.seconds or 0), 2)}
-            if w.batch == 1:
-                line["error"] = error_of(w, *mine, plan.run(*mine))
+        if layout == "nhwc" and w.batch == 1:
+            line["error"] = error_of(w, *mine, plan.run(*mine))
+        line |= {f"kernel {layout}": plan.kernel, f"predicted {layout}": round(1e6 * (plan.seconds or 0), 2)}
         calls[f"pysim {layout}"] = lambda at, mine=mine, plan=plan: plan.run(*mine)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, w.dtype == "tf32"
-    count = max(1, min(20, int(2e13 / w.flops)))
-    return line | {name: round(value, 2) for name, value in microseconds(calls, count, 7).items()}
+    count = max(1, min(20, int(1e12 / w.flops)))
+    return line | {name: round(value, 2) for name, value in microseconds(calls, count, 5).items()}
 
 
-def measure_transposed(batch: int, dtype: str, layer: tuple[int, tuple[int, ...], int, int, int]) -> dict[str, Any]:
-    """The same of a transposed convolution, whose filters are prepared as a network keeps them; both channels last and not."""
-    channels, sizes, filters, kernel, pad = layer
-    rank, kind = len(sizes), TYPES[dtype]
-    of = transposed(
-        batch, channels, sizes, filters, (kernel,) * rank, (2,) * rank, (1,) * rank, (pad,) * rank, [2 * n for n in sizes], dtype=dtype
+def measure_transposed(line: str, batch: int, dtype: str) -> dict[str, Any]:
+    """The same of a transposed convolution, whose filters are prepared as a network keeps them."""
+    of = {name: int(number) for name, number in re.findall(r"([a-z]+)(\d+)", line.partition(":")[2])}
+    letters = [a for a in "dhw" if f"i{a}" in of]
+    letters = letters if len(letters) > 1 else ["h", "w"]
+    sizes, kernel, outs, strides, pads = (
+        [of.get(f"{f}{a}", default) for a in letters] for f, default in zip("ikosp", (1, 1, 1, 1, 0), strict=True)
     )
-    x, w = (
-        torch.empty(s, device="cuda").uniform_(-1, 1).to(kind) for s in ((batch, channels, *sizes), (channels, filters) + (kernel,) * rank)
-    )
-    theirs, last = (
-        (functional.conv_transpose2d, torch.channels_last) if rank == 2 else (functional.conv_transpose3d, torch.channels_last_3d)
-    )
-    mine = of.weights(w, Moves(partial(torch.zeros, device="cuda"), torch.empty, torch.flip, torch.permute))
-    calls, kept = {}, []
-    line: dict[str, Any] = {"problem": f"deconv:mb{batch}ic{channels}i{sizes}oc{filters}k{kernel}s2p{pad}:{dtype}"}
-    for layout, form in zip(LAYOUTS, (last, torch.contiguous_format), strict=True):
-        plan = pysim.plan(of.problem, "cuda", layout=layout, accuracy="strict" if dtype == "f32" else "standard")
+    rank, kind, channels, filters = len(letters), TYPES[dtype], of["ic"], of["oc"]
+    more = [o - ((i - 1) * s - 2 * p + k) for o, i, s, p, k in zip(outs, sizes, strides, pads, kernel, strict=True)]
+    problem = transposed(batch, channels, sizes, filters, kernel, strides, (1,) * rank, pads, outs, dtype=dtype)
+    x, w = (torch.empty(s, device="cuda").uniform_(-1, 1).to(kind) for s in ((batch, channels, *sizes), (channels, filters, *kernel)))
+    call = functional.conv_transpose2d if rank == 2 else functional.conv_transpose3d
+    theirs = partial(call, stride=strides, padding=pads, output_padding=more)
+    mine = problem.weights(w, Moves(partial(torch.zeros, device="cuda"), torch.empty, torch.flip, torch.permute))
+    calls, kept, found = {}, [], {"problem": f"{line}_mb{batch}:{dtype}"}
+    wide = [theirs(a.double(), b.double()) for a, b in ((x, w), (x.abs(), w.abs()))]
+    for layout in LAYOUTS:
+        form = formats(layout, rank)
+        plan = pysim.plan(problem.problem, "cuda", layout=layout, accuracy="strict" if dtype == "f32" else "standard")
         own = x.to(memory_format=form), w.to(memory_format=form), mine.to(memory_format=form)
-        out = torch.empty(of.output_shape, dtype=kind, device="cuda").to(memory_format=form)
+        out = torch.empty(problem.output_shape, dtype=kind, device="cuda").to(memory_format=form)
         kept.append((own, out))
-        calls[f"torch {layout}"] = lambda at, own=own: theirs(own[0], own[1], stride=2, padding=pad)
-        calls[f"pysim {layout}"] = lambda at, own=own, out=out, plan=plan: of.interleave(plan.run(own[0], own[2]), out)
+        calls[f"torch {layout}"] = lambda at, own=own: theirs(own[0], own[1])
+        calls[f"pysim {layout}"] = lambda at, own=own, out=out, plan=plan: problem.interleave(plan.run(own[0], own[2]), out)
         calls[f"pysim {layout}"](0)
-        wide = [theirs(a.double(), b.double(), stride=2, padding=pad) for a, b in ((x, w), (x.abs(), w.abs()))]
-        line |= {f"error {layout}": float(((out - wide[0]).abs() / wide[1]).max()), f"conv {layout}": plan.kernel}
+        error = float(((out - wide[0]).abs() / wide[1].clamp_min(1e-30)).max())
+        found |= {f"error {layout}": error, f"kernel {layout}": plan.kernel, f"predicted {layout}": round(1e6 * (plan.seconds or 0), 2)}
+        calls[f"phases {layout}"] = lambda at, own=own, plan=plan: plan.run(own[0], own[2])
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, dtype == "tf32"
-    return line | {name: round(value, 2) for name, value in microseconds(calls, 20, 7).items()}
+    return found | {name: round(value, 2) for name, value in microseconds(calls, 20, 5).items()}
 
 
-def layers(sets: str, most: int) -> list[Conv]:
-    """Up to `most` volumes of each set, evenly among its distinct layers, the sets in turn."""
-    found = []
-    for name in sets.split(","):
-        every = [
-            one.workload for one in distinct(resolve([name], lambda _: ())) if isinstance(one.workload, Conv) and one.workload.is_volume
-        ]
-        found.append(every[:: max(1, len(every) // most)][:most])
-    return [w for turn in itertools.zip_longest(*found) for w in turn if w]
+def line_of(word: str) -> str:
+    """A layer's line."""
+    name, _, number = word.partition(":")
+    if not number.isdigit():
+        return word
+    lines = [line for line in (SHIPPED / f"{name}.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return lines[int(number)].partition("_n")[0]
 
 
-def measured(layer: Any, batch: int, dtype: str) -> dict[str, Any]:
+def measured(line: str, batch: int, dtype: str) -> dict[str, Any]:
     """Nothing of a layer that is too large."""
-    if not isinstance(layer, Conv):
-        return measure_transposed(batch, dtype, layer)
-    w = msgspec.structs.replace(layer, batch=batch, dtype=dtype)
+    if line.startswith("deconv"):
+        return measure_transposed(line, batch, dtype)
+    w = msgspec.structs.replace(parse(line), batch=batch, dtype=dtype)
     return measure(w) if w.flops <= MOST_FLOPS else {}
+
+
+def measure_depthwise(kernel: int, dtype: str) -> dict[str, Any]:
+    """Causal depthwise sequences: microseconds, and the share of a copy's bandwidth."""
+    w = parse(f"conv:g1536mb8ic1536iw8192oc1536ow8192kw{kernel}pw{kernel - 1}:{dtype}")
+    line = measure(w)
+    x, to = (torch.zeros(w.input_shape, device="cuda", dtype=TYPES[dtype]) for _ in range(2))
+    copy = microseconds({"copy": lambda at: to.copy_(x)}, 5, 5)["copy"]
+    return line | {"copy": copy, **{f"share {layout}": round(copy / line[f"pysim {layout}"], 3) for layout in LAYOUTS}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--random", type=int, default=0, help="check that many")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--set", default="unet3d,r3d18,slowfast", help="sets of layers, by comma")
-    parser.add_argument("--layers", type=int, default=7, help="of each set")
-    parser.add_argument("--transposed", action="store_true", help="transposed layers in their place")
+    parser.add_argument("layers", nargs="*", default=LAYERS.split())
+    parser.add_argument("--depthwise", action="store_true", help="causal depthwise sequences in their place")
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--dtype", default="f32,tf32,f16")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no other layer is started")
@@ -201,22 +222,28 @@ def main() -> None:
     if not options.out:
         return
     started, ratios = time.monotonic(), list[float]()
-    for batch in map(int, options.batch.split(",")):
-        for dtype in options.dtype.split(","):
-            for layer in TRANSPOSED if options.transposed else layers(options.set, options.layers):
-                if time.monotonic() - started > options.seconds:
-                    continue
-                try:
-                    line = measured(layer, batch, dtype)
-                except Exception as reason:
-                    line = {"problem": f"{layer}, batch {batch}, {dtype}", "refused": repr(reason)[:300]}
-                if not line:
-                    continue
-                if "refused" not in line:
-                    best = {who: min(line[f"{who} {layout}"] for layout in LAYOUTS) for who in ("pysim", "torch")}
-                    ratios.append(best["torch"] / best["pysim"])
-                with options.out.open("a") as file:
-                    file.write(msgspec.json.encode(line).decode() + "\n")
+    cases: list[Any] = [
+        partial(measured, line_of(layer), batch, dtype)
+        for batch in map(int, options.batch.split(","))
+        for dtype in options.dtype.split(",")
+        for layer in options.layers
+    ]
+    if options.depthwise:
+        cases = [partial(measure_depthwise, kernel, dtype) for dtype in options.dtype.split(",") for kernel in (3, 4, 7, 15, 31, 63)]
+    for case in cases:
+        if time.monotonic() - started > options.seconds:
+            break
+        try:
+            line = case()
+        except Exception as reason:
+            line = {"problem": repr(case.args), "refused": repr(reason)[:300]}
+        if not line:
+            continue
+        if "refused" not in line:
+            best = {who: min(line[f"{who} {layout}"] for layout in LAYOUTS) for who in ("pysim", "torch")}
+            ratios.append(best["torch"] / best["pysim"])
+        with options.out.open("a") as file:
+            file.write(msgspec.json.encode(line).decode() + "\n")
     print(f"{len(ratios)} layers, PyTorch's best over pysim's {math.exp(sum(map(math.log, ratios)) / max(1, len(ratios))):.3f}", flush=True)
 
 

@@ -10,7 +10,7 @@
  *            edges. No table, any kernel.
  *   Listed   each block makes a table in shared memory with the offset of each (r, s) and two `bits`, one for r and one for s. A Place has the bits
  *            of the rows and columns that are outside the input, so one AND tells whether an element exists. A thread visits k in order and so
- *            knows (channel, tap) without dividing. kernel_h + kernel_w <= 31.
+ *            knows (channel, tap) without dividing. kernel_h + kernel_w <= 31. Of volumes, a third bit for the slice: with kernel_d <= 31.
  *
  * and two assignments of threads:
  *
@@ -33,7 +33,7 @@ struct alignas(8) Tap {
 };
 enum : unsigned { NO_TAP = 1u << 31 }; /* the bit of k past the end; outside every place */
 enum {
-    MOST_TAPS = 15 * 16, /* largest kernel_h x kernel_w if kernel_h + kernel_w <= 31 */
+    MOST_TAPS = 15 * 16, /* largest kernel_h x kernel_w if kernel_h + kernel_w <= 31; of volumes refused beyond */
     /* table entries past the last tap: the most that a thread reads in a row, or that a k-iteration has past the end */
     RUN = 32,
 };
@@ -41,14 +41,15 @@ enum {
 /* The order of k: that of the filters in memory, or im2win's: (channel, s, r) under NCHW, (s, r, channel) under NHWC. */
 enum Order { AS_FILTERS, BY_COLUMNS };
 
-/* Distances in elements between taps neighbouring in channel, kernel row and kernel column. */
+/* Distances in elements between taps neighbouring in channel, kernel row and kernel column, of volumes kernel slice. */
 struct Steps {
-    int channel, high, wide;
+    int channel, high, wide, deep = 0;
 };
 
-/* Distances in elements between windows of neighbouring images, groups, output rows and output columns; origin: index of tap 0 of the first. */
+/* Distances in elements between windows of neighbouring images, groups, output rows and output columns; origin: index of tap 0 of the first; of
+ * volumes between output slices. */
 struct Layout {
-    int image, group, row, column, origin;
+    int image, group, row, column, origin, slice = 0;
 };
 
 /* A kernel's arguments: passed by value. */
@@ -64,13 +65,15 @@ struct Arguments {
     int vector; /* 1: in every window, each four taps that start at a multiple of four are 16 contiguous, aligned bytes */
 };
 
-/* A window's start, for both representations of taps. */
-__device__ inline int start_of(const Arguments &a, int group, int window, int &p, int &q) {
+/* A window's start, for both representations of taps, and its slice, row and column of outputs. */
+__device__ inline int start_of(const Arguments &a, int group, int window, int &o, int &p, int &q) {
     int position;
     const int image = a.c.per_image.of(window, position);
-    p = a.c.per_row.of(position, q);
+    p = a.c.per_row.of(position, q), o = 0;
+    if (a.c.volumes) o = p / a.c.slice_rows, p -= o * a.c.slice_rows;
     const Layout &l = a.layout;
-    return (int)((unsigned)l.origin + (unsigned)image * l.image + (unsigned)group * l.group + (unsigned)p * l.row + (unsigned)q * l.column);
+    return (int)((unsigned)l.origin + (unsigned)image * l.image + (unsigned)group * l.group + (unsigned)o * l.slice + (unsigned)p * l.row +
+                 (unsigned)q * l.column);
 }
 
 template <bool NHWC> struct Listed {
@@ -83,13 +86,17 @@ template <bool NHWC> struct Listed {
     static __device__ Place place(const Arguments &a, int group, int window) {
         if (window < 0 || window >= a.c.windows) return {0, ~0u};
         const Conv &c = a.c;
-        int p, q;
-        Place to = {start_of(a, group, window, p, q), NO_TAP};
+        int o, p, q;
+        Place to = {start_of(a, group, window, o, p, q), NO_TAP};
         if (a.inside) return to;
         const int h = p * c.stride_h - c.pad_top, w = q * c.stride_w - c.pad_left;
         for (int r = 0; r < c.kernel_h; r++) to.outside |= (unsigned)((unsigned)(h + r * c.dilation_h) >= (unsigned)c.height) << r;
         for (int s = 0; s < c.kernel_w; s++)
             to.outside |= (unsigned)((unsigned)(w + s * c.dilation_w) >= (unsigned)c.width) << (c.kernel_h + s);
+        if (c.volumes)
+            for (int t = 0; t < c.kernel_d; t++)
+                to.outside |= (unsigned)((unsigned)(o * c.stride_d - c.pad_front + t * c.dilation_d) >= (unsigned)c.depth)
+                              << (c.kernel_h + c.kernel_w + t);
         return to;
     }
 
@@ -100,13 +107,15 @@ template <bool NHWC> struct Listed {
     /* Called by all threads of a block; a barrier must follow. After the last tap come the next channels' (NCHW) or none (NHWC). */
     static __device__ void prepare(const Arguments &a, int thread, int threads) {
         const Conv &c = a.c;
-        const int count = c.kernel_h * c.kernel_w;
+        const int count = c.taps();
         for (int i = thread; i < count + RUN; i += threads) {
-            const int channel = i / count, tap = i % count;
-            const int r = a.order == AS_FILTERS ? tap / c.kernel_w : tap % c.kernel_h,
+            const int channel = i / count, tap = i % count, t = c.volumes ? tap / (c.kernel_h * c.kernel_w) : 0; /* volumes: AS_FILTERS */
+            const int r = a.order == AS_FILTERS ? tap / c.kernel_w - t * c.kernel_h : tap % c.kernel_h,
                       s = a.order == AS_FILTERS ? tap % c.kernel_w : tap / c.kernel_h;
-            const unsigned offset = (unsigned)channel * a.steps.channel + (unsigned)r * a.steps.high + (unsigned)s * a.steps.wide;
-            const unsigned bits = a.inside ? 0 : 1u << r | 1u << (c.kernel_h + s);
+            const unsigned offset = (unsigned)channel * a.steps.channel + (unsigned)t * a.steps.deep + (unsigned)r * a.steps.high +
+                                    (unsigned)s * a.steps.wide;
+            const unsigned slice = c.volumes ? 1u << (c.kernel_h + c.kernel_w + t) : 0;
+            const unsigned bits = a.inside ? 0 : 1u << r | 1u << (c.kernel_h + s) | slice;
             table()[i] = NHWC && channel ? Tap{0, NO_TAP} : Tap{(int)offset, bits};
         }
     }
@@ -163,8 +172,8 @@ struct Divided {
 
     static __device__ Place place(const Arguments &a, int group, int window) {
         if (window < 0 || window >= a.c.windows) return {0, NOWHERE, 0};
-        int p, q;
-        const int at = start_of(a, group, window, p, q);
+        int o, p, q;
+        const int at = start_of(a, group, window, o, p, q);
         return {at, p * a.c.stride_h - a.c.pad_top, q * a.c.stride_w - a.c.pad_left};
     }
     static __device__ Tap tap(const Arguments &a, int k) {
@@ -454,13 +463,14 @@ pysim_status prepare(const Arguments &a, const Prepared &own, cudaStream_t strea
 /* Gathers from the input itself. Modulo 2^32, as the sums are. */
 inline Steps steps_of_input(const Conv &c) {
     const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
-    return {c.nhwc ? 1 : c.height * c.width, (int)(row * c.dilation_h), (int)(column * c.dilation_w)};
+    return {c.nhwc ? 1 : c.rows() * c.width, (int)(row * c.dilation_h), (int)(column * c.dilation_w), (int)(row * c.height * c.dilation_d)};
 }
 inline bool inside(const Conv &c) {
     const auto within = [](int64_t outputs, int64_t stride, int64_t kernel, int64_t dilation, int before, int64_t size) {
         return !before && (outputs - 1) * stride + (kernel - 1) * dilation < size;
     };
-    return within(c.out_h, c.stride_h, c.kernel_h, c.dilation_h, c.pad_top, c.height) &&
+    return within(c.out_h / c.slice_rows, c.stride_d, c.kernel_d, c.dilation_d, c.pad_front, c.depth) &&
+           within(c.slice_rows, c.stride_h, c.kernel_h, c.dilation_h, c.pad_top, c.height) &&
            within(c.out_w, c.stride_w, c.kernel_w, c.dilation_w, c.pad_left, c.width);
 }
 inline Arguments of_input(const Conv &c, const Prepared &own) {
@@ -468,16 +478,21 @@ inline Arguments of_input(const Conv &c, const Prepared &own) {
     const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
     a.c = c, a.base = c.in, a.weights = own.filters ? c.own : c.weights, a.pitch = own.pitch, a.order = AS_FILTERS,
     a.steps = steps_of_input(c);
-    a.layout = {c.groups * c.channels * c.height * c.width, c.nhwc ? c.channels : c.channels * c.height * c.width, (int)(row * c.stride_h),
-                (int)(column * c.stride_w), (int)(0u - row * c.pad_top - column * c.pad_left)};
+    a.layout = {c.groups * c.channels * c.rows() * c.width, c.nhwc ? c.channels : c.channels * c.rows() * c.width, (int)(row * c.stride_h),
+                (int)(column * c.stride_w), (int)(0u - row * c.height * c.pad_front - row * c.pad_top - column * c.pad_left),
+                (int)(row * c.height * c.stride_d)};
     a.inside = inside(c), a.vector = c.nhwc && c.channels % vector_of(c) == 0 && (uintptr_t)c.in % 16 == 0;
     return a;
 }
 /* The reason why Listed cannot gather a problem, or NULL. */
 inline const char *refuses_listed(const Conv &c) {
     static_assert(limit::LISTED_TAPS == 31 && limit::LISTED_IMAGE == 1 << 29 && limit::TENSOR_TAPS == MOST_TAPS, "what the sentences say");
+    if (c.volumes && c.kernel_d + c.kernel_h + c.kernel_w > limit::LISTED_TAPS)
+        return "it takes kernels of up to 31 slices, rows and columns together";
     if (c.kernel_h + c.kernel_w > limit::LISTED_TAPS) return "it takes kernels of up to 31 rows and columns together";
-    const double padded = ((double)c.height + c.pad_top + c.pad_bottom) * ((double)c.width + c.pad_left + c.pad_right);
+    if (c.taps() > limit::TENSOR_TAPS) return "it takes kernels of up to 240 taps";
+    const double padded = ((double)c.depth + c.pad_front + c.pad_back) * ((double)c.height + c.pad_top + c.pad_bottom) *
+                          ((double)c.width + c.pad_left + c.pad_right);
     return padded * (c.nhwc ? c.groups * c.channels : 1) > limit::LISTED_IMAGE ? "it takes padded images of up to 2^29 elements" : nullptr;
 }
 }

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of few channels a group on tensor cores. A block loads the pixels that a rectangle of windows touches into shared memory
-once, for several groups; a warp multiplies 32 windows by 8 or 16 filters of one group. Rows of variant `single` are for one group with few
-channels, as in a network's first layer: a warp has 32 filters and stores their accumulators from registers.
+"""Convolutions of few channels a group on tensor cores. A block loads the pixels that a rectangle of windows touches (of volumes, in all
+slices of the kernel) into shared memory once, for several groups; a warp multiplies 32 windows by 8 or 16 filters of one group. Rows of
+variant `single` are for one group with few channels, as in a network's first layer: a warp has 32 filters and stores their accumulators
+from registers.
 
 Worked number: conv:g32mb8ic128ih56oc128kh3ph1:f16 has blocks of 8 groups and 8 x 8 windows, which touch 10 x 10 pixels of 64
 bytes: 1,568 rectangles, whose warps take a group in 5 k-iterations of 16.
@@ -79,7 +80,7 @@ def tiling_of(w: Conv, sms: int, single: bool = False, layout: Layout = "nhwc") 
     most_windows, most_filters = limits[f"{kind}WINDOWS"], limits[f"{kind}FILTERS"]
     across = -(-w.kernel_w // min(max(1, unit_elements // channels), w.kernel_w)) if single else w.kernel_w
     fold = -(-w.kernel_w // across)
-    taps, units = w.kernel_h * across, -(-channels * fold // unit_elements)
+    taps, units = w.kernel_d * w.kernel_h * across, -(-channels * fold // unit_elements)
     if taps * units > most // UNIT:
         return None
     iterations = -(-taps * units // ITERATION_UNITS)
@@ -103,7 +104,7 @@ def tiling_of(w: Conv, sms: int, single: bool = False, layout: Layout = "nhwc") 
             continue
         columns = (wide - 1) * w.stride_w + (across - 1) * fold * w.dilation_w + 1
         for high in even(most_windows // wide, w.out_h):
-            rows = (high - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1
+            rows = w.kernel_d * ((high - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1)
             windows = round_up(high * wide, WARP_WINDOWS)
             shared = (
                 kept
@@ -111,7 +112,7 @@ def tiling_of(w: Conv, sms: int, single: bool = False, layout: Layout = "nhwc") 
                 + (0 if single else windows * (most_filters + RESULT_PADDING) * 4)
             )
             if shared <= most:
-                tiles = w.batch * -(-w.out_h // high) * -(-w.out_w // wide)
+                tiles = w.batch * w.out_d * -(-w.out_h // high) * -(-w.out_w // wide)
                 workers = min(tiles, max(1, sms * min(SINGLE_BLOCKS, held // shared) // parts)) if single else tiles
                 tiling = Tiling(
                     fold, units, iterations, groups, filters, slots, high, wide, rows, columns, shared, tiles, parts, workers
@@ -142,7 +143,7 @@ class Grouped(ByThreads):
         """Of units of 8 bytes, with several columns each in rows for one group of few channels."""
         channels, units = self.w.group_channels, UNIT // self.size
         fold = min(max(1, units // channels), self.w.kernel_w) if self.row.variant == "single" else 1
-        return order_of(self.w, "rows", "columns", "channels") + f" in units of {units}" + f", {fold} columns each" * (fold > 1)
+        return order_of(self.w, "slices", "rows", "columns", "channels") + f" in units of {units}" + f", {fold} columns each" * (fold > 1)
 
     def refusal(self) -> Reason | None:
         most = cuda_limits()["GROUPED_TILE_CHANNELS"]

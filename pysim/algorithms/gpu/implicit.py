@@ -7,6 +7,8 @@ by 16 bytes where they form a matrix. Rows with a table pad filters to whole vec
 Worked number: a k-iteration of 16 of 128 x 64 by offsets gathers 64 x 16 / 32 = 32 elements a lane, with 8 instructions each.
 """
 
+import math
+
 from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows, order_in_memory
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
@@ -26,11 +28,15 @@ MATRIX_INSTRUCTIONS = 2.0  # a load and its address
 
 def list_refuses(w: Conv, layout: Layout) -> Reason | None:
     """Why a problem's taps do not fit in the table."""
-    high, wide = w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right
+    pixels = math.prod(axis.size + axis.before + axis.after for axis in (w.slices, w.rows, w.columns))
     most = cuda_limits()
+    if w.is_volume and w.kernel_d + w.kernel_h + w.kernel_w > most["LISTED_TAPS"]:
+        return Reason("shape", f"it takes kernels of up to {most['LISTED_TAPS']} slices, rows and columns together")
     if w.kernel_h + w.kernel_w > most["LISTED_TAPS"]:
         return Reason("shape", f"it takes kernels of up to {most['LISTED_TAPS']} rows and columns together")
-    if high * wide * (w.channels if layout == "nhwc" else 1) > most["LISTED_IMAGE"]:
+    if w.taps > most["TENSOR_TAPS"]:
+        return Reason("shape", f"it takes kernels of up to {most['TENSOR_TAPS']} taps")
+    if pixels * (w.channels if layout == "nhwc" else 1) > most["LISTED_IMAGE"]:
         return Reason("size", "it takes padded images of up to 2^29 elements")
     return None
 

@@ -32,23 +32,38 @@ struct Grouped {
     int shares;        /* warps that share the same windows */
     int tiles, step;   /* rectangles of windows; distance from one of a block to its next */
     int whole_steps;   /* k-iterations at the start that need no masks */
-    Divisor by_part, by_tile_w, by_tile_h, by_wide, by_columns, by_pixels, by_places, by_units, by_vectors, by_steps, by_taps, by_across,
+    Divisor by_part, by_tile_w, by_tile_h, by_slices, by_down, by_wide, by_columns, by_pixels, by_places, by_units, by_vectors, by_steps, by_taps, by_across,
         by_chunks, by_share;
 };
 
 /* A block's outputs: rectangle of windows, groups, filters of each group. */
 struct Block {
-    int image, p, q, group, groups, filter, filters; /* filter: the first, counted over all groups */
+    int image, slice, p, q, group, groups, filter, filters; /* filter: the first, counted over all groups */
     __device__ Block(const Grouped &g, int part, int tile) {
         const Conv &c = g.c;
         int chunk;
-        image = g.by_tile_h.of(g.by_tile_w.of(tile, q), p);
+        image = g.by_tile_h.of(g.by_tile_w.of(tile, q), p), slice = 0;
+        if (c.volumes) image = g.by_slices.of(image, slice);
         p *= g.t.high, q *= g.t.wide;
         group = g.by_chunks.of(part, chunk) * g.t.groups;
         groups = min(g.t.groups, c.groups - group);
         filter = group * c.filters + chunk * g.t.filters, filters = min(g.t.filters, c.filters - chunk * g.t.filters);
     }
 };
+
+/* Whether there is a row `line` of the pixels of a block's rectangle, and which of the input's rows it is. */
+__device__ inline bool row_of(const Grouped &g, const Block &b, int line, int &row) {
+    const Conv &c = g.c;
+    if (!c.volumes) {
+        row = b.p * c.stride_h - c.pad_top + line;
+        return (unsigned)row < (unsigned)c.height;
+    }
+    int below;
+    const int t = g.by_down.of(line, below);
+    const int d = b.slice * c.stride_d - c.pad_front + t * c.dilation_d, h = b.p * c.stride_h - c.pad_top + below;
+    row = d * c.height + h;
+    return (unsigned)d < (unsigned)c.depth && (unsigned)h < (unsigned)c.height;
+}
 
 template <class T> struct alignas(UNIT) Unit {
     T value[UNIT / sizeof(T)];
@@ -94,7 +109,7 @@ template <class T, bool SINGLE> __device__ inline void stage_filters(const Group
                 if (channel < c.channels && apart < g.t.fold && column < c.kernel_w) {
                     const int of_tap = r * c.kernel_w + column;
                     word.value[e] =
-                        from[filter * c.k + (c.nhwc ? of_tap * c.channels + channel : channel * c.kernel_h * c.kernel_w + of_tap)];
+                        from[filter * c.k + (c.nhwc ? of_tap * c.channels + channel : channel * c.taps() + of_tap)];
                 }
             }
         }
@@ -109,8 +124,9 @@ template <class T> __device__ inline void list_units(const Grouped &g, int *to) 
     for (int i = (int)threadIdx.x; i < g.t.steps * STEP_UNITS; i += THREADS) {
         int tap, unit, s;
         tap = g.by_units.of(i, unit);
-        const int r = g.by_across.of(tap, s), left = c.kernel_w - s * g.t.fold;
-        const int offset = (r * c.dilation_h * g.t.columns + s * g.t.fold * c.dilation_w) * g.t.pitch + unit * UNIT;
+        const int line = g.by_across.of(tap, s), t = c.volumes ? line / c.kernel_h : 0, left = c.kernel_w - s * g.t.fold;
+        const int row = t * g.t.down + (line - t * c.kernel_h) * c.dilation_h;
+        const int offset = (row * g.t.columns + s * g.t.fold * c.dilation_w) * g.t.pitch + unit * UNIT;
         const int none = left < g.t.fold ? UNIT - left * c.channels * (int)sizeof(T) : 0;
         to[i] = tap < g.t.taps ? offset | none << 24 : UNIT << 24;
     }
@@ -119,14 +135,15 @@ template <class T> __device__ inline void list_units(const Grouped &g, int *to) 
 /* Loads the pixels that a block's windows read, [row][column][group][channels in whole units], in vectors of neighbouring channels. */
 template <class T> __device__ inline void stage_vectors(const Grouped &g, const Block &b, char *to) {
     const Conv &c = g.c;
-    const int h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left, pitch = c.groups * c.channels;
+    const int w0 = b.q * c.stride_w - c.pad_left, pitch = c.groups * c.channels;
     const int bytes = b.groups * c.channels * (int)sizeof(T), count = g.t.rows * g.t.columns * (int)g.by_vectors.divisor;
-    const T *const from = (const T *)c.in + (int64_t)b.image * c.height * c.width * pitch + b.group * c.channels;
+    const T *const from = (const T *)c.in + (int64_t)b.image * c.rows() * c.width * pitch + b.group * c.channels;
     for (int i = (int)threadIdx.x; i < count; i += THREADS) {
-        int at, w;
-        const int pixel = g.by_vectors.of(i, at), left = bytes - at * g.vector, h = h0 + g.by_columns.of(pixel, w);
+        int at, w, h;
+        const int pixel = g.by_vectors.of(i, at), left = bytes - at * g.vector;
+        const bool there = row_of(g, b, g.by_columns.of(pixel, w), h);
         w += w0;
-        const bool inside = (unsigned)h < (unsigned)c.height && (unsigned)w < (unsigned)c.width;
+        const bool inside = there && (unsigned)w < (unsigned)c.width;
         const int some = inside ? max(0, min(left, g.vector)) : 0;
         const void *source = some ? (const char *)(from + (h * c.width + w) * pitch) + at * g.vector : (const char *)c.in;
         char *const place = to + pixel * g.t.pitch + at * g.vector;
@@ -141,9 +158,9 @@ template <class T> __device__ inline void stage_vectors(const Grouped &g, const 
 template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
     enum { OF = UNIT / sizeof(T), AT_ONCE = PIECE == 4 ? 2 : 4 }; /* loads of a thread that are in flight together */
     const Conv &c = g.c;
-    const int h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left, before = w0 & (PIECE - 1);
-    const int plane = c.nhwc ? 1 : c.height * c.width, column = c.nhwc ? c.groups * c.channels : 1;
-    const T *const from = (const T *)c.in + ((int64_t)b.image * c.groups * c.height * c.width + (int64_t)b.group * plane) * c.channels;
+    const int w0 = b.q * c.stride_w - c.pad_left, before = w0 & (PIECE - 1);
+    const int plane = c.nhwc ? 1 : c.rows() * c.width, column = c.nhwc ? c.groups * c.channels : 1;
+    const T *const from = (const T *)c.in + ((int64_t)b.image * c.groups * c.rows() * c.width + (int64_t)b.group * plane) * c.channels;
     const int count = g.t.rows * (int)g.by_columns.divisor * (int)g.by_places.divisor;
     /* The loop is uniform in a warp. Lanes run along pixels; with PIECE > 1 along the units of a pixel first, to avoid bank conflicts between lanes
      * that store several pixels each. */
@@ -152,15 +169,16 @@ template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_w
         int places[AT_ONCE], columns[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            int pixel, place, unit, w;
+            int pixel, place, unit, w, h;
             if constexpr (PIECE > 1) pixel = g.by_places.of(first + i * 32, place);
             else place = g.by_pixels.of(first + i * 32, pixel);
-            const int group = g.by_units.of(place, unit), row = g.by_columns.of(pixel, w), h = h0 + row;
+            const int group = g.by_units.of(place, unit), row = g.by_columns.of(pixel, w);
+            const bool in_row = row_of(g, b, row, h);
             columns[i] = first + i * 32 < count ? w * PIECE - before : -PIECE;
             places[i] = (row * g.t.columns + columns[i]) * g.t.pitch + place * UNIT;
             w = w0 + columns[i];
             const bool there =
-                first + i * 32 < count && group < b.groups && (unsigned)h < (unsigned)c.height && (FOLD || (unsigned)w < (unsigned)c.width);
+                first + i * 32 < count && group < b.groups && in_row && (FOLD || (unsigned)w < (unsigned)c.width);
             const T *const at = from + (group * c.channels + unit * OF) * plane + (h * c.width + w) * column;
 #pragma unroll
             for (int e = 0; e < OF; e++)
@@ -306,8 +324,8 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
     const auto place_of = [&](int window, int &position) {
         int x;
         const int y = b.p + g.by_wide.of(window, x);
-        x += b.q, position = y * c.out_w + x;
-        return window < windows && y < c.out_h && x < c.out_w;
+        x += b.q, position = (b.slice * c.slice_rows + y) * c.out_w + x;
+        return window < windows && y < c.slice_rows && x < c.out_w;
     };
     float of[TILES * 8];
     in_turns<TILES, NHWC>(sum, of);
@@ -373,9 +391,10 @@ template <bool NHWC, int COUNT, class Out> __device__ inline void store(const Gr
         const int line = i / LANES, at = i % LANES * COUNT, window = NHWC ? line : at, filter = NHWC ? at : line;
         if (window >= windows || filter >= count) continue;
         int x;
-        const int y = b.p + g.by_wide.of(window, x);
+        int y = b.p + g.by_wide.of(window, x);
         x += b.q;
-        if (y >= c.out_h || x >= c.out_w) continue;
+        if (y >= c.slice_rows || x >= c.out_w) continue;
+        y += b.slice * c.slice_rows;
         const auto found = *(const Pack<float, COUNT> *)(sums + sum_at<NHWC>(g, window, filter));
         const auto &acc = found.value;
         if constexpr (NHWC) to.store((b.image * c.out_h + y) * c.out_w + x, b.filter + filter, acc);
@@ -467,6 +486,7 @@ inline Grouped prepare(const Conv &c, const Tiling &t, int sms) {
     const int chunks = ceil_div(t.high * t.wide, CHUNK), across = (t.columns + 2 * g.piece - 2) / g.piece;
     g.shares = WARPS / chunks, g.by_share = Divisor((unsigned)chunks);
     g.by_part = Divisor((unsigned)t.parts(c)), g.by_tile_w = Divisor((unsigned)t.tiles_w), g.by_tile_h = Divisor((unsigned)t.tiles_h);
+    g.by_slices = Divisor((unsigned)(c.out_h / c.slice_rows)), g.by_down = Divisor((unsigned)t.down);
     g.by_wide = Divisor((unsigned)t.wide), g.by_columns = Divisor((unsigned)across), g.by_pixels = Divisor((unsigned)(t.rows * t.columns));
     g.by_places = Divisor((unsigned)(t.groups * t.units));
     g.by_units = Divisor((unsigned)t.units), g.by_vectors = Divisor((unsigned)(g.vector ? ceil_div(part, g.vector) : 1));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How a convolution of few channels a group is cut into blocks (kernel.cuh); pysim/algorithms/gpu/grouped.py computes the same.
  *
- * A block has a rectangle of up to WINDOWS windows of one image, and either several groups with up to FILTERS channels and filters in total, or
+ * A block has a rectangle of up to WINDOWS windows of one image (of a volume: of one slice), and either several groups with up to FILTERS channels and filters in total, or
  * FILTERS filters of one group. Shared memory holds, in this order: the offset of each unit of k from a window's first pixel (ints), the rectangle of
  * pixels that its windows use, its filters, and accumulators. A unit is 8 bytes of channels of one tap; an instruction's k has four units.
  *
@@ -39,8 +39,8 @@ struct Tiling {
     int single, fold;                 /* taps of a unit */
     int across, taps, units, steps;   /* taps (folds of taps) of a kernel row, of the kernel; units of a tap; k-iterations */
     int groups, filters, slots;       /* of a block: groups, filters of a group, filters in shared memory */
-    int high, wide, tiles_h, tiles_w; /* a rectangle in windows; rectangles of an image */
-    int rows, columns;                /* pixels that a rectangle reads */
+    int high, wide, tiles_h, tiles_w; /* a rectangle in windows; rectangles of an image, of a volume of a slice */
+    int down, rows, columns;          /* pixels that a rectangle reads: rows of a slice, of all slices of the kernel; columns */
     int pitch, filter_pitch;          /* bytes from a pixel, a filter, to the next */
     int sum_row;                      /* NCHW: accumulators from one filter to the next; never more memory than NHWC's layout */
     /* byte offsets in shared memory; tile, shared: bytes of a rectangle's pixels, in all */
@@ -48,11 +48,11 @@ struct Tiling {
 
     /* Computes the fields that depend on `high` and `wide`. False if shared memory does not suffice. */
     bool place(const Conv &c) {
-        tiles_h = ceil_div(c.out_h, high), tiles_w = ceil_div(c.out_w, wide);
-        const int64_t down = (int64_t)(high - 1) * c.stride_h + (int64_t)(c.kernel_h - 1) * c.dilation_h + 1;
+        tiles_h = ceil_div(c.slice_rows, high), tiles_w = ceil_div(c.out_w, wide);
+        const int64_t of_slice = (int64_t)(high - 1) * c.stride_h + (int64_t)(c.kernel_h - 1) * c.dilation_h + 1;
         const int64_t side = (int64_t)(wide - 1) * c.stride_w + (int64_t)(across - 1) * fold * c.dilation_w + 1;
-        if (down * side > limit::GROUPED_SHARED / pitch) return false;
-        rows = (int)down, columns = (int)side;
+        if (of_slice > limit::GROUPED_SHARED / c.kernel_d || c.kernel_d * of_slice * side > limit::GROUPED_SHARED / pitch) return false;
+        down = (int)of_slice, rows = c.kernel_d * down, columns = (int)side;
         at_windows = (int)round_up(steps * STEP_UNITS * (int)sizeof(int), 16);
         tile = (int)round_up(rows * columns * pitch, 16);
         at_filters = at_windows + (single ? 2 : 1) * tile;
@@ -64,7 +64,7 @@ struct Tiling {
         return all <= limit::GROUPED_SHARED;
     }
     int parts(const Conv &c) const { return groups > 1 ? ceil_div(c.groups, groups) : c.groups * ceil_div(c.filters, filters); }
-    int64_t tiles(const Conv &c) const { return (int64_t)c.batch * tiles_h * tiles_w; }
+    int64_t tiles(const Conv &c) const { return (int64_t)c.batch * (c.out_h / c.slice_rows) * tiles_h * tiles_w; }
     /* Thread blocks of a part: one per rectangle; `single`: at most as many as run at once. */
     int64_t workers(const Conv &c, int sms) const {
         if (!single) return tiles(c);
@@ -83,7 +83,7 @@ inline Tiling kept_of(const Conv &c, bool single) {
     const int of_unit = UNIT / dtypes[c.dtype].bytes;
     t.single = single, t.fold = single ? std::min(std::max(1, of_unit / c.channels), c.kernel_w) : 1;
     t.across = ceil_div(c.kernel_w, t.fold);
-    t.fold = ceil_div(c.kernel_w, t.across), t.taps = c.kernel_h * t.across;
+    t.fold = ceil_div(c.kernel_w, t.across), t.taps = c.kernel_d * c.kernel_h * t.across;
     t.units = ceil_div(c.channels * t.fold, of_unit);
     if ((int64_t)t.taps * t.units > limit::GROUPED_SHARED / UNIT) return {};
     t.steps = ceil_div(t.taps * t.units, STEP_UNITS);
@@ -113,8 +113,8 @@ inline Tiling tiling_of(const Conv &c, int sms, bool single) {
     const auto even = [](int size, int of) { return ceil_div(of, ceil_div(of, size)) == size; };
     int64_t least = 0;
     for (t.wide = t.steps ? std::min(c.out_w, most) : 0; t.wide > 0; t.wide--)
-        for (t.high = std::min(c.out_h, most / t.wide); even(t.wide, c.out_w) && t.wide % fours == 0 && t.high > 0; t.high--) {
-            if (!even(t.high, c.out_h) || !t.place(c)) continue;
+        for (t.high = std::min(c.slice_rows, most / t.wide); even(t.wide, c.out_w) && t.wide % fours == 0 && t.high > 0; t.high--) {
+            if (!even(t.high, c.slice_rows) || !t.place(c)) continue;
             const int touched = t.rows * ((t.wide - 1) * c.stride_w + (c.kernel_w - 1) * c.dilation_w + 1);
             const int64_t windows = std::max(round_up(t.high * t.wide, CHUNK), t.high * round_up(t.wide, run)),
                           blocks = t.tiles(c) * t.parts(c);

@@ -125,8 +125,8 @@ __global__ __launch_bounds__(256) void basic_kernel(const __grid_constant__ Basi
     const int all = c.groups * c.filters, i = (int)(blockIdx.x * blockDim.x + threadIdx.x), images = c.out_h * c.out_w;
     if (i >= all * c.windows) return;
     const int filter = c.nhwc ? i % all : i / images % all, window = c.nhwc ? i / all : i / images / all * images + i % images;
-    int p, q;
-    const float *from = (const float *)b.a.base + (unsigned)gather::start_of(b.a, filter / c.filters, window, p, q);
+    int o, p, q;
+    const float *from = (const float *)b.a.base + (unsigned)gather::start_of(b.a, filter / c.filters, window, o, p, q);
     const float *weight = (const float *)b.a.weights + (int64_t)filter * b.a.pitch;
     float sum = 0;
     for (int x = 0; x < b.size[0]; x++)

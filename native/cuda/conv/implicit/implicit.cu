@@ -21,7 +21,7 @@ struct Prepare {
 
 /* Where tap k stands among a filter's elements. */
 __device__ inline int place_of(const Conv &c, Order order, int k) {
-    const int taps = c.kernel_h * c.kernel_w, channel = c.nhwc ? k % c.channels : k / taps, tap = c.nhwc ? k / c.channels : k % taps;
+    const int taps = c.taps(), channel = c.nhwc ? k % c.channels : k / taps, tap = c.nhwc ? k / c.channels : k % taps;
     const int r = order == AS_FILTERS ? tap / c.kernel_w : tap % c.kernel_h, s = order == AS_FILTERS ? tap % c.kernel_w : tap / c.kernel_h;
     return c.nhwc ? (r * c.kernel_w + s) * c.channels + channel : channel * taps + r * c.kernel_w + s;
 }
