@@ -67,7 +67,7 @@ inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
                    c.staged != 0,
                    c.replaced_on,
                    c.reduces_in_cluster,
-                   c.volumes != 0};
+                  c.volumes != 0};
     int at = 0;
     const auto add = [&](const char *format, auto... values) { at += snprintf(row.name + at, sizeof row.name - at, format, values...); };
     add("%s_%s", dtypes[c.dtype].name, c.algorithm.data());
