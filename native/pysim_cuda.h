@@ -13,7 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-#define PYSIM_CUDA_DECLARATIONS 0x343c977b /* as PYSIM_DECLARATIONS, of the declarations here */
+#define PYSIM_CUDA_DECLARATIONS 0x55a902fd /* as PYSIM_DECLARATIONS, of the declarations here */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
@@ -171,6 +171,16 @@ typedef struct {
 } pysim_cuda_norm;
 /* `parts` lies in host memory. */
 pysim_status pysim_cuda_normalize(const pysim_cuda_norm *n, const void *const *parts, void *result, void *stream);
+
+/* The outputs of a convolution whose filters are the phases of a transposed one, filter for filter, interleaved: along each axis (slices, rows and
+ * columns; of images one slice), phase r of window p becomes position p stride + r - start of the result, if it lies in its `out`. Both are dense in one layout;
+ * phases are numbered with the last axis the fastest. */
+typedef struct {
+    int32_t layout, element_bytes; /* pysim_layout; 2, 4 or 8 */
+    int64_t batch, filters;        /* of the result */
+    int64_t windows[3], strides[3], starts[3], out[3];
+} pysim_cuda_phases;
+pysim_status pysim_cuda_interleave(const pysim_cuda_phases *p, const void *from, void *to, void *stream);
 
 /* Runs one after another: layers of a network in one call. An operand lies `offset` bytes behind base number `base` of those that are given. */
 typedef struct {

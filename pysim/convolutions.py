@@ -16,10 +16,12 @@ import numpy as np
 from pysim.api import convolved
 from pysim.arguments import whole, wholes
 from pysim.errors import OperandError, ProblemError
+from pysim.problem.dtypes import SIZES
 from pysim.problem.transposed import Transposed, transposed
 from pysim.problem.windows import Pair, Windows
 from pysim.runtime import arrays
 from pysim.runtime import cpu as runtime
+from pysim.runtime.cuda import interleave
 
 _AXES = {1: "(width)", 2: "(height, width)", 3: "(depth, height, width)"}
 _SHAPES = {1: ("[N][C][W]", "[S]"), 2: ("[N][C][H][W]", "[R][S]"), 3: ("[N][C][D][H][W]", "[T][R][S]")}
@@ -112,7 +114,10 @@ def _transposed_on_gpu(
     order = arrays.permuted(rank + 2) if channels_last else range(rank + 2)
     out = moves.empty([how.output_shape[axis] for axis in order], dtype=y.dtype)
     out = library.channels_second(out) if channels_last else out
-    how.interleave(y, out)
+    element = SIZES[arrays.view(y, "y", stream).dtype]
+    with library.on_device(x):
+        lies = library.pointer(y, stream), library.pointer(out, stream)
+        interleave(how, "nhwc" if channels_last else "nchw", element, *lies, stream)
     return out
 
 

@@ -132,17 +132,6 @@ class Transposed(NamedTuple):
         """The result, from the outputs of the convolution."""
         return y.reshape(self.split_shape).transpose(self.order).reshape(self.interleaved_shape)[self.cut]
 
-    def interleave(self, y: Any, out: Any) -> None:
-        """The same into `out`, an array of `output_shape`, a phase at a time, however both lie."""
-        parts, whole = y.reshape(self.split_shape), slice(None)
-        for phase in product(*(range(axis.stride) for axis in self.axes)):
-            first = [max(0, -(-(axis.start - at) // axis.stride)) for axis, at in zip(self.axes, phase, strict=True)]
-            begin = [p * axis.stride + at - axis.start for axis, at, p in zip(self.axes, phase, first, strict=True)]
-            counts = [-(-(axis.out - at) // axis.stride) for axis, at in zip(self.axes, begin, strict=True)]
-            taken = (slice(p, p + count) for p, count in zip(first, counts, strict=True))
-            places = (slice(at, None, axis.stride) for axis, at in zip(self.axes, begin, strict=True))
-            out[(whole, whole, *places)] = parts[(whole, whole, *phase, *taken)]
-
 
 def transposed(
     batch: int,

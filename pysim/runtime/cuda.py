@@ -10,6 +10,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -26,6 +27,7 @@ from pysim.logs import LOG
 from pysim.problem import dtypes
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
+from pysim.problem.transposed import Phase, Transposed
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, Attributes, ConvKernel, GemmKernel, conv_kernel, epilogues, gemm_kernel, tables
 from pysim.registry.native_files import declarations, refuse_other_build
@@ -366,3 +368,23 @@ def own_bytes(size: int) -> tuple[Any, int]:
     """(owner, address) of device memory from this library."""
     memory = DeviceArray((size,), "u8")
     return memory, memory.pointer
+
+
+@lru_cache(maxsize=256)
+def _phases(axes: tuple[Phase, ...], batch: int, filters: int, layout: str, element_bytes: int) -> Any:
+    missing = 3 - len(axes)
+    sizes = {
+        "strides": [1] * missing + [axis.stride for axis in axes],
+        "starts": [0] * missing + [axis.start for axis in axes],
+        "windows": [1] * missing + [axis.windows for axis in axes],
+        "out": [1] * missing + [axis.out for axis in axes],
+    }
+    about = {"layout": CONV_LAYOUTS.index(layout), "element_bytes": element_bytes, "batch": batch, "filters": filters}
+    return library()[0].new("pysim_cuda_phases *", about | sizes)
+
+
+def interleave(of: Transposed, layout: str, element_bytes: int, y: int, out: int, stream: int) -> None:
+    """The outputs of `of.problem` at the address y, interleaved at the address `out`, both dense in `layout`; enqueued on the stream."""
+    ffi, lib = library()
+    struct = _phases(of.axes, of.problem.batch, of.filters, layout, element_bytes)
+    check(lib.pysim_cuda_interleave(struct, ffi.cast("void *", y), ffi.cast("void *", out), ffi.cast("void *", stream)))

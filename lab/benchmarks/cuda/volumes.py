@@ -30,7 +30,8 @@ from torch.nn import functional
 import pysim
 from pysim.problem.conv import Conv
 from pysim.problem.text import SHIPPED, parse
-from pysim.problem.transposed import Moves, transposed
+from pysim.problem.transposed import Moves, Transposed, transposed
+from pysim.runtime.cuda import interleave
 
 MOST_FLOPS = 4e11  # of a layer that is timed
 # 3-D U-Net, R3D-18, SlowFast, wav2vec 2, EnCodec, Mamba, DCGAN, Stable Diffusion's U-Net
@@ -171,13 +172,18 @@ def measure_transposed(line: str, batch: int, dtype: str) -> dict[str, Any]:
         out = torch.empty(problem.output_shape, dtype=kind, device="cuda").to(memory_format=form)
         kept.append((own, out))
         calls[f"torch {layout}"] = lambda at, own=own: theirs(own[0], own[1])
-        calls[f"pysim {layout}"] = lambda at, own=own, out=out, plan=plan: problem.interleave(plan.run(own[0], own[2]), out)
+        calls[f"pysim {layout}"] = partial(_interleaved, problem, plan, layout, own[0], own[2], out)
         calls[f"pysim {layout}"](0)
         error = float(((out - wide[0]).abs() / wide[1].clamp_min(1e-30)).max())
         found |= {f"error {layout}": error, f"kernel {layout}": plan.kernel, f"predicted {layout}": round(1e6 * (plan.seconds or 0), 2)}
         calls[f"phases {layout}"] = lambda at, own=own, plan=plan: plan.run(own[0], own[2])
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, dtype == "tf32"
     return found | {name: round(value, 2) for name, value in microseconds(calls, 20, 5).items()}
+
+
+def _interleaved(of: Transposed, plan: Any, layout: Any, x: Any, filters: Any, out: Any, at: int = 0) -> None:
+    y = plan.run(x, filters)
+    interleave(of, layout, out.element_size(), y.data_ptr(), out.data_ptr(), torch.cuda.current_stream().cuda_stream)
 
 
 def line_of(word: str) -> str:

@@ -7,10 +7,12 @@ from limits import SHARE
 
 import pysim
 from pysim.convolutions import _phases
-from pysim.errors import OperandError, ProblemError
+from pysim.errors import NativeError, OperandError, ProblemError
 from pysim.machine.load import load_any
 from pysim.problem.transposed import Moves
-from pysim.problem.windows import Windows, conv_of
+from pysim.problem.windows import conv_of
+from pysim.runtime.arrays import permuted
+from pysim.runtime.cuda import interleave
 
 torch = pytest.importorskip("torch")
 RANKS = (1, 2, 3)
@@ -82,7 +84,7 @@ def test_volumes_on_a_gpu_are_pytorchs(algorithm, emulated, monkeypatch):
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_phases_are_interleaved_however_results_lie(rank):
+def test_phases_are_prepared_by_any_library(rank):
     rng, name = np.random.default_rng(rank), f"conv_transpose{rank}d"
     by = Moves(torch.zeros, torch.empty, torch.flip, torch.permute)  # as on a device
     for _ in range(max(12, round(500 * SHARE))):
@@ -92,10 +94,46 @@ def test_phases_are_interleaved_however_results_lie(rank):
         assert np.array_equal(of.weights(w, by), of.weights(w.numpy())) and np.array_equal(
             of.bias(bias, by), np.repeat(bias.numpy(), of.phases)
         )
-        y = pysim.api.convolved(x.reshape(of.problem.input_shape), of.weights(w, by), of.bias(bias, by), Windows.like(of.problem))
-        out = torch.full(of.output_shape[:1] + of.output_shape[2:] + of.output_shape[1:2], torch.nan, dtype=x.dtype).movedim(-1, 1)
-        of.interleave(y, out)
-        torch.testing.assert_close(out, getattr(torch.nn.functional, name)(x, w, bias, **how))
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_gpu_interleaves_phases_as_numpy_does(rank, emulated):
+    """As the CPU runs the kernels; filters in whole vectors or not, any phases, both layouts, no element outside the result."""
+    rng, name = np.random.default_rng(rank), f"conv_transpose{rank}d"
+    for number in range(max(40, round(500 * SHARE))):
+        x, w, _, how = drawn(rng, name, 3)
+        if number % 2:  # two phases of whole vectors
+            how |= {"stride": tuple(int(of) for of in rng.choice([1, 2], rank)), "output_padding": (0,) * rank, "groups": 1}
+            axes = zip(x.shape[2:], w.shape[2:], how["stride"], how["dilation"], how["padding"], strict=True)
+            how["padding"] = tuple(min(p, ((n - 1) * s + d * (k - 1)) // 2) for n, k, s, d, p in axes)
+            w = w[:, :1].repeat(1, int(rng.choice([8, 16])), *(1,) * rank)
+        arguments = tuple(how[part] for part in ("stride", "padding", "output_padding", "dilation"))
+        of = _phases(x.shape, w.shape, arguments, how["groups"], rank, "f64")
+        problem, axes = of.problem, len(of.axes) + 2
+        layout = ("nchw", "nhwc")[number // 2 % 2]
+        kind = (np.float16, np.float32, np.float64)[number % 3]
+        windows = tuple(axis.windows for axis in of.axes)
+        y = rng.standard_normal((problem.batch, problem.filters, *windows)).astype(kind)
+        lies = permuted(axes) if layout == "nhwc" else range(axes)
+        given = np.ascontiguousarray(y.transpose(lies))
+        room = np.full(int(np.prod(of.output_shape)) + 16, np.nan, kind)
+        out = room[8:-8]
+        interleave(of, layout, out.itemsize, given.ctypes.data, out.ctypes.data, 0)
+        want = of.interleaved(y).transpose(lies)
+        assert np.array_equal(out.reshape(want.shape), want), (how, layout, kind)
+        assert np.isnan(room[:8]).all() and np.isnan(room[-8:]).all()
+
+
+def test_what_is_wrong_with_phases_is_said(emulated):
+    of = _phases((1, 2, 4), (2, 3, 4), ((2,), (1,), (0,), (1,)), 1, 1, "f32")
+    y = np.zeros((1, of.problem.filters, of.axes[0].windows), np.float32)
+    out = np.zeros(of.output_shape, np.float32)
+    with pytest.raises(NativeError, match="no results"):
+        interleave(of._replace(axes=(of.axes[0]._replace(out=99),)), "nchw", 4, y.ctypes.data, out.ctypes.data, 0)
+    with pytest.raises(NativeError, match="2, 4 or 8"):
+        interleave(of, "nchw", 3, y.ctypes.data, out.ctypes.data, 0)
+    with pytest.raises(NativeError, match="NULL"):
+        interleave(of, "nchw", 4, 0, out.ctypes.data, 0)
 
 
 def test_results_go_to_out_and_residuals_are_added():
