@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions of few channels a group. A thread computes STRIP rows of outputs of one filter, or (grouped) of four, and reads the input
 rows that they share once. With dilation a thread's output rows are spaced so that they share input rows. Where outputs share little, each
-has a thread.
+has a thread. Rows of variant `sequence` are for kernels of one row where channels lie last: a thread has 16 bytes of channels and four
+columns.
 
 Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; of 4 columns x 4 rows a thread, 25,088 warps.
 """
@@ -14,7 +15,7 @@ import msgspec
 from pysim.algorithms.convolution import Rows, order_of
 from pysim.algorithms.gpu.direct import BLOCK, ByThreads
 from pysim.cachemodel.gpu.launches import Variant
-from pysim.cachemodel.gpu.mainloop import LINE_BYTES
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES
 from pysim.cachemodel.gpu.occupancy import occupancy
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES, distinct
 from pysim.machine.gpu import Gpu
@@ -39,6 +40,13 @@ UNPACK_INSTRUCTIONS = 5.0  # of each of two elements that are loaded as a word (
 # filters (fitted: lab/data/h200/depthwise.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
 PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on ResNeXt-50's first layer, NHWC)
+
+
+# Of the variant `sequence` (native/cuda/conv/depthwise/sequence.cuh): columns of a thread, threads of a block along channels, taps; then
+# instructions of a pixel beside its conversion and products, of a loaded weight, of a stored output, of the rest; counted in the source
+SEQUENCE_COLUMNS, SEQUENCE_LANES, SEQUENCE_TAPS = 4, 8, 64
+SEQUENCE_PIXEL, SEQUENCE_WEIGHT, SEQUENCE_STORE, SEQUENCE_START = 14.0, 12.0, 30.0, 120.0
+SEQUENCE_REGISTERS = {2: 128, 4: 80}  # by bytes of an element (-Xptxas -v)
 
 
 def filters_of(row: ConvKernel) -> int:
@@ -106,13 +114,47 @@ class Depthwise(ByThreads):
 
     def refusal(self) -> Reason | None:
         channels, most = self.w.group_channels, cuda_limits()["GROUPED_CHANNELS"]
+        if self.row.variant == "sequence":
+            return self.sequence_refusal()
         if filters_of(self.row) == 1:
             return Reason("shape", "it takes one channel a group") if channels > 1 else None
         if channels > most or self.w.group_filters == 1:
             return Reason("shape", f"it takes up to {most} channels and several filters a group")
         return None
 
+    def sequence_refusal(self) -> Reason | None:
+        w = self.w
+        if w.group_channels > 1 or w.group_filters > 1:
+            return Reason("shape", "it takes one channel and one filter a group")
+        if self.layout != "nhwc" or w.channels * self.size % VECTOR_BYTES:
+            return Reason("shape", "it takes channels last, in whole 16 bytes")
+        if (w.kernel_h, w.stride_w, w.dilation_w) != (1, 1, 1) or w.kernel_w > SEQUENCE_TAPS:
+            return Reason("shape", f"it takes kernels of one row of up to {SEQUENCE_TAPS} taps with stride 1")
+        return None
+
+    def of_sequence(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
+        w, size, taps = self.w, self.size, self.w.kernel_w
+        each = VECTOR_BYTES // size  # channels of a thread
+        lanes = -(-w.channels // (each * SEQUENCE_LANES)) * SEQUENCE_LANES
+        threads = w.batch * w.out_h * -(-w.out_w // SEQUENCE_COLUMNS) * lanes
+        pixels = SEQUENCE_COLUMNS + taps - 1
+        staged = taps * SEQUENCE_LANES * each / BLOCK.threads  # weights that a thread copies to shared memory
+        instructions = SEQUENCE_START + staged * SEQUENCE_WEIGHT + pixels * (SEQUENCE_PIXEL + each * (size == 2) + each / 4)
+        instructions += SEQUENCE_COLUMNS * (taps * each + SEQUENCE_STORE)
+        wide = WARP * VECTOR_BYTES / LINE_BYTES  # wavefronts of a warp's access
+        wavefronts = (pixels + SEQUENCE_COLUMNS) * wide + taps * each / 4 + 2 * staged
+        latency = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value
+        waits = latency * (1 + -(-pixels // SEQUENCE_COLUMNS)) + ISSUE_LATENCY * instructions
+        columns = SEQUENCE_COLUMNS * BLOCK.threads // SEQUENCE_LANES  # of a block
+        requested = w.input_elements * size * (columns + taps - 1) / columns
+        work = threads / WARP, instructions, wavefronts, waits
+        variant = self.of_threads(gpu, known, work, requested, "l2_latency_cycles", "memory_latency_cycles")
+        block = msgspec.structs.replace(BLOCK, registers=SEQUENCE_REGISTERS[size], shared_bytes=SEQUENCE_TAPS * SEQUENCE_LANES * each * 4)
+        return variant if variant.compiled else variant._replace(attributes=block)
+
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
+        if self.row.variant == "sequence":
+            return self.of_sequence(gpu, known)
         w, taps, size, windows, channels = self.w, self.w.taps, self.size, self.windows, self.w.group_channels
         thread = thread_of(gpu.sms.value, filters_of(self.row), w, self.layout)
         line = (thread.columns - 1) * w.stride_w + w.kernel_w

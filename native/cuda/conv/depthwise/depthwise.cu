@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "conv/depthwise/kernel.cuh"
+#include "conv/depthwise/sequence.cuh"
 #include "core/element.h"
 
 #include "conv/depthwise/rows.inc"
@@ -94,6 +95,8 @@ Rows<ConvRow> conv_depthwise::PYSIM_UNIT() {
         if constexpr (c.dtype == rows::PYSIM_UNIT || (c.dtype == rows::tf32 && rows::PYSIM_UNIT == rows::f32)) {
             if constexpr (c.variant == "grouped")
                 add(row_of(c, {not_grouped, nullptr, launch_row<grouped_of<T>>, attributes<grouped_of<T>>}));
+            else if constexpr (c.variant == "sequence")
+                add(row_of(c, {not_sequence<T>, nullptr, launch_sequence<T>, attributes_of_sequence<T>}));
             else add(row_of(c, {not_depthwise, nullptr, launch_row<depthwise_of<T>>, attributes<depthwise_of<T>>}));
         }
     });

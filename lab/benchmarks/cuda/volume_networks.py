@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks of sequences, volumes and transposed convolutions on a GPU: PyTorch, its compiler and pysim.torch.optimize, in CUDA graphs.
+
+    python lab/benchmarks/cuda/volume_networks.py -o FILE [--precision f32,half] [--seconds 200] [NETWORK:BATCH ...]
+
+R3D-18 (arXiv 1711.11248), a 3-D U-Net of three resolutions (arXiv 1606.06650) on 68 x 68 x 68, DCGAN's generator (arXiv 1511.06434) and
+wav2vec 2.0's feature encoder (arXiv 2006.11477), with their norms and activations and random weights. PyTorch runs in both layouts,
+with cudnn.benchmark, eager and by torch.compile of mode default; FP32 is without TF32. Median milliseconds of interleaved replays; errors
+are root mean squares over that of the same model in float64. One line of JSON a network.
+"""
+
+import argparse
+import copy
+import json
+import time
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from graphs import microseconds
+from torch import Tensor, nn
+
+import pysim.torch
+
+
+class Block3d(nn.Module):
+    """Two 3x3x3 convolutions with a shortcut."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv3d(channels, filters, 3, stride, 1, bias=False), nn.BatchNorm3d(filters), nn.ReLU())
+        self.two = nn.Sequential(nn.Conv3d(filters, filters, 3, 1, 1, bias=False), nn.BatchNorm3d(filters))
+        self.short = (
+            nn.Sequential(nn.Conv3d(channels, filters, 1, stride, bias=False), nn.BatchNorm3d(filters)) if stride > 1 else nn.Identity()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.two(self.one(x)) + self.short(x))
+
+
+def r3d_18() -> nn.Module:
+    sizes = [64, 64, 128, 256, 512]
+    stem = [nn.Conv3d(3, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3), bias=False), nn.BatchNorm3d(64), nn.ReLU()]
+    blocks = [block for a, b in pairwise(sizes) for block in (Block3d(a, b, 1 + (a != b)), Block3d(b, b, 1))]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(512, 400))
+
+
+def _pair(a: int, b: int, c: int) -> nn.Module:
+    return nn.Sequential(nn.Conv3d(a, b, 3), nn.BatchNorm3d(b), nn.ReLU(), nn.Conv3d(b, c, 3), nn.BatchNorm3d(c), nn.ReLU())
+
+
+class UNet3d(nn.Module):
+    """Two 3x3x3 convolutions without padding at each of three resolutions on either side; 2x2x2 up-convolutions; cropped shortcuts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([_pair(*of) for of in ((3, 32, 64), (64, 64, 128), (128, 128, 256))])
+        self.up = nn.ModuleList([nn.ConvTranspose3d(size, size, 2, 2) for size in (256, 128)])
+        self.join = nn.ModuleList([_pair(a, b, b) for a, b in ((384, 128), (192, 64))])
+        self.last, self.pool = nn.Conv3d(64, 3, 1), nn.MaxPool3d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcuts = []
+        for level, stage in enumerate(self.down):
+            x = stage(self.pool(x) if level else x)
+            shortcuts.append(x)
+        for up, join, other in zip(self.up, self.join, shortcuts[-2::-1], strict=True):
+            x = up(x)
+            for axis in (2, 3, 4):
+                other = other.narrow(axis, (other.shape[axis] - x.shape[axis]) // 2, x.shape[axis])
+            x = join(torch.cat([other, x], 1))
+        return self.last(x)
+
+
+def dcgan() -> nn.Module:
+    sizes = (1024, 512, 256, 128)
+    layers: list[nn.Module] = [nn.ConvTranspose2d(100, 1024, 4, bias=False), nn.BatchNorm2d(1024), nn.ReLU()]
+    for a, b in pairwise(sizes):
+        layers += [nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(128, 3, 4, 2, 1), nn.Tanh())
+
+
+def wav2vec2() -> nn.Module:
+    of = ((10, 5), (3, 2), (3, 2), (3, 2), (3, 2), (2, 2), (2, 2))
+    layers: list[nn.Module] = []
+    for at, (kernel, stride) in enumerate(of):
+        layers += [nn.Conv1d(512 if at else 1, 512, kernel, stride, bias=False)]
+        layers += [nn.GELU()] if at else [nn.GroupNorm(512, 512), nn.GELU()]
+    return nn.Sequential(*layers)
+
+
+NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "r3d_18": (r3d_18, (3, 16, 112, 112)),
+    "unet3d": (UNet3d, (3, 68, 68, 68)),
+    "dcgan": (dcgan, (100, 1, 1)),
+    "wav2vec2": (wav2vec2, (1, 16000)),
+}
+
+
+@torch.no_grad()
+def measure(name: str, batch: int, precision: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    make, shape = NETWORKS[name]
+    model, x = make().cuda().train(), torch.randn(batch, *shape, device="cuda")
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    model(torch.randn(max(batch, 2), *shape, device="cuda"))
+    exact = model.eval().double()(x.double())
+    kind = {"f32": torch.float32, "half": torch.float16, "bf16": torch.bfloat16}[precision]
+    model, x = model.to(kind), x.to(kind)
+    torch.backends.cudnn.benchmark = True
+    layouts = {"": (model, x)}
+    if len(shape) > 2:
+        last = torch.channels_last if len(shape) == 3 else torch.channels_last_3d
+        layouts[" channels_last"] = copy.deepcopy(model).to(memory_format=last), x.to(memory_format=last)
+    calls: dict[str, Any] = {}
+    for layout, (one, given) in layouts.items():
+        calls[f"eager{layout}"] = partial(one, given)
+        calls[f"compile{layout}"] = partial(torch.compile(one, dynamic=False), given)
+    ours = pysim.torch.optimize(model, cuda_graph="caller")
+    calls |= {f"pysim{layout}": partial(ours, given) for layout, (_, given) in layouts.items()}
+    errors, firsts = {}, {}
+    for label, call in calls.items():
+        start = time.perf_counter()
+        y = call()
+        torch.cuda.synchronize()
+        firsts[label] = round(time.perf_counter() - start, 2)
+        call()
+        errors[label] = float((y.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+    counted = {label: lambda at, call=call: call() for label, call in calls.items()}
+    times = {label: round(value / 1e3, 4) for label, value in microseconds(counted, 3, 9).items()}
+    best = {who: min(of for label, of in times.items() if label.startswith("pysim") == who) for who in (True, False)}
+    decisions = [one._asdict() for one in pysim.torch.report(ours)]
+    about = {"network": name, "batch": batch, "precision": precision, "ratio": round(best[False] / best[True], 3)}
+    return about | {"milliseconds": times, "errors": errors, "first_seconds": firsts, "decisions": decisions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=["r3d_18:8", "unet3d:1", "dcgan:8", "wav2vec2:8"], metavar="NETWORK:BATCH")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--precision", default="f32,half")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no other network is started")
+    given = parser.parse_args()
+    started = time.monotonic()
+    for word in given.networks:
+        for precision in given.precision.split(","):
+            if time.monotonic() - started > given.seconds:
+                return
+            name, _, batch = word.partition(":")
+            try:
+                row = measure(name, int(batch), precision)
+            except Exception as error:
+                row = {"network": word, "precision": precision, "failed": repr(error)[:400]}
+            print({key: row[key] for key in row if key != "decisions"}, flush=True)
+            with given.output.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+            torch._dynamo.reset()
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
