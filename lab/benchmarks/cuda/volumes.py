@@ -163,7 +163,8 @@ def measure_transposed(line: str, batch: int, dtype: str) -> dict[str, Any]:
     call = functional.conv_transpose2d if rank == 2 else functional.conv_transpose3d
     theirs = partial(call, stride=strides, padding=pads, output_padding=more)
     mine = problem.weights(w, Moves(partial(torch.zeros, device="cuda"), torch.empty, torch.flip, torch.permute))
-    calls, kept, found = {}, [], {"problem": f"{line}_mb{batch}:{dtype}"}
+    calls, kept = {}, []
+    found: dict[str, Any] = {"problem": f"{line}_mb{batch}:{dtype}"}
     wide = [theirs(a.double(), b.double()) for a, b in ((x, w), (x.abs(), w.abs()))]
     for layout in LAYOUTS:
         form = formats(layout, rank)
