@@ -164,7 +164,7 @@ def measure_transposed(line: str, batch: int, dtype: str) -> dict[str, Any]:
     theirs = partial(call, stride=strides, padding=pads, output_padding=more)
     mine = problem.weights(w, Moves(partial(torch.zeros, device="cuda"), torch.empty, torch.flip, torch.permute))
     calls, kept = {}, []
-    found: dict[str, Any] = {"problem": f"{line}_mb{batch}:{dtype}"}
+    found: dict[str, Any] = {"problem": re.sub(r"mb\d+", f"mb{batch}", line, count=1) + ("" if dtype == "f32" else f":{dtype}")}
     wide = [theirs(a.double(), b.double()) for a, b in ((x, w), (x.abs(), w.abs()))]
     for layout in LAYOUTS:
         form = formats(layout, rank)
