@@ -18,9 +18,8 @@ from pysim.network.lowering import array_operators
 from pysim.network.lowering.conv_transpose import transposed_by_phases
 from pysim.network.operator_seconds import DTYPES
 from pysim.problem.windows import conv_of
-from pysim.torch.capture.conversions import conversion
 from pysim.torch.capture.forms import Form
-from pysim.torch.capture.lowering import Arguments, Lowering, Made, Operator, UnknownError, array_of, name_of
+from pysim.torch.capture.lowering import Arguments, Lowering, Made, Operator, UnknownError, array_of, conversion, name_of
 
 
 def _pair_of(numbers: Any, count: int) -> list[int]:

@@ -22,12 +22,12 @@ from torch.utils._triton import has_triton
 from pysim.calibration import host
 from pysim.logs import LOG
 from pysim.network.fusion import fuse
+from pysim.torch.capture.between import Between, seconds_between
 from pysim.torch.capture.compiled_layers import Chosen, Kept, Taken, choose_layers, fused_nodes, insert_layers
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
 from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
-from pysim.torch.layers.between import Between, seconds_between
 from pysim.torch.layers.compiler_seconds import MARGIN
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.parameters import EPOCH, count_writes

@@ -21,10 +21,10 @@ from pysim.network.graph import Node
 from pysim.problem.gemm import Gemm
 from pysim.record.plan import Plan
 from pysim.torch import operators
+from pysim.torch.capture.between import is_fused, is_static
 from pysim.torch.capture.effects import Effects
-from pysim.torch.capture.nodes import graph_of
+from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewriting import layer_of
-from pysim.torch.layers.between import WEIGHTED_OPS, is_fused, is_static
 from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, own_seconds
 from pysim.torch.layers.fused_layer import Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of

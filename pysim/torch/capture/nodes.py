@@ -52,6 +52,7 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
 ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "Sigmoid")}
+WEIGHTED_OPS = "Conv", "Linear"  # those that become layers of pysim
 # In-place operators, which are read as their out-of-place forms if nothing else reads their input or lies in its memory; fusion checks an
 # addition's readers
 _IN_PLACE = (operator.imul, torch.sigmoid_, "sigmoid_")

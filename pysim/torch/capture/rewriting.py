@@ -22,9 +22,8 @@ from pysim.network.graph import Node
 from pysim.torch.capture.channels import without_permutes
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.forms import module_name
-from pysim.torch.capture.nodes import ELEMENTWISE, NORM_ARGUMENTS, graph_of
+from pysim.torch.capture.nodes import ELEMENTWISE, NORM_ARGUMENTS, WEIGHTED_OPS, graph_of
 from pysim.torch.capture.strides import restore_strides
-from pysim.torch.layers.between import WEIGHTED_OPS
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.layers.layer_chain import LayerChain, Link
 from pysim.torch.layers.max_pools import max_pool

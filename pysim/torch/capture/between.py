@@ -21,9 +21,9 @@ from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 from pysim.network.graph import Node
 from pysim.torch.capture.effects import Effects, is_pure, name_of_operator
+from pysim.torch.capture.nodes import WEIGHTED_OPS
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS
 
-WEIGHTED_OPS = ("Conv", "Linear")
 # Calls of libraries, with which the compiler fuses nothing
 _LIBRARY_CALLS = {
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "matmul", "mm", "bmm", "addmm",

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks with random weights for compilers.py and first_result.py: torchvision's, timm's, transformers', those of small_networks.py."""
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import small_networks
+import torch
+import torchvision
+from torch import nn
+
+
+class Network(NamedTuple):
+    """How a network is made; the shape of its input without the batch; tokens: of how many, in place of an image."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (3, 224, 224)
+    tokens: int = 0
+
+
+class Hidden(nn.Module):
+    """A model of transformers as a function of tokens alone."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: Any) -> Any:
+        return self.inner(input_ids=tokens, use_cache=False, return_dict=False)[0]
+
+
+class Encoder(Hidden):
+    def forward(self, tokens: Any) -> Any:
+        return self.inner(input_ids=tokens, return_dict=False)[0]
+
+
+def _small(name: str) -> Network:
+    one = small_networks.NETWORKS[name]
+    return Network(one.make, (one.channels, one.size, one.size))
+
+
+def _torchvision(name: str) -> Network:
+    return Network(partial(getattr(torchvision.models, name), weights=None))
+
+
+def _timm(name: str, size: int = 224, **how: Any) -> Network:
+    return Network(lambda: import_module("timm").create_model(name, pretrained=False, **how), (3, size, size))
+
+
+def bert() -> nn.Module:
+    of = import_module("transformers")
+    return Encoder(of.BertModel(of.BertConfig(hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048)))
+
+
+def gpt2() -> nn.Module:
+    of = import_module("transformers")
+    return Hidden(of.GPT2Model(of.GPT2Config(n_layer=4)))
+
+
+NETWORKS = {
+    "resnet50": _torchvision("resnet50"),
+    "efficientnet_b0": _torchvision("efficientnet_b0"),
+    "se_resnet": _small("se_resnet"),
+    "decoder": _small("decoder"),
+    "unet": _small("unet"),
+    "mobilenet_v3_large": _torchvision("mobilenet_v3_large"),
+    "regnet": _small("regnet"),
+    "densenet121": _torchvision("densenet121"),
+    "super_resolution": _small("super_resolution"),
+    "vit": _small("vit"),
+    "bert": Network(bert, (128,), 30522),
+    "resnext50_32x4d": _torchvision("resnext50_32x4d"),
+    "convnext_tiny": _torchvision("convnext_tiny"),
+    "mobilevit_xs": _timm("mobilevit_xs", 256),
+    "levit_128s": _timm("levit_128s"),
+    "swin_tiny": _timm("swin_tiny_patch4_window7_224", depths=(2, 2, 2, 2)),
+    "gpt2": Network(gpt2, (128,), 50257),
+    "hrnet_w18_small": _timm("hrnet_w18_small"),
+    "deit_tiny": _timm("deit_tiny_patch16_224"),
+    "coatnet_nano": _timm("coatnet_nano_rw_224"),
+}
+
+
+def model_and_input(name: str, batch: int, before_device: Callable[[], None], device: str = "cuda") -> tuple[nn.Module, Any]:
+    """The network in inference, and an input. BatchNorm's statistics come from one pass in training; `before_device` is called before
+    anything runs on the device."""
+    torch.manual_seed(0)
+    of = NETWORKS[name]
+    model = of.make()
+    before_device()
+    model = model.to(device)
+    if of.tokens:
+        return model.eval(), torch.randint(of.tokens, (batch, *of.shape), device=device)
+    if any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in model.modules()):
+        model.train()
+        with torch.no_grad():
+            model(torch.randn(max(batch, 8), *of.shape, device=device))
+    return model.eval(), torch.randn(batch, *of.shape, device=device)
