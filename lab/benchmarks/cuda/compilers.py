@@ -6,9 +6,9 @@
 Networks of `zoo.py`; precisions as in models.py: f32 (TF32 off), tf32, half, bf16. A process for each case. It captures, plans and
 compiles beside the others, on one core, and waits for its turn on the GPU whenever something runs there: Inductor's choice of kernels, and
 times.
-Calls are timed as in models.py, medians of `--rounds`.
+Models and inputs are channels last, for all alike. Calls are timed as in models.py, medians of `--rounds`.
 
-    PyTorch   eager and its CUDA graph, channels last in networks of convolutions (in f32 also NCHW); Inductor in a CUDA graph
+    PyTorch   eager and its CUDA graph (in f32 also of NCHW images); Inductor in a CUDA graph
     pysim     `optimize` in a CUDA graph: the default choice ("pysim"), and with the compiler where the default has none or the other way
               round ("pysim compiled", "pysim alone")
     EXTRA     reduce-overhead, max-autotune: modes of torch.compile; measure: `optimize(measure=1)`; profile: the times of all kernels
@@ -111,13 +111,10 @@ def kernels_of(call: Call) -> list[tuple[str, float]]:
 
 
 def add_pytorchs(found: Candidates, model: Any, x: Any, precision: str, extras: list[str], turn: Turn) -> None:
-    images = x.dim() == 4
-    last = copy.deepcopy(model).to(memory_format=torch.channels_last) if images else model
-    image = x.to(memory_format=torch.channels_last) if images else x
     modes = [one for one in extras if one in ("reduce-overhead", "max-autotune")]
     for mode in ("default", *modes):
         turn.leave()
-        call = partial(torch.compile(last, mode=mode, dynamic=False), image)
+        call = partial(torch.compile(model, mode=mode, dynamic=False), x)
         if mode == "max-autotune":  # measures while it compiles
             turn.take()
             turn.leave, leave = lambda: None, turn.leave  # type: ignore[method-assign]
@@ -127,10 +124,11 @@ def add_pytorchs(found: Candidates, model: Any, x: Any, precision: str, extras: 
     turn.take()
     if call := found.calls.get("compile default"):
         found.add("compile default graph", partial(captured, call))
-    found.add("eager", lambda: partial(last, image))
-    found.add("graph", lambda: captured(partial(last, image)))
-    if images and precision == "f32":
-        found.add("nchw graph", lambda: captured(partial(model, x)))
+    found.add("eager", lambda: partial(model, x))
+    found.add("graph", lambda: captured(partial(model, x)))
+    if x.dim() == 4 and precision == "f32":
+        first = copy.deepcopy(model).to(memory_format=torch.contiguous_format), x.contiguous()
+        found.add("nchw graph", lambda: captured(partial(*first)))
     turn.leave()
 
 
@@ -181,6 +179,8 @@ def measure(case: str, given: argparse.Namespace) -> None:
         exact = model.double()(x if x.dtype == torch.int64 else x.double())
     model = model.to(PRECISIONS[precision])
     x = x if x.dtype == torch.int64 else x.to(PRECISIONS[precision])
+    if x.dim() == 4:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     turn.leave()
     torch.backends.cudnn.benchmark = True
     row = {"model": name, "batch": int(batch), "precision": precision}

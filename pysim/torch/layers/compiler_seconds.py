@@ -15,9 +15,11 @@ and hard to predict (median error 31 %): there the shares are those of its best 
 Worked number: `conv:mb32ic64ih56oc256kh1:f16` moves 64 MB; at 0.9 of 4.8 TB/s 15 us, and 4.8 of launch; a norm and ReLU after it 24 more.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pysim.machine.gpu import Gpu
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Plan
@@ -59,6 +61,13 @@ _SHARES = {  # by type and kind of layer
         "product": _Shares(0.59, 0.29, 8.8e-6),
     },
 }
+# Cycles of a multiprocessor for each result that a kernel's epilogue takes longer with an activation than without
+_ACTIVATION_CYCLES = {
+    "half": {"gelu": 1.1, "gelu_tanh": 0.5, "silu": 0.25, "sigmoid": 0.25, "hard_swish": 0.2},
+    "f32": {"gelu": 0.45, "gelu_tanh": 0.45, "silu": 0.35, "sigmoid": 0.35, "hard_swish": 0.3},
+}
+# Pixels and filters that cuDNN's kernels for images give a multiprocessor, on tensor cores: small problems leave some idle
+_TILE = 256, 128
 _ONE_ROW = _Shares(0.7, 0.7, 3e-6)  # products of one row, and convolutions of one pixel
 
 
@@ -72,6 +81,8 @@ def compiler_seconds(problem: Workload, on: Gpu, passes: int, adds: bool, fuses_
     peak = 2 * fastest.value * on.sms.value * on.frequency_hz.value
     bandwidth = on.memory_bytes_per_second.value
     arithmetic, memory = problem.flops / peak / shares.flops, sum(work) / bandwidth / shares.bytes
+    if isinstance(problem, Conv) and kind == "few channels" and dtype != "f32":
+        arithmetic /= min(1.0, -(-problem.batch * problem.windows // _TILE[0]) * -(-problem.filters // _TILE[1]) / on.sms.value)
     one_way = work.output / bandwidth
     after = 2 * adds * one_way if fuses_on else (2 + adds) * one_way + on.model.pass_seconds.value if passes else 0.0
     return float((arithmetic**3 + memory**3) ** (1 / 3) + shares.launch + after)
@@ -84,7 +95,10 @@ def _kind_of(problem: Workload) -> str:
     return "few channels" if kind == "dense" and problem.channels < FEW_CHANNELS else kind
 
 
-def own_seconds(plan: Plan, on: Gpu, adds: bool) -> float:
-    """What a plan takes with its epilogue."""
-    residual = work_of(plan.workload).output / on.memory_bytes_per_second.value if adds else 0.0
-    return (plan.seconds or 0.0) + residual
+def own_seconds(plan: Plan, on: Gpu, adds: bool, activation: Any = None) -> float:
+    """What a plan takes with its epilogue. `activation`: as `FusedLayer` has it; a ReLU and bounds take no time."""
+    output, dtype = work_of(plan.workload).output, plan.workload.dtype
+    residual = output / on.memory_bytes_per_second.value if adds else 0.0
+    cycles = _ACTIVATION_CYCLES["half" if SIZES[dtype] == 2 else "f32"].get(activation, 0.0) if isinstance(activation, str) else 0.0
+    results = output / SIZES[dtype]
+    return (plan.seconds or 0.0) + residual + cycles * results / (on.sms.value * on.frequency_hz.value)

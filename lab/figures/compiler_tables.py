@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of whole networks beside PyTorch with its compiler, from what lab/benchmarks/cuda/compilers.py measured."""
+
+import math
+import sys
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1]))
+import records
+from rooms import DATA
+
+FILE = "h200/models-compilers.jsonl"
+TYPES = {"half": "float16", "tf32": "TF32", "f32": "FP32"}
+MODES = {"compile reduce-overhead": "reduce-overhead", "compile max-autotune": "max-autotune", "compile default graph": "default"}
+OURS, ALWAYS = "pysim graph", ("pysim alone graph", "pysim compiled graph")
+LEAST = 0.98  # of PyTorch's speed: below it a network loses
+
+
+class Case(NamedTuple):
+    """A network, a batch and a type: milliseconds of PyTorch's fastest way and of pysim's default."""
+
+    network: str
+    batch: int
+    precision: str
+    way: str
+    best: float
+    ours: float
+    row: dict[str, Any]
+
+    @property
+    def ratio(self) -> float:
+        return self.best / self.ours
+
+
+def cases(file: str = FILE) -> tuple[dict[str, Any], list[Case]]:
+    """The file's header and cases; of a case that was measured again, the last."""
+    header, *rows = records.lines(DATA / file)
+    found = dict[tuple[str, int, str], Case]()
+    for row in rows:
+        times = {way: value for way, value in row["ms"].items() if not way.startswith("pysim")}
+        way = min(times, key=times.__getitem__)
+        key = row["model"], row["batch"], row["precision"]
+        found[key] = Case(*key, way, times[way], row["ms"][OURS], row)
+    return header, [*found.values()]
+
+
+def _groups(every: list[Case]) -> list[tuple[str, int]]:
+    there = {(one.precision, one.batch) for one in every}
+    return [
+        (precision, batch)
+        for precision in TYPES
+        for batch in sorted({one.batch for one in every}, reverse=True)
+        if (precision, batch) in there
+    ]
+
+
+def table() -> str:
+    """A line for each network: PyTorch's best time over pysim's, and pysim's milliseconds."""
+    header, every = cases()
+    groups = _groups(every)
+    titles = " | ".join(f"{TYPES[precision]}, batch {batch}" for precision, batch in groups)
+    lines = [f"| network | {titles} |", "|---|" + "--:|" * len(groups)]
+    by_place = {(one.network, one.precision, one.batch): one for one in every}
+    for network in dict.fromkeys(one.network for one in every):
+        cells = [by_place.get((network, *group)) for group in groups]
+        lines.append(f"| {network} | " + " | ".join(f"{one.ratio:.2f}x, {one.ours:.3g}" if one else "" for one in cells) + " |")
+    means = [geometric_mean([one.ratio for one in every if (one.precision, one.batch) == group]) for group in groups]
+    lines.append("| *geometric mean* | " + " | ".join(f"**{one:.2f}x**" for one in means) + " |")
+    about = f"{header['device']}, PyTorch {header['torch']}; {', '.join(_said(every))}."
+    return "\n".join([*lines, "", about, ""])
+
+
+def _said(every: list[Case]) -> list[str]:
+    lost = [one for one in every if one.ratio < LEAST]
+    said = [f"{len(every)} cases, {len(lost)} of them below {LEAST}x"]
+    ways = [max(one.best / one.row["ms"][way] for way in (OURS, *ALWAYS) if way in one.row["ms"]) for one in every]
+    said.append(f"with the faster of compiled and one by one known before, {sum(one < LEAST for one in ways)}")
+    errors = [one.row["ways"][OURS][1] / one.row["ways"][one.way][1] for one in every if one.row["ways"][one.way][1]]
+    said.append(f"mean error over PyTorch's at most {max(errors):.2f}, in the median {median(errors):.2f}")
+    off = [abs(math.log(predicted / one.ours)) for one in every if (predicted := expected_ms(one.row))]
+    said.append(f"predicted times are off by {math.expm1(median(off)):.0%} in the median".replace("%", " %"))
+    return said
+
+
+def expected_ms(row: dict[str, Any]) -> float:
+    """The predicted milliseconds of pysim's default; 0.0 if its graphs were not looked at."""
+    if not row.get("expected"):
+        return 0.0
+    alone, fused, own, faster = row["expected"]
+    return 1e3 * (fused + faster if row["by_compiler"] else alone + own)
+
+
+def modes() -> str:
+    """The networks for which more modes of the compiler were measured, in milliseconds."""
+    _, every = cases()
+    lines = ["| network, batch, type | " + " | ".join(f"`{mode}`" for mode in MODES.values()) + " | pysim |", "|---|" + "--:|" * 4]
+    for one in every:
+        times = [one.row["ms"].get(way) for way in MODES]
+        if times[0] or times[1]:
+            cells = " | ".join("" if value is None else f"{value:.3g}" for value in times)
+            lines.append(f"| {one.network}, {one.batch}, {TYPES[one.precision]} | {cells} | {one.ours:.3g} |")
+    return "\n".join([*lines, ""])
+
+
+def losses() -> str:
+    """An item of README's list: where the compiler is faster, by type and batch."""
+    header, every = cases()
+    told = []
+    for precision, batch in _groups(every):
+        of = [one for one in every if (one.precision, one.batch) == (precision, batch)]
+        lost = sorted((one for one in of if one.ratio < LEAST), key=lambda one: one.ratio)
+        worst = f", slowest {lost[0].network} at {lost[0].ratio:.2f}x" if lost else ""
+        told.append(f"{TYPES[precision]} at batch {batch}: {len(lost)} of {len(of)}{worst}")
+    device = header["device"].removeprefix("NVIDIA ")
+    return f"- On an {device} PyTorch with its compiler is faster than pysim's default for some networks. {'; '.join(told)}.\n"
