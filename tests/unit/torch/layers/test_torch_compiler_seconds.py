@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What layers are expected to take beside PyTorch's compiler."""
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from pysim import planner
+from pysim.machine.load import load_any
+from pysim.problem.text import parse
+from pysim.torch.layers.compiler_seconds import compiler_seconds, own_seconds
+
+H200 = load_any("h200")
+
+
+def test_a_kernel_takes_longer_with_an_activation_but_not_with_bounds():
+    plan = planner.plan(parse("gemm:3152x1536x384:nt:f16"), H200)
+    assert own_seconds(plan, H200, False) == own_seconds(plan, H200, False, "relu") == own_seconds(plan, H200, False, ("clamp", 0, 6))
+    assert own_seconds(plan, H200, False) < own_seconds(plan, H200, False, "silu") < own_seconds(plan, H200, False, "gelu")
+
+
+@pytest.mark.parametrize("dtype", ["f16", "tf32"])
+def test_few_tiles_of_an_image_leave_multiprocessors_idle(dtype):
+    seconds = [compiler_seconds(parse(f"conv:mb{batch}ic3ih224oc384kh16sh16:{dtype}"), H200, 0, False, False) for batch in (1, 2, 64, 128)]
+    assert seconds[1] < 1.1 * seconds[0] and seconds[3] > 1.8 * seconds[2]
