@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The expected time on a GPU of what a graph computes between its layers: by PyTorch's operators one by one, and fused by its compiler.
 
-    one by one   sum over operators of max(launch, (what it reads + what it writes) / bandwidth)
-    fused        sum over kernels of the same, where a kernel is a set of connected operators of one level
+    one by one   sum over operators of max(launch, (what it reads + what it writes) / bandwidth, elements x cycles of the kernel)
+    fused        sum over kernels of max(launch, bytes / bandwidth / 0.55), where a kernel is a set of connected operators of one level
     level(x)     the largest of its inputs' levels; one more behind a layer, a library's call, a reduction of images, a long concatenation
 
 The compiler computes operators of one level in one kernel. It reads each value from outside once, and writes those that other kernels,
@@ -22,6 +22,7 @@ from pysim.machine.gpu import Gpu
 from pysim.network.graph import Node
 from pysim.torch.capture.effects import Effects, is_pure, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS
+from pysim.torch.layers.compiler_seconds import FUSED_SHARE
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS
 
 # Calls of libraries, with which the compiler fuses nothing
@@ -38,6 +39,16 @@ _JOINING = ("cat", "concat", "concatenate")
 _JOINED = 8  # parts that Inductor joins where it reads them (max_pointwise_cat_inputs); more are copied
 
 
+# Cycles of a multiprocessor for each element (of what is larger, the input or the result) in PyTorch's kernels that find each element's
+# place by itself, in images that are channels last: eight float16 networks of batch 16 on an H200 (lab/data/h200/models-compilers.jsonl)
+_INDEXED = {
+    **dict.fromkeys(_SHUFFLES, 2.1), **dict.fromkeys(_JOINING, 0.6), **dict.fromkeys(_IN_NCHW, 4.2),
+    **dict.fromkeys(("adaptive_avg_pool2d", "mean", "sum"), 0.5), **dict.fromkeys(("max_pool2d", "avg_pool2d"), 1.0),
+    **dict.fromkeys(("interpolate", "upsample"), 1.6),
+}  # fmt: skip
+_BROADCAST = 0.7  # the same of two tensors of different shapes
+
+
 class Between(NamedTuple):
     """Seconds: by PyTorch's operators one by one, and fused by a compiler."""
 
@@ -51,9 +62,10 @@ def seconds_between(
     """`alone`, `fused`: the graph's operators as each way has them, with what layers absorb."""
     least, bandwidth = on.model.pass_seconds.value, on.memory_bytes_per_second.value
     each = least if in_cuda_graph else HOST_SECONDS
+    a_cycle = 1 / (on.sms.value * on.frequency_hz.value)
     return Between(
-        sum(max(each, moved / bandwidth) for moved in _moved_alone(_Rest(graph, alone, effects), alone)),
-        sum(max(least, moved / bandwidth) for moved in _moved_by_kernels(_Rest(graph, fused, effects))),
+        sum(max(each, moved / bandwidth, cycles * a_cycle) for moved, cycles in _work_alone(_Rest(graph, alone, effects), alone)),
+        sum(max(least, moved / bandwidth / FUSED_SHARE) for moved in _moved_by_kernels(_Rest(graph, fused, effects))),
     )
 
 
@@ -109,14 +121,19 @@ class _Rest:
         return node not in self.kept or name in _OF_IMAGES or (name in _JOINING and len(node.all_input_nodes) > _JOINED)
 
 
-def _moved_alone(rest: _Rest, nodes: Sequence[Node]) -> list[int]:
-    """The bytes that each operator reads and writes, those before a layer included."""
+def _work_alone(rest: _Rest, nodes: Sequence[Node]) -> Iterator[tuple[int, float]]:
+    """The bytes that each operator reads and writes, those before a layer included, and the cycles of finding its elements."""
     places = {node.name: node for node in rest.graph.nodes}
-    moved = [2 * bytes_of(places[node.inputs[0]]) for node in nodes if node.attributes.get("input_op") is not None]
-    for node in rest.kept:
-        again = 5 * bytes_of(node) if name_of_operator(node) in _IN_NCHW else 0
-        moved.append(sum(map(bytes_of, node.all_input_nodes)) + bytes_of(node) + again)
-    return moved
+    for node in nodes:
+        if node.attributes.get("input_op") is not None:
+            yield 2 * bytes_of(places[node.inputs[0]]), 0.0
+    for place in rest.kept:
+        name, examples = name_of_operator(place), [one.meta.get("example_value") for one in (place, *place.all_input_nodes)]
+        shapes = [one.shape for one in examples if is_static(one) and one.dim()]
+        again = 5 * bytes_of(place) if name in _IN_NCHW else 0
+        broadcasts = len(shapes) > 2 and len({*shapes[1:]}) > 1 and shapes[0] in shapes[1:]
+        cycles = _INDEXED.get(name, _BROADCAST if broadcasts else 0.0) * max((shape.numel() for shape in shapes), default=0)
+        yield sum(map(bytes_of, place.all_input_nodes)) + bytes_of(place) + again, cycles
 
 
 def _moved_by_kernels(rest: _Rest) -> list[int]:

@@ -215,7 +215,10 @@ def _decided(
     dtype = layer.result_type(TENSORS[plan.workload.dtype], given, None if residual is None else residual.meta["example_value"])
     if dtype is not result.dtype:
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
-    seconds, expected = own_seconds(plan, on, adds, layer.activation), compiler_seconds(plan.workload, on, layer.passes, adds, fuses_on)
+    seconds, expected = (
+        own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation),
+        compiler_seconds(plan.workload, on, layer.passes, adds, fuses_on),
+    )
     if math.isinf(margin) or seconds * (1 + margin) > expected:
         return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     layer.remember(Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected), plan)

@@ -15,6 +15,7 @@ and hard to predict (median error 31 %): there the shares are those of its best 
 Worked number: `conv:mb32ic64ih56oc256kh1:f16` moves 64 MB; at 0.9 of 4.8 TB/s 15 us, and 4.8 of launch; a norm and ReLU after it 24 more.
 """
 
+import math
 from typing import Any, NamedTuple
 
 from pysim.machine.gpu import Gpu
@@ -26,6 +27,7 @@ from pysim.record.plan import Plan
 from pysim.torch.layers.expected_cpu import kind_of, work_of
 
 MARGIN = 0.02  # by which a plan must win
+FUSED_SHARE = 0.55  # of the bandwidth: what the compiler's own kernels reach (eight networks, lab/data/h200/models-compilers.jsonl)
 FEW_CHANNELS = 8  # cuDNN has kernels of their own for images
 
 
@@ -61,11 +63,13 @@ _SHARES = {  # by type and kind of layer
         "product": _Shares(0.59, 0.29, 8.8e-6),
     },
 }
-# Cycles of a multiprocessor for each result that a kernel's epilogue takes longer with an activation than without
-_ACTIVATION_CYCLES = {
-    "half": {"gelu": 1.1, "gelu_tanh": 0.5, "silu": 0.25, "sigmoid": 0.25, "hard_swish": 0.2},
-    "f32": {"gelu": 0.45, "gelu_tanh": 0.45, "silu": 0.35, "sigmoid": 0.35, "hard_swish": 0.3},
+# Cycles of a multiprocessor for each result that an epilogue takes longer than a plain one, tile for tile: of 64 layers and products and
+# eight networks on an H200 (lab/data/h200/epilogues.jsonl, models-compilers.jsonl). Half as many in depthwise kernels
+_EPILOGUE_CYCLES = {
+    "half": {"norm": 0.15, "residual": 0.2, "silu": 0.6, "sigmoid": 0.6, "hard_swish": 0.6, "gelu": 0.75, "gelu_tanh": 0.75},
+    "f32": {"norm": 0.08, "residual": 0.18, "silu": 0.4, "sigmoid": 0.4, "hard_swish": 0.4, "gelu": 0.55, "gelu_tanh": 0.55},
 }
+_RESULTS = 128 * 128  # of a tile
 # Pixels and filters that cuDNN's kernels for images give a multiprocessor, on tensor cores: small problems leave some idle
 _TILE = 256, 128
 _ONE_ROW = _Shares(0.7, 0.7, 3e-6)  # products of one row, and convolutions of one pixel
@@ -83,7 +87,7 @@ def compiler_seconds(problem: Workload, on: Gpu, passes: int, adds: bool, fuses_
     arithmetic, memory = problem.flops / peak / shares.flops, sum(work) / bandwidth / shares.bytes
     if isinstance(problem, Conv) and kind == "few channels" and dtype != "f32":
         arithmetic /= min(1.0, -(-problem.batch * problem.windows // _TILE[0]) * -(-problem.filters // _TILE[1]) / on.sms.value)
-    one_way = work.output / bandwidth
+    one_way = work.output / bandwidth / FUSED_SHARE
     after = 2 * adds * one_way if fuses_on else (2 + adds) * one_way + on.model.pass_seconds.value if passes else 0.0
     return float((arithmetic**3 + memory**3) ** (1 / 3) + shares.launch + after)
 
@@ -95,10 +99,12 @@ def _kind_of(problem: Workload) -> str:
     return "few channels" if kind == "dense" and problem.channels < FEW_CHANNELS else kind
 
 
-def own_seconds(plan: Plan, on: Gpu, adds: bool, activation: Any = None) -> float:
+def own_seconds(plan: Plan, on: Gpu, adds: bool, normed: bool = False, activation: Any = None) -> float:
     """What a plan takes with its epilogue. `activation`: as `FusedLayer` has it; a ReLU and bounds take no time."""
-    output, dtype = work_of(plan.workload).output, plan.workload.dtype
-    residual = output / on.memory_bytes_per_second.value if adds else 0.0
-    cycles = _ACTIVATION_CYCLES["half" if SIZES[dtype] == 2 else "f32"].get(activation, 0.0) if isinstance(activation, str) else 0.0
-    results = output / SIZES[dtype]
-    return (plan.seconds or 0.0) + residual + cycles * results / (on.sms.value * on.frequency_hz.value)
+    work, dtype = work_of(plan.workload), plan.workload.dtype
+    residual = work.output / on.memory_bytes_per_second.value if adds else 0.0
+    parts = {"norm": normed, "residual": adds, str(activation): True}
+    cycles = sum(value for part, value in _EPILOGUE_CYCLES["half" if SIZES[dtype] == 2 else "f32"].items() if parts.get(part))
+    tiles = work.output / SIZES[dtype] / _RESULTS
+    each = _RESULTS * cycles / on.frequency_hz.value * (0.5 if kind_of(plan.workload) == "by channel" else 1.0)
+    return (plan.seconds or 0.0) + residual + each * math.ceil(tiles / on.sms.value)
