@@ -15,9 +15,11 @@ from torch_models import assert_close, settled  # noqa: E402
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any as load  # noqa: E402
 from pysim.torch import measured  # noqa: E402
+from pysim.torch.capture import between as between_module  # noqa: E402
 from pysim.torch.capture import compiled, compiled_layers  # noqa: E402
 from pysim.torch.capture.effects import effects_of  # noqa: E402
 from pysim.torch.capture.nodes import graph_of  # noqa: E402
+from pysim.torch.layers.compiler_seconds import FUSED_SHARE  # noqa: E402
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_gpu", "fresh_compiler")
@@ -339,29 +341,37 @@ def between_of(model, *shapes, in_cuda_graph=True):
     return compiled.seconds_between(graph.graph, nodes, nodes, effects, on, in_cuda_graph)
 
 
+def cycle():
+    """Seconds in which the multiprocessors together take one cycle of one of them."""
+    on = load("h200")
+    return 1 / (on.sms.value * on.frequency_hz.value)
+
+
 def test_a_compiler_saves_what_operators_write_for_each_other():
     size, on = (1, 1, 4096, 4096), load("h200")
     between, one = between_of(Gate(), size, size, size), 4 * 2**24 / on.memory_bytes_per_second.value
-    assert between.alone == pytest.approx(8 * one) and between.fused == pytest.approx(4 * one)
-    assert compiled.saved(between, []) == pytest.approx(0.5)
+    assert between.alone == pytest.approx(8 * one) and between.fused == pytest.approx(4 * one / FUSED_SHARE)
+    assert compiled.saved(between, []) == pytest.approx(1 - 0.5 / FUSED_SHARE)
     assert between_of(Gate(), *[(1, 1, 1, 1)] * 3, in_cuda_graph=False).alone == pytest.approx(3 * HOST_SECONDS)
 
 
 def test_a_compiler_reads_an_image_twice_around_its_mean():
     between, one = between_of(Squeezed(), (64, 256, 64, 64)), 4 * 2**26 / load("h200").memory_bytes_per_second.value
-    assert between.alone == pytest.approx(5 * one, rel=0.01)  # silu 2, the mean 1, the product 2
-    assert between.fused == pytest.approx(4 * one, rel=0.01)  # silu and mean read x and write y; the product 2
+    cycles = (between_module._INDEXED["adaptive_avg_pool2d"] + between_module._BROADCAST) * 2**26  # the mean, the product
+    assert between.alone == pytest.approx(2 * one + cycles * cycle(), rel=0.01)
+    assert between.fused == pytest.approx(4 * one / FUSED_SHARE, rel=0.01)  # silu and mean read x and write y; the product 2
 
 
 def test_a_compiler_copies_long_concatenations():
     one = 4 * 2**24 / load("h200").memory_bytes_per_second.value
-    assert between_of(Joined(8), (4, 64, 256, 256)).fused == pytest.approx(9 * one)
-    assert between_of(Joined(9), (4, 64, 256, 256)).fused == pytest.approx((1 + 9 + 2 * 9) * one)
+    assert between_of(Joined(8), (4, 64, 256, 256)).fused == pytest.approx(9 * one / FUSED_SHARE)
+    assert between_of(Joined(9), (4, 64, 256, 256)).fused == pytest.approx((1 + 9 + 2 * 9) * one / FUSED_SHARE)
 
 
 def test_shuffles_are_copies_that_a_compiler_fuses():
     between, one = between_of(Shuffled(), (4, 64, 256, 256)), 4 * 2**24 / load("h200").memory_bytes_per_second.value
-    assert between.alone == pytest.approx(6 * one) and between.fused == pytest.approx((2 + 3) * one)  # sectors of two of its eight
+    assert between.alone == pytest.approx(4 * one + between_module._INDEXED["pixel_shuffle"] * 2**24 * cycle())
+    assert between.fused == pytest.approx((2 + 3) * one / FUSED_SHARE)  # sectors of two of its eight
 
 
 @torch.no_grad()
