@@ -77,7 +77,7 @@ def _said(every: list[Case]) -> list[str]:
     said = [f"{len(every)} cases, {len(lost)} of them below {LEAST}x"]
     ways = [max(one.best / one.row["ms"][way] for way in (OURS, *ALWAYS) if way in one.row["ms"]) for one in every]
     said.append(f"with the faster of compiled and one by one known before, {sum(one < LEAST for one in ways)}")
-    errors = [one.row["ways"][OURS][1] / one.row["ways"][one.way][1] for one in every if one.row["ways"][one.way][1]]
+    errors = [one.row["ways"][OURS][0] / one.row["ways"][one.way][0] for one in every if one.row["ways"].get(one.way, [0])[0]]
     said.append(f"mean error over PyTorch's at most {max(errors):.2f}, in the median {median(errors):.2f}")
     off = [abs(math.log(predicted / one.ours)) for one in every if (predicted := expected_ms(one.row))]
     said.append(f"predicted times are off by {math.expm1(median(off)):.0%} in the median".replace("%", " %"))

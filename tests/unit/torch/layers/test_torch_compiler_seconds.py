@@ -31,3 +31,8 @@ def test_a_kernel_takes_longer_with_an_activation_but_not_with_bounds():
 def test_few_tiles_of_an_image_leave_multiprocessors_idle(dtype):
     seconds = [compiler_seconds(parse(f"conv:mb{batch}ic3ih224oc384kh16sh16:{dtype}"), H200, 0, False, False) for batch in (1, 2, 64, 128)]
     assert seconds[1] < 1.1 * seconds[0] and seconds[3] > 1.8 * seconds[2]
+
+
+def test_a_few_filters_take_as_long_as_a_tile_of_them():
+    seconds = [compiler_seconds(parse(f"conv:mb16ic64ih192oc{filters}kh3ph1:f16"), H200, 0, False, False) for filters in (3, 64)]
+    assert seconds[0] > 0.7 * seconds[1]
