@@ -13,7 +13,6 @@ from rooms import DATA
 
 FILE = "h200/models-compilers.jsonl"
 TYPES = {"half": "float16", "tf32": "TF32", "f32": "FP32"}
-MODES = {"compile reduce-overhead": "reduce-overhead", "compile max-autotune": "max-autotune", "compile default graph": "default"}
 OURS, ALWAYS = "pysim graph", ("pysim alone graph", "pysim compiled graph")
 LEAST = 0.98  # of PyTorch's speed: below it a network loses
 
@@ -68,7 +67,9 @@ def table() -> str:
         lines.append(f"| {network} | " + " | ".join(f"{one.ratio:.2f}x, {one.ours:.3g}" if one else "" for one in cells) + " |")
     means = [geometric_mean([one.ratio for one in every if (one.precision, one.batch) == group]) for group in groups]
     lines.append("| *geometric mean* | " + " | ".join(f"**{one:.2f}x**" for one in means) + " |")
-    about = f"{header['device']}, PyTorch {header['torch']}; {', '.join(_said(every))}."
+    earlier = sum(one.row["run"] == "before" for one in every)
+    told = f" {earlier} of these cases were measured before the constants of the choice were fitted to them." if earlier else ""
+    about = f"{header['device']}, PyTorch {header['torch']}; {', '.join(_said(every))}.{told}"
     return "\n".join([*lines, "", about, ""])
 
 
@@ -92,18 +93,6 @@ def expected_ms(row: dict[str, Any]) -> float:
     return 1e3 * (fused + faster if row["by_compiler"] else alone + own)
 
 
-def modes() -> str:
-    """The networks for which more modes of the compiler were measured, in milliseconds."""
-    _, every = cases()
-    lines = ["| network, batch, type | " + " | ".join(f"`{mode}`" for mode in MODES.values()) + " | pysim |", "|---|" + "--:|" * 4]
-    for one in every:
-        times = [one.row["ms"].get(way) for way in MODES]
-        if times[0] or times[1]:
-            cells = " | ".join("" if value is None else f"{value:.3g}" for value in times)
-            lines.append(f"| {one.network}, {one.batch}, {TYPES[one.precision]} | {cells} | {one.ours:.3g} |")
-    return "\n".join([*lines, ""])
-
-
 def losses() -> str:
     """An item of README's list: where the compiler is faster, by type and batch."""
     header, every = cases()
@@ -114,4 +103,6 @@ def losses() -> str:
         worst = f", slowest {lost[0].network} at {lost[0].ratio:.2f}x" if lost else ""
         told.append(f"{TYPES[precision]} at batch {batch}: {len(lost)} of {len(of)}{worst}")
     device = header["device"].removeprefix("NVIDIA ")
+    if any(one.row["run"] == "before" for one in every):
+        told[-1] += ". Some of these were measured before the choice was mended by what they showed"
     return f"- On an {device} PyTorch with its compiler is faster than pysim's default for some networks. {'; '.join(told)}.\n"

@@ -19,6 +19,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1]))
 from rooms import DATA, ROOT  # noqa: I001
 import api_page
+import compiler_tables
 import conv_data
 import model_figure
 import paper_comparison
@@ -423,6 +424,8 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "networks.md", "models h100", models_table("h100"))
     put(ROOT / "docs" / "networks.md", "models in other types h100", precisions_table("h100"))
     put(ROOT / "docs" / "networks.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("*/torch-cpu.jsonl")))))
+    put(ROOT / "docs" / "networks.md", "compilers", compiler_tables.table())
+    put(ROOT / "README.md", "compilers", compiler_tables.losses())
     put(ROOT / "README.md", "models", model_figure.summary())
     put(ROOT / "README.md", "torch on cpus", model_figure.torch_cpu_losses("zen4/torch-cpu.jsonl"))
     model_figure.draw(ROOT / "docs" / "networks.svg")
