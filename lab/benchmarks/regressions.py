@@ -11,6 +11,7 @@ the planted ones is not told as slower, or one of the others is.
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -79,7 +80,9 @@ def main() -> None:
         status, told = run(given, store, 1.0, "--save", NAME)
         if status:
             sys.exit(f"the baseline was not measured: {told}")
-        for by in [given.by] * given.planted + [1.0] * given.plain:
+        order = [given.by] * given.planted + [1.0] * given.plain
+        random.Random(0).shuffle(order)  # both kinds see the same neighbours
+        for by in order:
             status, told = run(given, store, by, "--baseline", NAME)
             rows.append({"by": by, "slower": status == 1, "status": status, "load": os.getloadavg()[0]})
             print(f"{by}: exit status {status}, load {os.getloadavg()[0]:.1f}", flush=True)

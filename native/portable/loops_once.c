@@ -3,7 +3,6 @@
  * several times slower, and for accuracy reproducible alone (pysim_round_once). */
 #define VECTORS "portable/vec_f32.h"
 #define ROUNDED_ONCE
-#pragma GCC optimize("O1") /* compiles in half the time of -O3 */
 #ifdef __GNUC__
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pysim.measure.store import Store
     from pysim.record.measurement import Comparison
 
-RUNS, FEWEST_RUNS, MOST_RUNS = 3, 2, 5  # of a layer that is saved; of one that is compared with what was saved
+RUNS, FEWEST_RUNS, MOST_RUNS = 3, 2, 10  # of a layer that is saved; of one that is compared with what was saved
 SAMPLES = 90  # at least, of a library in such a run
 _COLOURS = {"slower": "bold red", "faster": "green", "same": ""}
 

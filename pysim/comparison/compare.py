@@ -250,10 +250,11 @@ def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any
 
 
 def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[str, str]) -> str:
-    """Stores one measurement per candidate under one run id, with the core's speed in the environment; returns the id."""
+    """Stores one measurement per candidate under one run id, with the core's speed and the load in the environment; returns the id."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
     layout = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
     speed = (timed.speed.as_environment() if timed.speed else {}) | ({"series": how.series} if how.series else {})
+    speed |= {"taken": f"{timed.load.share:.3f}"} if timed.load else {}
     for name, values in timed.samples.items():
         own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
         here = environment() | {"threads": str(how.threads if name == OURS else 1)} | layout | speed

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements of other days beside today's: which runs the store has, and whether a plan's time changed between two of them.
 
-Two runs see two states of a computer: another clock, other processes, other virtual machines. What both have in common is a peer of one
-version, timed in turns with the plan. So a change is that of the plan's time over the peer's:
+Two runs see two states of a computer: another clock, other processes, other virtual machines. Others only make calls longer, so a run's
+time is that of its QUICK share of rounds. It is compared with two things that a changed plan leaves alone: each peer of one version, timed
+in turns with it, and the core's clock.
 
-    change = r_after / r_before,   r = exp(median_i log(plan_i / peer_i)) over the rounds i of a run
+    change = time_after / time_before,   time = median over a series' runs of log(quick plan / quick peer), least of log(quick plan * clock)
 
-of the peer whose ratio is known best. Of the rounds the UNDISTURBED share counts in which plan and peer together took the least time:
-others had the core in the rest, and choosing by the product favours neither. Where there is no common peer, and beside peers where both
-sides have several runs, cycles at each run's clock are compared as well: a busy memory slows some peers more than a plan. Runs of one
-series are averaged: their buffers lie elsewhere in memory, so that equal runs differ by BETWEEN_RUNS. The interval has three standard
-deviations to either side: those of the medians and BETWEEN_RUNS, over the root of the runs of each side, or what these differ by if that
-is more. A plan is slower if the change is above LEAST_CHANGE, its whole interval above 1, and none of the others below a third of that.
+The change closest to 1 counts; what a peer or the clock does not show is the computer's. Runs of one series are averaged: their buffers lie
+elsewhere in memory, so that equal runs differ by BETWEEN_RUNS; so do series, by BETWEEN_SERIES. The interval has three standard deviations
+to either side: BETWEEN_SERIES, and of each side those within runs and BETWEEN_RUNS over the root of its runs, or what these differ by if
+that is more. Where others used more of the CPUs than before, they also took more of the shared cache, and what of it a plan needs is
+unknown: the interval reaches LOAD times the difference further down (up, where they used less). A plan is slower if the change is above
+LEAST_CHANGE and its whole interval above 1.
 
-Worked number: medians known to 0.4 % each, three runs before and one after: sqrt(0.4^2 / 3 + 0.4^2 + 0.7^2 / 3 + 0.7^2) = 0.9 %; a plan
-that takes 5 % more time has the interval 1.021 to 1.080 and is slower, one that takes 2 % more is not told apart from an equal one.
+Worked number: three runs before and ten after of a plan whose quick rounds are known to 0.3 %: 3 sqrt(1.0^2 + 0.5^2 / 3 + 0.5^2 / 10) is
+3.2 %; a plan that takes 5 % more time has the interval 1.017 to 1.084 and is slower, one that takes 2 % more is not told from an equal one.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,12 +30,14 @@ from pysim.record.measurement import Measurement
 
 Array = NDArray[np.float64]
 Verdict = Literal["slower", "faster", "same"]
-BETWEEN_RUNS = 0.007  # relative; of equal runs of one plan, beside a peer, on a Zen 4 with two CPUs
-UNDISTURBED = 1 / 3  # of the rounds
+BETWEEN_RUNS = 0.004  # relative; of equal runs of one plan in one series, on a Zen 3 with two CPUs
+BETWEEN_SERIES = 0.01  # likewise of two series: other pages of memory, other neighbours in the shared cache
+QUICK = 0.05  # the quantile of a run's rounds
+LOAD = 0.15  # relative; a product that keeps B in L3 beside 12 processes and beside 4, on a Zen 3 with two CPUs
 LEAST_CHANGE = 0.03
 DEVIATIONS = 3
-FEWEST = 4  # rounds of which a median says something
-_CLOCK = "clock"  # stands for a peer where there is none
+FEWEST = 4  # rounds of which a quantile says something
+CLOCK = "clock"  # stands for a peer where there is none
 
 
 class Run(NamedTuple):
@@ -54,6 +57,11 @@ class Run(NamedTuple):
         return (self.ours.problem, self.ours.machine, self.ours.state, environment.get("threads", "1"), environment.get("layout", ""))
 
     @property
+    def taken(self) -> float:
+        """The share of the CPUs that others used."""
+        return float(self.ours.environment.get("taken", 0))
+
+    @property
     def series(self) -> str:
         """Equal for runs that one command made of one plan."""
         return self.ours.environment.get("series", self.ours.run)
@@ -69,8 +77,8 @@ class Change(NamedTuple):
 
     @property
     def doubtful(self) -> bool:
-        """Whether another run may change or should confirm the verdict: the plan is slower, or may be slower by LEAST_CHANGE."""
-        return self.high > 1 + LEAST_CHANGE
+        """Whether another run should confirm or refute that the plan is slower."""
+        return self.value > 1 + LEAST_CHANGE / 2
 
     @property
     def verdict(self) -> Verdict:
@@ -111,19 +119,18 @@ def baseline(store: Store, name: str) -> list[Series]:
 
 def change_of(before: Series, after: Series) -> Change | None:
     """The change between two series of one setting; None if nothing tells the computer's change from the plan's."""
-    logs = {name: (_mean(_log_ratio, before, name), _mean(_log_ratio, after, name)) for name in _common(*before, *after)}
-    if min(len(before), len(after)) > 1 or not any(map(all, logs.values())):
-        logs[_CLOCK] = _mean(_log_cycles, before), _mean(_log_cycles, after)
+    names = _common(*before, *after)
+    if min(len(before), len(after)) > 1 or not any(_level(before, name) and _level(after, name) for name in names):
+        names = [*names, CLOCK]
+    busier = float(np.median([one.taken for one in after]) - np.median([one.taken for one in before]))
     found = []
-    for name, (then, now) in logs.items():
+    for name in names:
+        then, now = _level(before, name), _level(after, name)
         if then and now:
-            deviation = math.hypot(then[1], now[1])
-            value, low, high = (math.exp(now[0] - then[0] + sign * DEVIATIONS * deviation) for sign in (0, -1, 1))
-            found.append(Change(value, low, high, name))
-    best = min(found, key=lambda one: one.high / one.low, default=None)
-    if best and best.verdict != "same":  # unless a peer or the clock shows next to no change
-        best = min((best, *found), key=lambda one: abs(math.log(one.value)) if abs(math.log(one.value)) < LEAST_CHANGE / 3 else 1.0)
-    return best
+            change, reach = now[0] - then[0], DEVIATIONS * math.hypot(then[1], now[1], BETWEEN_SERIES)
+            low, high = change - reach - LOAD * max(0.0, busier), change + reach + LOAD * max(0.0, -busier)
+            found.append(Change(math.exp(change), math.exp(low), math.exp(high), name))
+    return min(found, key=lambda one: abs(math.log(one.value)), default=None)
 
 
 def _common(first: Run, *others: Run) -> list[str]:
@@ -135,44 +142,35 @@ def _common(first: Run, *others: Run) -> list[str]:
     return [name for name in first.peers if all(version(run, name) == version(first, name) for run in others)]
 
 
-def _mean(of: Callable[..., tuple[float, float] | None], series: Series, *names: str) -> tuple[float, float] | None:
-    """The mean of a quantity over runs, and its standard deviation."""
-    found = [of(run, *names) for run in series]
+def _level(series: Series, name: str) -> tuple[float, float] | None:
+    """The logarithm of the plan's quick time over a peer's, or in cycles, and its standard deviation; None where a run lacks one."""
+    found = [_quick(run, name) for run in series]
     known = [one for one in found if one]
     if not known or len(known) < len(found):
         return None
     values, deviations = np.array(known).T
     expected = float(np.sum(deviations**2 + BETWEEN_RUNS**2)) / values.size**2
     seen = float(values.var(ddof=1)) / values.size if values.size > 1 else 0.0
-    return float(values.mean()), math.sqrt(max(expected, seen))
+    return float(values.min() if name == CLOCK else np.median(values)), math.sqrt(max(expected, seen))
 
 
-def _log_ratio(run: Run, name: str) -> tuple[float, float] | None:
-    """The median of log(plan / peer) over the undisturbed rounds, and its standard deviation."""
-    if len(run.ours.samples) != len(run.peers[name].samples):
+def _quick(run: Run, name: str) -> tuple[float, float] | None:
+    ours = _quantile(run.ours.samples)
+    if name == CLOCK:
+        hertz = float(run.ours.environment.get("clock_hz", 0) or 0)
+        return (ours[0] + math.log(hertz), ours[1]) if ours and hertz else None
+    peer = _quantile(run.peers[name].samples)
+    return (ours[0] - peer[0], math.hypot(ours[1], peer[1])) if ours and peer else None
+
+
+def _quantile(samples: Sequence[float]) -> tuple[float, float] | None:
+    """The logarithm of the QUICK quantile, and its standard deviation from the order statistics one deviation of the rank away."""
+    n, values = len(samples), np.sort(np.log(np.array(samples)))
+    if n < FEWEST or not np.isfinite(values).all():
         return None
-    ours, peer = np.log(np.array(run.ours.samples)), np.log(np.array(run.peers[name].samples))
-    return _median((ours - peer)[_undisturbed(ours + peer)])
-
-
-def _log_cycles(run: Run) -> tuple[float, float] | None:
-    hertz = float(run.ours.environment.get("clock_hz", 0) or 0)
-    cycles = np.log(np.array(run.ours.samples) * hertz) if hertz else np.array([])
-    return _median(cycles[_undisturbed(cycles)])
-
-
-def _undisturbed(taken: Array) -> NDArray[np.int64]:
-    """The rounds that took the least."""
-    return np.argsort(taken)[: max(min(taken.size, FEWEST), math.ceil(taken.size * UNDISTURBED))]
-
-
-def _median(values: Array) -> tuple[float, float] | None:
-    """A median, and its standard deviation from the order statistics half a sqrt(n) to either side, which are one deviation away."""
-    if values.size < FEWEST or not np.isfinite(values).all():
-        return None
-    ordered, reach = np.sort(values), math.sqrt(values.size) / 2
-    low, high = max(0, math.floor(values.size / 2 - reach)), min(values.size - 1, math.ceil(values.size / 2 + reach))
-    return float(np.median(values)), float(ordered[high] - ordered[low]) / 2
+    rank, reach = QUICK * (n - 1), math.sqrt(n * QUICK * (1 - QUICK))
+    low, high = max(0, math.floor(rank - reach)), min(n - 1, math.ceil(rank + reach))
+    return float(np.quantile(values, QUICK)), float(values[high] - values[low]) / 2
 
 
 class Compared(NamedTuple):

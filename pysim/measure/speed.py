@@ -67,7 +67,8 @@ def read(target: str, threads: int = 1) -> Speed:
     if threads > 1:
         time.sleep(ASLEEP_SECONDS)
     wide, clock, plain = rate(target), cpu.probe_clock(), rate(PLAIN)
-    return Speed(clock, wide / clock, plain / max(clock, cpu.probe_clock()), line_seconds() if threads > 1 else math.nan)
+    clock = max(clock, cpu.probe_clock())  # other processes may have had the core during one of them
+    return Speed(clock, wide / clock, plain / clock, line_seconds() if threads > 1 else math.nan)
 
 
 def line_seconds() -> float:

@@ -11,6 +11,7 @@ threads = [1, 2]
 """
 
 import itertools
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pysim.errors import ProblemError
+from pysim.errors import ProblemError, choose
 from pysim.file_io import read_text
 from pysim.machine.change import Value
 from pysim.machine.load import names
@@ -72,7 +73,9 @@ def read(path: Path) -> Spec:
     try:
         return msgspec.convert(tomllib.loads(read_text(path, _MOST_BYTES)), Spec)
     except (ValueError, RecursionError) as error:  # msgspec's too
-        raise ProblemError(f"{path}: {error}") from None
+        unknown = re.search(r"unknown field `([^`]*)`$", str(error))
+        hint = f"; {choose(unknown.group(1), Spec.__struct_fields__)}" if unknown else ""
+        raise ProblemError(f"{path}: {error}{hint}") from None
 
 
 def tasks_of(spec: Spec, read_model: Callable[[ModelFile], list[Layer]], where: str = "sweep") -> list[Task]:

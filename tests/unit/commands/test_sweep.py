@@ -90,7 +90,7 @@ def test_misses_are_simulated(tmp_path):
         ({"problems": []}, "problems is empty"),
         ({"problems": PROBLEMS, "machines": []}, "machines is empty"),
         ({"problems": PROBLEMS, "how": "guess"}, "guess"),
-        ({"problems": PROBLEMS, "machnes": ["zen4"]}, "machnes"),
+        ({"problems": PROBLEMS, "machnes": ["zen4"]}, 'unknown field `machnes`; did you mean "machines"?'),
         ({"machines": ["zen4"]}, "problems"),
         ({"problems": ["conv:ic0"]}, "conv:ic0"),
     ],
