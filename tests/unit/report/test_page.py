@@ -96,3 +96,13 @@ def test_no_serious_barrier_is_found(opened):
 def test_it_fits_a_phone(opened):
     opened.set_viewport_size({"width": 400, "height": 800})
     assert opened.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_paper_has_all_columns_and_dark_text(opened):
+    opened.emulate_media(media="print", color_scheme="dark")
+    opened.set_viewport_size({"width": 1032, "height": 700})  # A4, landscape, less its margins
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 1032
+    assert opened.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ground').trim()") == "#fff"
+    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
+    opened.locator("#chart-0 svg text").first.wait_for()
+    assert opened.locator("#chart-0 svg text").first.get_attribute("fill") == "#1b1f24"
