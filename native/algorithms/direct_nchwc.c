@@ -5,10 +5,10 @@
  *
  *   for each block of k2 tiles: for each panel of filters: for each set of channels: for each tile: KERNEL
  *
- * Filters are prepared as [group][panel][channel block][row][tap][channel][filter of the panel]. A tile at the left or right edge of the image
- * makes one call for the taps of which at most its first and its last pixel lie in the padding, and calls for the other taps with only those
- * pixels that need them: padding is not multiplied. Each tile prefetches its share of the filters that come next, because they are read once,
- * from a far level (256 -> 256 channels, 14x14, 3x3: 1131 us without, 1047 with, on a busy Zen 5). */
+ * Filters are prepared as [group][panel][channel block][row][tap][channel][filter of the panel]. Taps that only the first and the last pixel of
+ * a call have in the padding leave these out. Other taps in the padding, of a tile at the left or right edge of the image, have calls of their own
+ * with only those pixels that need them: padding is not multiplied. Each tile prefetches its share of the filters that come next, because they are
+ * read once, from a far level (256 -> 256 channels, 14x14, 3x3: 1131 us without, 1047 with, on a busy Zen 5). */
 #include "algorithm.h"
 
 enum { LINE = 64, RUN_TILES = 8 /* of a call of the kernel: their results lie in L1 for the epilogue's loops */ };
@@ -58,6 +58,8 @@ static int64_t panel_size(const shape *of) {
     return of->blocks * of->inner * of->conv->kernel_h * of->conv->kernel_w * of->panel * of->lanes;
 }
 static int64_t panels_of(const shape *of) { return pysim_ceil_div(of->vectors, of->panel); }
+/* Filters of a panel: the last one may have fewer. */
+static int64_t width_of(const shape *of, int64_t panel) { return pysim_min(of->panel, of->vectors - panel * of->panel) * of->lanes; }
 
 static pysim_status check_schedule(const pysim_schedule *s, const pysim_conv *c, const pysim_row *row) {
     const int64_t lanes = row->info.lane_filters, channels = c->channels / c->groups;
@@ -97,13 +99,13 @@ static pysim_status open_nchwc(const pysim_problem *p, const pysim_schedule *s, 
 #define DEFINE_PREPARE(T, name)                                                                                           \
     static void name(const shape *of, int64_t group, int64_t panel, const T *filters, T *to) {                            \
         const pysim_conv *c = of->conv;                                                                                   \
-        const int64_t channels = of->blocks * of->inner, taps = c->kernel_h * c->kernel_w, width = of->panel * of->lanes; \
-        const int64_t first = panel * width, live = pysim_min(width, of->vectors * of->lanes - first);                    \
+        const int64_t channels = of->blocks * of->inner, taps = c->kernel_h * c->kernel_w;                                \
+        const int64_t first = panel * of->panel * of->lanes, width = width_of(of, panel);                                 \
         const T *from = filters + (group * of->vectors * of->lanes + first) * channels * taps;                            \
         for (int64_t ch = 0; ch < channels; ch++)                                                                         \
             for (int64_t tap = 0; tap < taps; tap++) {                                                                    \
                 T *row = to + ((ch / of->inner * taps + tap) * of->inner + ch % of->inner) * width;                       \
-                for (int64_t f = 0; f < width; f++) row[f] = f < live ? from[(f * channels + ch) * taps + tap] : 0;       \
+                for (int64_t f = 0; f < width; f++) row[f] = from[(f * channels + ch) * taps + tap];                      \
             }                                                                                                             \
     }
 DEFINE_PREPARE(float, prepare_f32)
@@ -177,6 +179,9 @@ static int64_t tap_from(const pysim_conv *c, int64_t s, int64_t at, int64_t boun
     return s;
 }
 
+/* Elements of an input row before and behind the image that the first and the last pixel of a kernel call may leave out. */
+static int64_t spare_of(const nchwc_run *r) { return r->contiguous ? 0 : r->of.conv->stride_w; }
+
 /* Adds one channel set to a tile. The taps [main, main_end), of which at most the first and the last pixel lie in the padding, come last, together
  * with the epilogue. No divisions: for tiles of few channels they would take as long as a tenth of the multiply-adds. */
 static void sum_set(const nchwc_run *r, tile *t, int first, int last) {
@@ -185,7 +190,7 @@ static void sum_set(const nchwc_run *r, tile *t, int first, int last) {
         call_kernel(r, t, 0, t->pixels, 0, c->kernel_w, first, last);
         return;
     }
-    const int64_t spare = r->contiguous ? 0 : c->stride_w, end = t->x + (t->pixels - 1) * c->stride_w;
+    const int64_t spare = spare_of(r), end = t->x + (t->pixels - 1) * c->stride_w;
     const int64_t main = tap_from(c, 0, t->x + spare, 0), main_end = tap_from(c, main, end - spare, c->width);
     if (t->rows) {
         first = sum_side_taps(r, t, 0, main, first);
@@ -197,17 +202,19 @@ static void sum_set(const nchwc_run *r, tile *t, int first, int last) {
 }
 
 /* Computes tiles from i on, of one image's group, for one panel of filters and one channel set; prefetches their ranges, from `part` of `parts` on,
- * of the next set or panel. Returns how many tiles, at most `most`: those of a row that begin and end without padding, or one. */
+ * of the next set or panel. Returns how many tiles, at most `most`: those of a row of which at most the first and the last pixel reach into the
+ * padding, or one. */
 static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t most, int64_t panel, int64_t set, int64_t part,
                          int64_t parts) {
     const shape *of = &r->of;
     const pysim_conv *c = of->conv;
     const int64_t row = i / of->per_row, column = i % of->per_row, map = of->p * of->q, bytes = of->bytes;
     const int64_t y = row * c->stride_h - c->pad_top;
-    const int64_t inside = c->width + c->pad_left - (c->kernel_w - 1) * c->dilation_w; /* windows that begin before end inside */
+    const int64_t spare = spare_of(r);
+    const int64_t inside = c->width + c->pad_left - (c->kernel_w - 1) * c->dilation_w + spare; /* windows that begin before end inside */
     int64_t tiles = pysim_min(pysim_min(most, RUN_TILES), of->per_row - column), q0, q1, last_begin, last_end;
     pysim_split_range(of->q, column, of->per_row, &q0, &q1);
-    if (q0 * c->stride_w < c->pad_left) tiles = 1;
+    if (q0 * c->stride_w + spare < c->pad_left) tiles = 1;
     for (; tiles > 1; tiles--) {
         pysim_split_range(of->q, column + tiles - 1, of->per_row, &last_begin, &last_end);
         if ((last_end - 1) * c->stride_w >= inside) continue;
@@ -217,7 +224,7 @@ static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t m
     int64_t r0 = 0, r1 = c->kernel_h; /* kernel rows inside the image */
     while (r0 < r1 && y + r0 * c->dilation_h < 0) r0++;
     while (r0 < r1 && y + (r1 - 1) * c->dilation_h >= c->height) r1--;
-    const int64_t width = of->panel * of->lanes, b0 = set * of->set, plane = c->height * c->width * of->inner;
+    const int64_t width = width_of(of, panel), b0 = set * of->set, plane = c->height * c->width * of->inner;
     const int64_t filter = image * of->vectors + panel * of->panel, at = (filter * map + row * of->q + q0) * of->lanes;
     tile t = {.pixels = q1 - q0, .x = q0 * c->stride_w - c->pad_left, .rows = r1 - r0};
     t.call = (pysim_nchwc_tile){
@@ -232,7 +239,7 @@ static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t m
         .input = r->call->first + (image * of->blocks + b0) * plane * bytes,
         .out = r->call->result + at * bytes,
         .out_vector = map * of->lanes,
-        .vectors = pysim_min(of->panel, of->vectors - panel * of->panel),
+        .vectors = width / of->lanes,
         .bias = r->call->epilogue->bias,
         .residual = r->call->residual ? r->call->residual + at * bytes : NULL,
         .bounds = r->call->bounds,

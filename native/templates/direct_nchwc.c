@@ -10,7 +10,7 @@
 #include "instance.h"
 
 enum { MAX_PIXELS = 28, MAX_FILTER_VECTORS = 4 };
-enum { WHOLE, EDGE, DENSE, HAS_DENSE = sizeof(VEC) <= 32 };
+enum { FARTHEST = sizeof(VEC) <= 32 ? 2 : 0 }; /* blocks between pixels up to which they are constants of a loop of their own (add_block) */
 
 /* Prefetches the output lines of the next tile but one: memory is further away than a tile of few channels takes. Pixels of a block are
  * contiguous in memory, and so are rows. */
@@ -56,64 +56,59 @@ INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, i
     }
 }
 
-/* Adds all blocks, kernel rows and taps of a tile. Returns what is prefetched next. */
-INLINE const char *add_blocks(const int P, const int F, const int EDGES, const pysim_nchwc_tile *t, const T *input, const char *ahead,
-                              VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
+/* Adds one tap of a whole block for pixels [lo, hi), STEP blocks apart, the first at x: each element has a constant place, and one prefetch a line
+ * suffices. `next`: from x to what is prefetched. The barriers keep GCC from loading elements early, for which it would spill accumulators. */
+INLINE void add_block(int lo, int hi, const int F, const int STEP, const T *x, int64_t next, const T *w,
+                      VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
+#pragma GCC unroll 28
+    for (int p = lo; p < hi; p += STEP > 1 ? 1 : LINE_VECTORS) __builtin_prefetch(x + next + p * STEP * LANES);
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES; i++) {
+        VEC filter[MAX_FILTER_VECTORS];
+        __asm__("" : "+r"(x), "+r"(w));
+#pragma GCC unroll 4
+        for (int f = 0; f < F; f++)
+            if ((i * F + f) % LINE_VECTORS == 0) __builtin_prefetch(w + ((ROWS_AHEAD + i) * F + f) * LANES);
+#pragma GCC unroll 4
+        for (int f = 0; f < F; f++) filter[f] = v_load(w + (i * F + f) * LANES);
+#pragma GCC unroll 28
+        for (int p = lo; p < hi; p++) multiply_pixel(F, filter, x + p * STEP * LANES + i, acc, p);
+    }
+}
+
+/* Adds all blocks of a 1x1 kernel: a loop of its own, since registers do not suffice for three nested ones. */
+INLINE const char *add_pointwise(const int P, const int F, const int STEP, const pysim_nchwc_tile *t, const T *x, const char *ahead,
+                                 VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
+    const int64_t blocks = t->blocks, block = t->block, lines = t->ahead_lines;
+    const T *w = t->filters;
+    for (int64_t b = 0; b < blocks; b++, x += block, w += t->filter_block) {
+        for (int64_t l = 0; l < lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+        add_block(0, P, F, STEP, x, block, w, acc);
+    }
+    return ahead;
+}
+
+/* Adds all blocks, kernel rows and taps of a tile. STEP: blocks between pixels, 0 if unknown. Returns what is prefetched next. */
+INLINE const char *add_blocks(const int P, const int F, const int STEP, const int EDGES, const pysim_nchwc_tile *t, const T *input,
+                              const char *ahead, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
     const int64_t run = (P - 1) * t->pixel + (t->taps - 1) * t->tap + t->inner;
     for (int64_t b = 0; b < t->blocks; b++)
         for (int64_t r = 0; r < t->rows; r++) {
             const T *row = input + b * t->block + r * t->row, *next = row;
             if (r + 1 < t->rows) next = row + t->row;
             else if (b + 1 < t->blocks) next = row + t->block - r * t->row;
+            const int64_t away = next - row;
             const T *next_end = next + run;
             for (int64_t s = 0; s < t->taps; s++) {
-                const char *x = (const char *)(row + s * t->tap);
-                const T *w = (const T *)t->filters + b * t->filter_block + r * t->filter_row + s * t->filter_tap;
+                const T *x = row + s * t->tap, *w = (const T *)t->filters + b * t->filter_block + r * t->filter_row + s * t->filter_tap;
                 const int with_last = s < t->taps - t->without_last, with_first = s >= t->without_first && (P > 1 || with_last);
                 for (int64_t l = 0; l < t->ahead_lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-                if (!EDGES || (with_first && with_last)) add_tap(P, F, 0, 1, 1, t, x, w, &next, next_end, acc);
-                else add_tap(P, F, 1, with_first, with_last, t, x, w, &next, next_end, acc);
-            }
-        }
-    return ahead;
-}
-
-/* Adds one tap of a whole block for neighbouring pixels, x: with constant strides each element has a constant place, and one prefetch a line
- * suffices. `next`: from x to what is prefetched. Unrolled further, GCC loads elements early and spills accumulators. */
-INLINE void add_block(const int P, const int F, const T *x, int64_t next, const T *w, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
-#pragma GCC unroll 28
-    for (int p = 0; p < P; p += LINE_VECTORS) __builtin_prefetch(x + next + p * LANES);
-#pragma GCC unroll 2
-    for (int i = 0; i < LANES; i++, x++, w += F * LANES) {
-        VEC filter[MAX_FILTER_VECTORS];
-#pragma GCC unroll 4
-        for (int f = 0; f < F; f += LINE_VECTORS) __builtin_prefetch(w + (ROWS_AHEAD * F + f) * LANES);
-#pragma GCC unroll 4
-        for (int f = 0; f < F; f++) filter[f] = v_load(w + f * LANES);
-#pragma GCC unroll 28
-        for (int p = 0; p < P; p++) multiply_pixel(F, filter, x + p * LANES, acc, p);
-    }
-}
-
-/* As add_blocks, by add_block. */
-INLINE const char *add_dense_blocks(const int P, const int F, const pysim_nchwc_tile *t, const T *x, const char *ahead,
-                                    VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
-    const T *w = t->filters;
-    const int64_t blocks = t->blocks, block = t->block, rows = t->rows, taps = t->taps, lines = t->ahead_lines;
-    if (rows == 1 && taps == 1) {
-        for (int64_t b = 0; b < blocks; b++, x += block, w += t->filter_block) {
-            for (int64_t l = 0; l < lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-            add_block(P, F, x, block, w, acc);
-        }
-        return ahead;
-    }
-    for (int64_t b = 0; b < blocks; b++)
-        for (int64_t r = 0; r < rows; r++) {
-            const T *row = x + b * block + r * t->row, *filters = w + b * t->filter_block + r * t->filter_row;
-            const int64_t next = r + 1 < rows ? t->row : b + 1 < blocks ? block - r * t->row : 0;
-            for (int64_t s = 0; s < taps; s++, row += t->tap, filters += t->filter_tap) {
-                for (int64_t l = 0; l < lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-                add_block(P, F, row, next, filters, acc);
+                if (STEP == 0 && (!EDGES || (with_first && with_last))) add_tap(P, F, 0, 1, 1, t, (const char *)x, w, &next, next_end, acc);
+                else if (STEP == 0) add_tap(P, F, 1, with_first, with_last, t, (const char *)x, w, &next, next_end, acc);
+                else if (!EDGES || (with_first && with_last)) add_block(0, P, F, STEP, x, away, w, acc);
+                else if (with_first) add_block(0, P - 1, F, STEP, x, away, w, acc);
+                else if (with_last) add_block(1, P, F, STEP, x, away, w, acc);
+                else add_block(1, P - 1, F, STEP, x, away, w, acc);
             }
         }
     return ahead;
@@ -147,7 +142,7 @@ INLINE void store_tile(const int P, const int F, const pysim_nchwc_tile *t, T *o
 }
 
 /* `tiles` neighbouring tiles of P pixels. Returns what is prefetched next. */
-INLINE const char *direct_tiles(const int P, const int F, const int KIND, const pysim_nchwc_tile *t, int64_t tiles) {
+INLINE const char *direct_tiles(const int P, const int F, const int STEP, const int EDGES, const pysim_nchwc_tile *t, int64_t tiles) {
     const T *input = t->input, *residual = t->residual;
     const char *ahead = t->ahead;
     T *out = t->out;
@@ -159,15 +154,15 @@ INLINE const char *direct_tiles(const int P, const int F, const int KIND, const 
             for (int p = 0; p < P; p++) acc[f][p] = v_zero();
         fetch_tile(P, F, out, t->out_vector, t->vectors);
         if (residual) fetch_tile(P, F, residual, t->out_vector, t->vectors);
-        if (KIND == DENSE) ahead = add_dense_blocks(P, F, t, input, ahead, acc);
-        else ahead = add_blocks(P, F, KIND == EDGE, t, input, ahead, acc);
+        if (STEP && !EDGES && t->rows == 1 && t->taps == 1) ahead = add_pointwise(P, F, STEP, t, input, ahead, acc);
+        else ahead = add_blocks(P, F, STEP, EDGES, t, input, ahead, acc);
         store_tile(P, F, t, out, residual, acc);
     }
     return ahead;
 }
 
 #define NCHWC_CASE(P, F) \
-    case P: return direct_tiles(P, F, KIND, t, tiles);
+    case P: return direct_tiles(P, F, STEP, EDGES, t, tiles);
 #define NCHWC_PIXELS_3(F) NCHWC_CASE(1, F) NCHWC_CASE(2, F) NCHWC_CASE(3, F)
 #define NCHWC_PIXELS_4(F) NCHWC_PIXELS_3(F) NCHWC_CASE(4, F)
 #define NCHWC_PIXELS_6(F) NCHWC_PIXELS_4(F) NCHWC_CASE(5, F) NCHWC_CASE(6, F)
@@ -182,35 +177,47 @@ INLINE const char *direct_tiles(const int P, const int F, const int KIND, const 
     NCHWC_CASE(28, F)
 /* clang-format on */
 
-#define NCHWC_TILES(name, P, F, kind)                                                             \
+#define NCHWC_TILES(name, P, F, step, edges)                                                      \
     static __attribute__((noinline)) const char *name(const pysim_nchwc_tile *t, int64_t tiles) { \
-        enum { KIND = kind };                                                                     \
+        enum { STEP = step, EDGES = edges };                                                      \
         switch (t->pixels) { NCHWC_PIXELS_##P(F) default : return t->ahead; }                     \
     }
 
-/* Divides the pixels evenly: some tiles, and others of one pixel less. */
-INLINE void each_size(const int P, const pysim_nchwc_tile *t, const char *(*compute)(const pysim_nchwc_tile *, int64_t)) {
+typedef const char *(*tiles_function)(const pysim_nchwc_tile *, int64_t);
+
+/* Divides the pixels evenly: some tiles, and others of one pixel less. Only the first and the last tile leave out pixels. */
+INLINE void each_size(const int P, const pysim_nchwc_tile *t, tiles_function compute, tiles_function compute_edge) {
     pysim_nchwc_tile some = *t;
     for (int64_t rest = t->pixels, tiles = (rest + P - 1) / P, count; tiles > 0; tiles -= count, rest -= count * some.pixels) {
         some.pixels = (rest + tiles - 1) / tiles;
-        count = rest - (some.pixels - 1) * tiles;
-        some.ahead = compute(&some, count);
+        some.without_first = rest == t->pixels ? t->without_first : 0;
+        count = some.without_first ? 1 : rest - (some.pixels - 1) * tiles;
+        if (t->without_last && count == tiles && count > 1) count--;
+        some.without_last = count == tiles ? t->without_last : 0;
+        some.ahead = (some.without_first || some.without_last ? compute_edge : compute)(&some, count);
         some.input = (const T *)some.input + count * some.pixels * t->pixel;
         some.out = (T *)some.out + count * some.pixels * LANES;
         if (some.residual) some.residual = (const T *)some.residual + count * some.pixels * LANES;
     }
 }
 
-/* Defines a row of the registry: tiles of up to P pixels x F vectors. Tiles that leave out pixels have a function of their own: in a common one
- * GCC allocates registers differently, and tiles that leave out nothing take up to 5 % longer (Zen 4, 1x1, tiles of 12 x 8 on AVX2). */
-#define DEFINE_NCHWC(name, P, F)                                                                     \
-    NCHWC_TILES(name##_whole, P, F, WHOLE)                                                           \
-    NCHWC_TILES(name##_edge, P, F, EDGE)                                                             \
-    NCHWC_TILES(name##_dense, P, F, HAS_DENSE ? DENSE : WHOLE)                                       \
-    void name(const pysim_nchwc_tile *t) {                                                           \
-        if (t->without_first || t->without_last) each_size(P, t, name##_edge);                       \
-        else if (HAS_DENSE && t->pixel == LANES && t->inner == LANES) each_size(P, t, name##_dense); \
-        else each_size(P, t, name##_whole);                                                          \
+static const pysim_nchwc_kernel ROWS_OF_VECTORS[MAX_FILTER_VECTORS + 1]; /* by vectors of filters */
+
+/* Defines a row of the registry: tiles of up to P pixels x F vectors. A last panel of fewer vectors is computed by their row. Tiles that leave out
+ * pixels have functions of their own: in a common one GCC allocates registers differently, and tiles that leave out nothing take up to 5 %
+ * longer (Zen 4, 1x1, tiles of 12 x 8 on AVX2). */
+#define DEFINE_NCHWC(name, P, F)                                                                                     \
+    NCHWC_TILES(name##_any, P, F, 0, 0)                                                                              \
+    NCHWC_TILES(name##_any_edge, P, F, 0, 1)                                                                         \
+    NCHWC_TILES(name##_1, P, F, 1, 0)                                                                                \
+    NCHWC_TILES(name##_1_edge, P, F, 1, 1)                                                                           \
+    NCHWC_TILES(name##_2, P, F, 2, 0)                                                                                \
+    void name(const pysim_nchwc_tile *t) {                                                                           \
+        const int64_t step = t->inner == LANES && t->pixel <= FARTHEST * LANES ? t->pixel / LANES : 0;               \
+        if (t->vectors < F) ROWS_OF_VECTORS[t->vectors](t);                                                          \
+        else if (FARTHEST && step == 1) each_size(P, t, name##_1, name##_1_edge);                                    \
+        else if (FARTHEST && step == 2) each_size(P, t, name##_2, name##_any_edge);                                  \
+        else each_size(P, t, name##_any, name##_any_edge);                                                           \
     }
 
 /* The rows of direct_nchwc.inc for these vectors */
@@ -219,3 +226,12 @@ INLINE void each_size(const int P, const pysim_nchwc_tile *t, const char *(*comp
 #define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) \
     MINE(target, dtype, DEFINED)(target, dtype, form, windows, filters, lane_filters)
 #include "direct_nchwc.inc"
+
+#undef DEFINED
+#undef PYSIM_NCHWC_ROW
+#define DEFINED(target, dtype, form, windows, filters, lanes) [filters / lanes] = dtype##_##form##_##windows##x##filters##__##target,
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) \
+    MINE(target, dtype, DEFINED)(target, dtype, form, windows, filters, lane_filters)
+static const pysim_nchwc_kernel ROWS_OF_VECTORS[MAX_FILTER_VECTORS + 1] = {
+#include "direct_nchwc.inc"
+};

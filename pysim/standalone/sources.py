@@ -11,9 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from pysim.algorithms.cpu.direct_nchwc import rows_of_panels
 from pysim.errors import PlanError
+from pysim.problem.conv import Conv
 from pysim.record.plan import Plan, on_cpu
-from pysim.registry.cpu import Kernel, cpu_kernel, cpu_kernels, kernels, loop_nest
+from pysim.registry.cpu import Kernel, cpu_kernel, cpu_kernels, kernels, loop_nest, nchwc_kernels
 from pysim.registry.native_files import native_file
 
 # Flags of ISA code, as in meson.build
@@ -96,7 +98,10 @@ def algorithm_of(plan: Plan) -> str:
 
 
 def _rows(plan: Plan, row: Kernel, plain: Sequence[str]) -> list[Kernel]:
-    """The plan's row, and that of the routine that transposes where the algorithm asks for one (`pysim_transposer_for`)."""
+    """The plan's row, that of a last panel of fewer filters (`rows_of_panels`), and that of the routine that transposes where the algorithm
+    asks for one (`pysim_transposer_for`)."""
+    if row in nchwc_kernels() and isinstance(plan.workload, Conv):
+        return sorted({row, *(one for one, _ in rows_of_panels(plan.workload, row))}, key=lambda one: one.index)
     if not any("pysim_transposer_for" in _COMMENT.sub("", _read(path)) for path in plain if path != "abi/registry.c"):
         return [row]
     targets = {unit.target for unit in on_cpu(plan)[1].core.units} | {"portable"}

@@ -14,13 +14,17 @@ machine's numbers alone:
 kernel  Per channel and tap of a tile: max(P F / fma rate, F / load rate + (P + F) / broadcast rate, fma latency). Each input element
         is broadcast for F multiply-adds; each filter vector is loaded for P and prefetched. A broadcast may be faster than a vector load
         (Zen 4: 0.50 cycles instead of 1.00 for 64 bytes). Rows of outputs are divided into tiles of equal size, give or take a pixel.
-        Kernel rows and taps in the padding are left out; taps that some pixels of a tile need cost those pixels only. Vectors without
-        filters in the last panel are computed all the same. Each run of consecutive input elements costs RUN_CYCLES more, BLOCK_CYCLES
-        where a kernel has constant places (1x1 and stride 1, from blocks, vectors of up to DENSE_BYTES).
+        A last panel of fewer vectors is computed by the row of that many. Kernel rows and taps in the padding are left out; taps that
+        some pixels of a tile need cost those pixels only. Each run of consecutive input elements costs RUN_CYCLES more, BLOCK_CYCLES
+        where a 1x1 kernel has constant places (strides up to FARTHEST, from blocks, vectors of up to DENSE_BYTES). Tiles that leave no
+        register free cost SPILL_CYCLES more.
 store   P F vectors are stored once per set, and loaded again in every set after the first.
-call    TILE_CYCLES per tile and set, and call_cycles per call: of up to RUN_TILES neighbouring tiles, or of one at a side of a padded
-        image. Those take one call more per tap that at least two pixels (of an NCHW input: one) have in the padding, and one to clear
-        the accumulators.
+call    ACCUMULATOR_CYCLES per accumulator of a tile and set, and call_cycles per call: of up to RUN_TILES neighbouring tiles, or of one
+        at a side of a padded image that reaches further into the padding than a pixel (of an NCHW input: at all). Those take one call
+        more per tap that at least two pixels (of an NCHW input: one) have in the padding, and one to clear the accumulators.
+
+Each tile prefetches the output lines of the tile TILES_AHEAD later, so the first ones of a block wait for theirs, a latency each (1x1, 64
+to 256 channels of 56x56 in blocks of 10 and of 85 tiles: 1,233 and 1,166 us; three more layers, Zen 3).
 
 Transfers overlap with all compute but loops whose loads take longer than their multiply-adds, since lines that come into L1 compete with
 those loads. On 213 random layers (Zen 4, lab/benchmarks/regret.py) transfers cost all of their time beside tiles of 12 x 8 on AVX2, with 7
@@ -43,7 +47,7 @@ import numpy as np
 
 from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import nest_text
-from pysim.cachemodel.cpu.cost import Pass, pass_of
+from pysim.cachemodel.cpu.cost import Pass, latencies, served, traffic_of, write_allocate_cycles
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, round_up, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps, nest_of, panel_bytes, used_taps
 from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
@@ -70,11 +74,17 @@ def contract(problem: Conv, schedule: Schedule) -> Contract | None:
 
 SET_BLOCKS = (1, 4, 8, 16, 32)  # channel blocks per set; also all of them
 
-TILE_CYCLES = 40  # to start and end a tile (213 random layers on a Zen 4: 20 to 60; 238 schedules of 22 layers on a Zen 5: 85)
+# To start and end a tile, for each accumulator: 28 of AVX-512 take 40 cycles (213 random layers on a Zen 4: 20 to 60; 238 schedules of 22
+# layers on a Zen 5: 85), 12 of AVX2 15 to 20 (1x1 layers of 16 to 440 channels on a Zen 3)
+ACCUMULATOR_CYCLES = 1.4
 RUN_TILES = 8  # of native/algorithms/direct_nchwc.c
 RUN_CYCLES = 8  # to start a run of consecutive input elements (Zen 5: 256 -> 128 channels 1x1 from NCHW, runs of one element)
-DENSE_BYTES = 32  # HAS_DENSE of native/templates/direct_nchwc.c
+DENSE_BYTES, FARTHEST = 32, 2  # vectors and strides of 1x1 kernels for which native/templates/direct_nchwc.c has constant places
 BLOCK_CYCLES = 2.5  # tiles of 6 x 16 take 6.4 cycles a channel, six of them multiply-adds, where other loops take 7.2 (Zen 3, AVX2)
+# Of a tile whose accumulators, filters and one element fill the 16 registers of AVX2, 4 x 24: GCC keeps some in memory (Zen 3: 0.3 to 0.8
+# cycles a channel and tap on nine 1x1 layers)
+SPILL_REGISTERS, SPILL_CYCLES = 16, 0.6
+TILES_AHEAD = 2  # of native/templates/direct_nchwc.c: tiles whose output lines are prefetched; the first ones of a block are not
 
 
 class Shape(NamedTuple):
@@ -126,36 +136,52 @@ def least_cycles_of(w: Conv, kernel: Kernel, machine: Machine, layout: Layout) -
 def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float, float, float, float]:
     """Cycles per image and group: (kernel, its part that overlaps with no transfer, call of a set, store of a set, reload of a later
     set)."""
-    unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
-    runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # taps per run of the input
-    is_dense = w.pointwise and shape.inner > 1 and unit.vector_bytes <= DENSE_BYTES and kernel.target != "portable"
-    start = (BLOCK_CYCLES if is_dense else RUN_CYCLES) / runs
-    if kernel.target == "portable":  # plain C: the rate includes the loop overhead
-        each = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs
-        of_rows, loading = shape.rows * shape.steps * each, 0.0
-    else:
-        of_rows = loading = 0.0
-        broadcasts = machine.broadcasts_per_cycle(unit)
-        for pixels, count in _pixels(shape):
-            computing = max(pixels * f / unit.rate(w.dtype), unit.fma_latency_cycles.value)
-            loads = f / unit.loads_per_cycle.value + (pixels + f) / broadcasts
-            of_rows += count * (max(computing, loads) + start)
-            loading += count * loads * (loads > computing)
-    each = shape.panels * shape.channels
+    unit, w = machine.unit_of(kernel.target), shape.w
+    cycles = loading = 0.0
+    for row, count in rows_of_panels(w, kernel):
+        of_rows, of_loads = _of_panel(shape._replace(per_row=ceil_div(shape.pixels, row.windows)), row, machine)
+        cycles, loading = cycles + count * shape.channels * of_rows, loading + count * shape.channels * of_loads
     behind = (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1 - w.pad_left - w.width  # padded columns at the end
     skipped = 0 if shape.inner == 1 and w.dilation_w == 1 else w.stride_w  # columns of padding that the kernel skips
     reaching = [min(w.kernel_w, ceil_div(pad - skipped, w.dilation_w)) for pad in (w.pad_left, behind) if pad > skipped]
     sides = sum(reaching) + min(len(reaching), shape.per_row)
     apart = min(len(reaching), shape.per_row)  # tiles of a row with calls of their own
     called = shape.rows * (ceil_div(shape.per_row - apart, RUN_TILES) + apart + sides)
-    stored = w.windows * shape.vectors
+    stored, accumulators = w.windows * shape.vectors, ceil_div(shape.pixels, shape.per_row) * shape.vectors  # of a tile of all panels
     return (
-        each * of_rows,
-        each * loading,
-        shape.panels * (called * machine.core.call_cycles.value + (shape.tiles + shape.rows * sides) * TILE_CYCLES),
+        cycles,
+        loading,
+        shape.panels * called * machine.core.call_cycles.value + (shape.tiles + shape.rows * sides) * accumulators * ACCUMULATOR_CYCLES,
         stored / unit.stores_per_cycle.value,
         stored / unit.loads_per_cycle.value,
     )
+
+
+def rows_of_panels(w: Conv, kernel: Kernel) -> list[tuple[Kernel, int]]:
+    """The rows of the registry that compute the panels of a group, and how many: a last panel of fewer vectors has the row of that many."""
+    whole, rest = divmod(w.group_filters, kernel.filters)
+    alike = (one for one in nchwc_kernels() if (one.target, one.dtype, one.filters) == (kernel.target, kernel.dtype, rest))
+    return [(kernel, whole), *((one, 1) for one in alike)]
+
+
+def _of_panel(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float]:
+    """Cycles of a panel per channel: (all, the part that overlaps with no transfer)."""
+    unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
+    runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # taps per run of the input
+    is_dense = w.taps == 1 and w.stride_w <= FARTHEST and shape.inner > 1 and unit.vector_bytes <= DENSE_BYTES
+    start = (BLOCK_CYCLES if is_dense else RUN_CYCLES) / runs
+    if kernel.target == "portable":  # plain C: the rate includes the loop overhead
+        each = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs
+        return shape.rows * shape.steps * each, 0.0
+    of_rows = loading = 0.0
+    broadcasts = machine.broadcasts_per_cycle(unit)
+    for pixels, count in _pixels(shape):
+        computing = max(pixels * f / unit.rate(w.dtype), unit.fma_latency_cycles.value)
+        loads = f / unit.loads_per_cycle.value + (pixels + f) / broadcasts
+        spills = SPILL_CYCLES * (unit.vector_bytes <= DENSE_BYTES and pixels * f + f + 1 >= SPILL_REGISTERS)
+        of_rows += count * (max(computing, loads) + start + spills)
+        loading += count * loads * (loads > computing)
+    return of_rows, loading
 
 
 @lru_cache(maxsize=64)
@@ -238,7 +264,20 @@ def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
         yield 1 - loading / cycles if cycles else 0.0  # 0 cycles if all taps are in the padding
 
     (covers,) = rows.columns(covered)
-    return pass_of(described(w, rows, request.layout), machine, of, request.state, covers)
+    nest = described(w, rows, request.layout)
+    moved = traffic_of(nest, nest.misses(machine.levels, request.state))
+    stalls = write_allocate_cycles(machine, moved) + _waits(w, rows, machine, request.layout, served(moved[:, 1::2].sum(axis=1)))
+    return Pass(machine, of, nest.names, moved, covers, stalls)
+
+
+def _waits(w: Conv, rows: Rows, machine: Machine, layout: Layout, written: Array) -> Array:
+    """Cycles of each supplier in which the first tiles of each block of tiles, panel and set wait for lines that they write. `written`:
+    bytes of all such lines."""
+    shapes = {kernel: Shape.of(w, kernel, layout) for kernel in rows.kernels}
+    (tiles,) = rows.columns(lambda kernel: (shapes[kernel].tiles,))
+    first = np.minimum(TILES_AHEAD * np.ceil(tiles / rows.k2) / tiles, 1.0)
+    waits: Array = written * first / machine.line_bytes * latencies(machine)[:, None]
+    return waits
 
 
 # The interface of an algorithm
@@ -281,7 +320,7 @@ def schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Sizes]:
     return [(channels, tiles) for tiles in blocks for channels in sets]
 
 
-_LISTED = ListedAlgorithm(NAME, nchwc_kernels, schedules, nearest, terms, passed, _unfit)
+_LISTED = ListedAlgorithm(NAME, nchwc_kernels, schedules, nearest, terms, passed, _unfit, latencies=True)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 

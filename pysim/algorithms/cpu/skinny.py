@@ -15,7 +15,7 @@ kernel  A pass multiplies f of the few with tiles of n vectors of the matrix. V 
         the loads: whole vectors at the unit's load rate, prefetches and broadcasts at the core's highest. A load that crosses a line
         counts twice. A single pass on vectors of 64 bytes has more loads (`_loads`).
 store   axpy: accumulators are loaded and stored once per block. dot: lanes are added once per block, those of a tile together, by a tree of
-        additions of two shuffled vectors each. Then each result is stored once.
+        additions of two shuffled vectors each (plain C: PLAIN_SUM_CYCLES a sum). Then each result is stored once.
 pack    The few are copied into the kernel's order: a store per element (per 16 bytes if both orders run along k), and pack_cycles per
         run of 16 (dot) or 1 (axpy) elements.
 call    call_cycles per strip and block, TILE_CALL of them per tile; and L3's latency over the vectors of a tile per line that L2 loses
@@ -69,6 +69,7 @@ AXPY_BLOCKS = (4, 8, 16, 32, 48)  # rows of the matrix
 DOT_BLOCKS = (256, 512, 1024, 2048, 4096, 8192)  # columns; also all of them
 
 MAX_TILE_VECTORS = 8  # of the matrix (native/templates/skinny.c)
+PLAIN_SUM_CYCLES = 9.0  # to add up a sum of `dot` in plain C (Zen 3: 3137x8x8 takes 95 us, 23 predicted without it)
 MAX_DOT_FEW = 4  # rows or columns of the few in a tile of `dot`
 L1, L2 = 1, 2  # prefetch levels, k3 of a schedule
 LINES_AHEAD, MIN_FEW_NEAR = 64, 3  # prefetches into L2 (native/templates/skinny.c)
@@ -173,6 +174,8 @@ def _copy_cycles(g: Gemm, shape: Shape, machine: Machine) -> float:
 
 def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: Array) -> Array:
     lanes, sums, stores = lanes_of(kernel), shape.few * shape.results, unit.stores_per_cycle.value
+    if shape.dot and lanes == 1:
+        return sums * (PLAIN_SUM_CYCLES * blocks + 1 / stores)
     if shape.dot:
         tile = min(lanes, passes(shape.few, kernel)[0][0] * passes(shape.few, kernel)[0][1])
         tree = (tile - 1 + log2(lanes / tile)) / tile  # additions per result, two shuffles each

@@ -73,6 +73,33 @@ def test_blocks_of_channels_give_what_planes_give(text, padding, stride, dilatio
         np.testing.assert_allclose(planes(got), want, rtol=1e-4, atol=1e-4)
 
 
+def test_every_number_of_vectors_in_a_last_panel_has_its_row():
+    rows = {(row.target, row.dtype, row.filters // row.lane_filters) for row in nchwc_kernels()}
+    assert all((target, dtype, fewer) in rows for target, dtype, vectors in rows for fewer in range(1, vectors))
+    w, rows = parse("conv:mb1ic16ih9oc40kh1"), [row for row in nchwc_kernels() if row.target == "avx2" and row.dtype == "f32"]
+    panels = {row.filters: [(one.filters, count) for one, count in direct_nchwc.rows_of_panels(w, row)] for row in rows}
+    assert panels == {8: [(8, 5)], 16: [(16, 2), (8, 1)], 24: [(24, 1), (16, 1)]}
+
+
+@pytest.mark.parametrize("kernel", [row for row in nchwc_kernels() if row.dtype == "f32"], ids=lambda row: row.name)
+@pytest.mark.parametrize("sizes", ["ih5iw40kh3ph1", "ih9iw41kh3sh2ph1", "ih6iw37kh5ph2", "ih8iw29kh1", "ih8iw29kh1sh2", "ih7iw30kh3sh3ph1"])
+def test_each_row_of_kernels_computes_last_panels_of_fewer_vectors(kernel, sizes):
+    if kernel.name not in runtime.available_kernels():
+        pytest.skip("not of this CPU")
+    lanes, vectors = kernel.lane_filters, kernel.filters // kernel.lane_filters
+    for last in range(1, vectors + 1):
+        w = parse(f"conv:mb1ic{2 * lanes}oc{lanes * (vectors + last)}{sizes}")
+        x = RANDOM.standard_normal((1, w.channels, w.height, w.width)).astype(np.float32)
+        f = RANDOM.standard_normal((w.filters, w.channels, w.kernel_h, w.kernel_w)).astype(np.float32)
+        name = f"direct_nchwc,kernel={kernel.name},stationary=input_stationary,pack=none,channels={lanes},k2=13,k3=1"
+        name = name.replace("channels", f"windows={kernel.windows},filters={kernel.filters},channels")
+        given = {"stride": w.stride_h, "padding": w.pad_top}
+        want = pysim.conv2d(x, f, accuracy="strict", **given)
+        plan = pysim.plan(w.text, layout=f"nchw{lanes}c", name=name)
+        got = pysim.conv2d(blocked(x, lanes), f, layout=f"nchw{lanes}c", plan=plan, **given)
+        np.testing.assert_allclose(planes(got), want, rtol=1e-4, atol=1e-4)
+
+
 def test_an_image_of_three_channels_is_read_as_planes_and_written_in_blocks():
     layout, block = runnable()
     x = RANDOM.standard_normal((1, 3, 33, 30)).astype(np.float32)
