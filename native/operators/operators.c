@@ -256,6 +256,13 @@ static void copy_elements(const char *x, int64_t from, char *y, int64_t to, int6
         for (int64_t i = 0; i < count; i++) memcpy(y + i * to, x + i * from, 8);
 }
 
+/* `count` runs of a few bytes, a multiple of RUN. A call of memcpy for each takes twice as long (75,288 runs of 32 bytes: 426 and 200 us). */
+enum { RUN = 16, SHORT_RUN = 128 };
+static void copy_runs(const char *x, int64_t from, char *y, int64_t to, int64_t count, int64_t run) {
+    for (int64_t i = 0; i < count; i++, x += from, y += to)
+        for (int64_t k = 0; k < run; k += RUN) memcpy(y + k, x + k, RUN);
+}
+
 /* y[i][c] = x[c][i] of bytes in squares that fit into a few cache lines. */
 static void transpose_bytes(const char *x, int64_t from, int64_t rows, int64_t columns, char *y, int64_t to) {
     enum { SIDE = 16 };
@@ -290,6 +297,11 @@ static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axi
     if (axis + 1 == c->axes) {
         if (from == 1 && to == 1) memcpy(y, x, (size_t)(size * bytes));
         else copy_elements(x, from * bytes, y, to * bytes, size, bytes);
+        return;
+    }
+    const int64_t run = axis + 2 == c->axes && c->from[axis + 1] == 1 && c->to[axis + 1] == 1 ? c->sizes[axis + 1] * bytes : 0;
+    if (run && run <= SHORT_RUN && run % RUN == 0) {
+        copy_runs(x, from * bytes, y, to * bytes, size, run);
         return;
     }
     if (axis + 2 == c->axes && from == 1 && c->from[axis + 1] > 1 && c->to[axis + 1] == 1) {

@@ -73,7 +73,7 @@ _PAGE_BYTES = 4096
 MAX_GROWTH = 4  # dependent loads take 155 cycles in 8 MiB and 627 in 24, although 480 MiB of L3 are reported (Granite Rapids, virtual)
 _OPTIONAL = (  # numbers of a core
     "run_start_share", "prefetch_line_cycles", "crowded_line_cycles", "fork_join_cycles",
-    "fork_join_thread_cycles", "written_line_cycles", "transform_cycles",
+    "fork_join_thread_cycles", "written_line_cycles", "transform_cycles", "tile_row_cycles", "deinterleave_instructions",
 )  # fmt: skip
 Place = TypeVar("Place", Level, Memory)
 

@@ -17,7 +17,7 @@ SCHEMA = 1
 _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
     "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles",
-    "prefetch_line_cycles", "crowded_line_cycles", "transform_cycles",
+    "prefetch_line_cycles", "crowded_line_cycles", "transform_cycles", "tile_row_cycles",
     "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
 # Permitted ranges of a machine's numbers, wider than any real machine's, by suffix of the key; the longest matching suffix applies.

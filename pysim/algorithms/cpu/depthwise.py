@@ -6,7 +6,7 @@ The kernels are the rows of `native/depthwise.inc`, each with one schedule. Thei
 rows    Lanes hold columns of a row of outputs. A tile is some rows of outputs x one vector of columns x some filters. For 3x3, 5x5 and 7x7
         kernels with strides 1 and 2, ROWS rows of outputs share the loads of (ROWS - 1) stride + R input rows; otherwise each tap of a
         kernel row is a loop of its own, with its own masks. Stride 2 loads two vectors for two taps and deinterleaves them by a shuffle
-        each (AVX2: DEINTERLEAVE operations), larger strides gather lane by lane. AVX-512 makes the taps of 3x3 by shifting lanes.
+        each (AVX2: `deinterleave_instructions`), larger strides gather lane by lane. AVX-512 makes the taps of 3x3 by shifting lanes.
         Kernel rows in the padding are left out. The slices of a volume's kernel are channels, too. One call computes a row of tiles; at
         the top and bottom of images one of each of as many groups as fit `direct_bytes`. AVX-512's kernel of half vectors wastes fewer
         lanes on short rows. Plain C goes over a row of outputs once per tap.
@@ -83,12 +83,8 @@ def contract(problem: Conv, schedule: Schedule) -> Contract | None:
 MAX_CHANNELS = 16  # of a group: with more, packing is faster
 
 ROWS, PLANES, BLOCKS, TAPS = "rows", "planes", "blocks", "taps"  # forms of kernels
-ROW_CYCLES = 15  # to start a row of tiles (form blocks; Zen 3: 21 layers of stride 1, errors 2.7 % in the median; with 25, 6.5 %)
 TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
-# Multiply-adds that a deinterleaved vector costs in AVX2: a shuffle within halves, a permute across them, and what waits for them. Of the
-# instructions alone, 3, plans of stride 2 are predicted at 0.63 to 0.84 of their time on seven CPUs (Zen, Xeons), of 5 at 0.86 to 1.15
-DEINTERLEAVE = 5
 PART_BYTES = 16  # loaded at once for transposition
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
 # padding a line and starting a group are worth. WIDENED: on AVX2 two multiply-adds of pairs and widening, for one of 4 taps
@@ -112,27 +108,29 @@ class Work(NamedTuple):
     rows: float = 0.0  # of tiles (blocks)
     taps: float = 0.0  # rows of outputs, once per tap (plain C)
     restarts: float = 0.0  # loops within a tile, after its first, that start with an exposed load and multiply-add
+    deinterleaved: float = 0.0  # vectors (AVX2)
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """Cycles of (kernel, store)."""
         store = self.stores * unit.store_cycles(SIZES[dtype], machine.line_bytes) + self.aligned_stores / unit.stores_per_cycle.value
-        issue, chains = self._issue(unit, dtype)
+        issue, chains = self._issue(unit, machine, dtype)
         starts = self.restarts if self.rows else self.tiles + self.restarts
         tiles = max(issue, chains) + starts * (machine.levels[0].latency_cycles.value + unit.fma_latency_cycles.value)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
-        tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
+        tiles += self.rows * machine.core.tile_row_start + self.taps * TAP_CYCLES
         if self.transposing:
             return tiles + max(self.parts / narrow, self.transposing + self.merges, store), 0.0
         return tiles, store
 
-    def free_cycles(self, unit: Unit, dtype: str) -> float:
+    def free_cycles(self, unit: Unit, machine: Machine, dtype: str) -> float:
         """Cycles in which stores and transfers of the neighbouring tiles go on: those by which issuing exceeds the dependency chains."""
-        issue, chains = self._issue(unit, dtype)
+        issue, chains = self._issue(unit, machine, dtype)
         return max(0.0, issue - chains)
 
-    def _issue(self, unit: Unit, dtype: str) -> tuple[float, float]:
+    def _issue(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """Cycles in which all tiles issue their instructions, and of their dependency chains."""
-        issue = max((self.multiply_adds + self.shuffles) / unit.rate(dtype), self.loads / unit.loads_per_cycle.value)
+        shuffles = self.shuffles + self.deinterleaved * machine.core.deinterleaving
+        issue = max((self.multiply_adds + shuffles) / unit.rate(dtype), self.loads / unit.loads_per_cycle.value)
         return issue, self.tiles * self.chain * unit.fma_latency_cycles.value
 
 
@@ -167,15 +165,17 @@ def _stores_of_row(w: Conv, kernel: Kernel) -> int:
     return whole + (rest.bit_count() if kernel.target == "avx2" else rest > 0)
 
 
-def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
-    """(loads, shuffles) for the vectors of all taps of one input row."""
+def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float, float]:
+    """(loads, shuffles, deinterleaved vectors) for the vectors of all taps of one input row."""
     taps, shifts = w.kernel_w, shared and w.kernel_w == SHARED_WIDTHS[0] and kernel.filters == 1 and kernel.target == "avx512"
     if w.stride_w == 1:
-        return (2.0, 2.0) if shifts else (taps, 0.0)
+        return (2.0, 2.0, 0.0) if shifts else (taps, 0.0, 0.0)
     if w.stride_w > 2 or w.dilation_w > 1:
-        return taps * kernel.lane_windows, taps
+        return taps * kernel.lane_windows, taps, 0.0
     pairs = taps if shared and kernel.filters > 1 else ceil_div(taps, 2)
-    return (3.0, 3.0) if shifts else (2 * pairs, taps * (DEINTERLEAVE if kernel.target == "avx2" else 1.0))
+    if shifts:
+        return 3.0, 3.0, 0.0
+    return (2 * pairs, 0.0, taps) if kernel.target == "avx2" else (2 * pairs, taps, 0.0)
 
 
 def rows_work(w: Conv, kernel: Kernel) -> Work:
@@ -201,7 +201,7 @@ def _slice_work(w: Conv, kernel: Kernel, channels: float, calls: float) -> Work:
     several, single = divmod(filters, kernel.filters)
     blocks = several + single  # of filters, whose tiles load the same rows
     read = w.out_h * w.stride_h + tiles * max(0, w.kernel_h - w.stride_h) if shared else w.out_h * w.kernel_h
-    loads, shuffles = _loads_of_row(w, kernel, shared)
+    loads, shuffles, deinterleaved = _loads_of_row(w, kernel, shared)
     weights = tiles * blocks * w.taps * min(filters, kernel.filters)
     each = vectors * channels
     return Work(
@@ -213,6 +213,7 @@ def _slice_work(w: Conv, kernel: Kernel, channels: float, calls: float) -> Work:
         channels * w.taps,
         calls=calls * phases * blocks if shared else float(tiles * blocks),
         restarts=max(0.0, tiles * blocks * vectors * (channels - 1)) if shared else tiles * blocks * each * w.taps * alive,
+        deinterleaved=each * blocks * read * deinterleaved * alive,
     )
 
 
@@ -385,7 +386,7 @@ def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -
 def _free_of_rows(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float]:
     """Form rows, all groups: the free cycles that hide stores, and the rest, which hides transfers."""
     unit, work = _unit(machine, kernel), rows_work(w, kernel)
-    free, (_, store) = work.free_cycles(unit, w.dtype), work.cycles(unit, machine, w.dtype)
+    free, (_, store) = work.free_cycles(unit, machine, w.dtype), work.cycles(unit, machine, w.dtype)
     return w.batch * w.groups * min(free, store), w.batch * w.groups * max(0.0, free - store)
 
 

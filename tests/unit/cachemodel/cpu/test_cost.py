@@ -403,12 +403,13 @@ def again(prediction: Prediction, on: Machine) -> Prediction:
     return predict(table._replace(rates=rates(table.rates.nest, on, table.rates.kernels).of(table.kernel)))
 
 
-# of Winograd, of threads, of skinny products
+# of Winograd, of depthwise layers, of threads, of skinny products
 OF_OTHERS = (
     "fork_join_cycles",
     "fork_join_thread_cycles",
     "written_line_cycles",
     "transform_cycles",
+    "tile_row_cycles",
     "prefetch_line_cycles",
     "crowded_line_cycles",  # of rows at such a pitch
 )
