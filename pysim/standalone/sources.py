@@ -100,13 +100,13 @@ def algorithm_of(plan: Plan) -> str:
 def _rows(plan: Plan, row: Kernel, plain: Sequence[str]) -> list[Kernel]:
     """The plan's row, that of a last panel of fewer filters (`rows_of_panels`), and that of the routine that transposes where the algorithm
     asks for one (`pysim_transposer_for`)."""
+    needed = {row}
     if row in nchwc_kernels() and isinstance(plan.workload, Conv):
-        return sorted({row, *(one for one, _ in rows_of_panels(plan.workload, row))}, key=lambda one: one.index)
-    if not any("pysim_transposer_for" in _COMMENT.sub("", _read(path)) for path in plain if path != "abi/registry.c"):
-        return [row]
-    targets = {unit.target for unit in on_cpu(plan)[1].core.units} | {"portable"}
-    moves = next(one for one in kernels() if one.dtype == row.dtype and one.target in targets)
-    return sorted({row, moves}, key=lambda one: one.index)
+        needed |= {one for one, _ in rows_of_panels(plan.workload, row)}
+    if any("pysim_transposer_for" in _COMMENT.sub("", _read(path)) for path in plain if path != "abi/registry.c"):
+        targets = {unit.target for unit in on_cpu(plan)[1].core.units} | {"portable"}
+        needed.add(next(one for one in kernels() if one.dtype == row.dtype and one.target in targets))
+    return sorted(needed, key=lambda one: one.index)
 
 
 def _templates(row: Kernel, own: str | None, plain: Sequence[str]) -> list[str]:
