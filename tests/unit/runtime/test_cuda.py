@@ -436,6 +436,37 @@ def test_torch_tensors_are_multiplied_where_they_lie_on_their_stream():
 
 
 @on_gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("size", [64, 260, 1024])
+def test_products_that_depend_on_one_another_wait_in_streams_and_in_graphs(dtype, size):
+    torch = pytest.importorskip("torch")
+    kind = getattr(torch, dtype)  # launches may begin before the one before them ends: each must wait before it reads, and before it writes
+    first = torch.randn(40, size, device="cuda").to(kind)
+    weights = [(torch.randn(size, size, device="cuda") / size**0.5).to(kind) for _ in range(3)]
+    results = [torch.empty_like(first) for _ in range(2)]
+
+    def chain(between):
+        x = first
+        for at in range(12):
+            weight, out = weights[at % 3], results[at % 2]
+            if at % 4 == 3:
+                out.fill_(torch.nan)
+            x = pysim.gemm(x, weight.T if at % 2 else weight, out=out)
+            between()
+        return x.clone()
+
+    want = chain(torch.cuda.synchronize)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.graph(graph, stream=stream):
+        got = chain(lambda: None)
+    for _ in range(20):
+        assert torch.equal(chain(lambda: None), want)
+        graph.replay()
+        assert torch.equal(got, want)
+
+
+@on_gpu
 def test_cupy_arrays_are_multiplied_where_they_lie():
     cupy = pytest.importorskip("cupy")
     a, b = cupy.asarray(whole(100, 64)), cupy.asarray(whole(64, 50, seed=1))

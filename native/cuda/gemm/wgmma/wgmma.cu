@@ -21,8 +21,9 @@ Rows<GemmRow> gemm_wgmma::PYSIM_UNIT() {
                                             : S::DTYPE == PYSIM_TF32 ? 2
                                                                      : 1),
                           "a stage has 128 bytes of k; an instruction is as wide as its warpgroup's tile");
-            static_assert(!S::Element::MN_MAJOR || S::Element::SPLIT > 0 || S::B_SHARE % S::BLOCK_K == 0,
-                          "an MN-major B is loaded in boxes of BLOCK_K columns");
+            static_assert(!S::Element::MN_MAJOR || S::Element::SPLIT > 0 || (S::BLOCK_M % S::BLOCK_K == 0 && S::BLOCK_N % S::BLOCK_K == 0 &&
+                          (S::B_SHARE % S::BLOCK_K == 0 || S::CLUSTER_M == 2) && (S::A_SHARE % S::BLOCK_K == 0 || S::CLUSTER_N == 2)),
+                          "an MN-major operand is loaded in boxes of BLOCK_K rows");
             static_assert(c.reduces_in_cluster == S::MAX_CLUSTER_PARTS, "as many parts as fit into a cluster");
 #ifdef PYSIM_HOPPER
             add(row_of(c, hopper::launch<S>, hopper::attributes<S>));

@@ -57,13 +57,25 @@ template <class S> struct Stages {
     __device__ uint32_t multiplied(int set) const { return barriers + 16 * S::STAGES + 16 * set + 8; }
 };
 
+/* First row of the share that block `rank` of a row or column of a cluster loads of a tile, SHARE rows: of an MN-major tile whole boxes. */
+template <class S, int SHARE> __device__ inline int share_of(int rank, bool mn_major) {
+    const int first = rank * SHARE;
+    if constexpr (SHARE % S::BLOCK_K != 0)
+        if (mn_major) return (first + S::BLOCK_K - 1) / S::BLOCK_K * S::BLOCK_K;
+    return first;
+}
+
 /* Loads one operand's share of a stage: EXTENT rows of m (or n) from `first`, 128 bytes of k from element k; MULTICAST to the blocks in the mask `blocks`.
+ * Uneven shares of a tile of TILE rows: the boxes that begin in EXTENT rows from the share's start.
  * One loop for both layouts: with code for each, both of which were executed under predicates, the producer was slower than the products of 64x64 tiles
  * (H100, f16, 960 -> 160 channels at 7x7: 9.0 us instead of 7.1). */
-template <class S, int EXTENT, bool MULTICAST>
+template <class S, int EXTENT, int TILE, bool MULTICAST>
 __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, int k, bool mn_major, uint16_t blocks) {
     int inner = mn_major ? first : k;
-    const int outer = mn_major ? k : first, boxes = mn_major ? EXTENT / S::BLOCK_K : 1;
+    const int outer = mn_major ? k : first;
+    int boxes = mn_major ? EXTENT / S::BLOCK_K : 1;
+    if constexpr (EXTENT % S::BLOCK_K != 0) /* two shares, of which the first is larger */
+        if (mn_major && first % TILE == 0) boxes++;
 #pragma unroll 1
     for (int i = 0; i < boxes; i++, to += S::BLOCK_K * 128, inner += S::BLOCK_K)
         if (MULTICAST) tensor_load_multicast(to, map, barrier, inner, outer, blocks);
@@ -84,7 +96,11 @@ struct Matrices {
     static constexpr bool OWN_STORE = false; /* true: store() stores a tile's sums (gemm/residues/product.cuh) */
     template <class S> static constexpr bool CONDITIONAL = S::DTYPE == BF16X6; /* a launch may do nothing: skips() */
     static __device__ const Problem &product(const Problem &p) { return p; }
-    static __device__ bool skips(const Problem &p) { return p.only_if && !*p.only_if; }
+    static __device__ bool skips(const Problem &p) {
+        if (!p.only_if) return false;
+        wait_for_previous(); /* it may write *only_if; and launches after this one rely on its wait */
+        return !*p.only_if;
+    }
     static __device__ bool b_is_one(const Problem &) { return false; } /* not measured for products */
 
     /* Calls take(A, B), each 1 if MN-major, for the layouts that the type allows. */
@@ -118,12 +134,12 @@ struct Matrices {
         static __device__ int bytes_a(const Problem &p) { return S::A_BYTES / S::A_SHARE * box_a<S>(p); }
         static __device__ int bytes_b(const Problem &p) { return S::B_BYTES / S::B_SHARE * box_b<S>(p); }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
-            load<S, S::A_SHARE, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, a_is_mn_major<S>(p), blocks);
+            load<S, S::A_SHARE, S::BLOCK_M, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, a_is_mn_major<S>(p), blocks);
         }
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
 #pragma unroll
             for (int i = 0; i <= S::Element::SPLIT; i++) /* B's thirds: the first thirds of all columns, then the second, then the third */
-                load<S, S::B_SHARE, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier, i * p.n + n,
+                load<S, S::B_SHARE, S::BLOCK_N, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier, i * p.n + n,
                                                         step * S::BLOCK_K, b_is_mn_major<S>(p), blocks);
         }
         __device__ void next() {}
@@ -173,7 +189,11 @@ __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorM
     const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << place.block(rank_m, 0));
     uint16_t column = 0; /* with this rank_n: B */
     for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << place.block(i, rank_n));
-    const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
+    int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
+    if constexpr (S::BLOCKS > 1 && (S::A_SHARE % S::BLOCK_K != 0 || S::B_SHARE % S::BLOCK_K != 0)) {
+        share_a = share_of<S, S::A_SHARE>(rank_n, Operands::template a_is_mn_major<S>(Operands::product(arguments)));
+        share_b = share_of<S, S::B_SHARE>(rank_m, Operands::template b_is_mn_major<S>(Operands::product(arguments)));
+    }
     RasterWork work(Operands::product(arguments), grid, precomputed.raster, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
     /* with one column of tiles whose k-iterations reuse the same stages, each stage keeps its B */
@@ -366,6 +386,7 @@ template <class S, class Operands>
 __global__ void __launch_bounds__(S::THREADS, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ Precomputed precomputed, const __grid_constant__ typename Operands::Arguments arguments) {
+    launch_dependents();
     if constexpr (Operands::template CONDITIONAL<S>)
         if (Operands::skips(arguments)) return;
     PYSIM_DYNAMIC_SHARED(memory);
@@ -465,7 +486,7 @@ template <class S> cudaError_t launch(const Problem &problem, int sms, cudaStrea
         error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb,
                                         box_b, S::DTYPE == BF16X6)
                           : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
-    return error == cudaSuccess ? start<S, Matrices>(a, b, p, p, sms, stream) : error;
+    return error == cudaSuccess ? start<S, Matrices>(a, b, p, p, sms, stream, has_dependent_launch()) : error;
 }
 
 template <class S> cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) {

@@ -31,25 +31,28 @@ struct Shape {
                          CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1, ROW = ROW_;
     using Element = hopper::Element<DTYPE>;
     using Acc = typename Element::Acc;
-    static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N,
-                         MAX_CLUSTER_PARTS = MAX_CLUSTER_BLOCKS / BLOCKS;
+    static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N;
     /* warpgroups that multiply one tile; all that multiply */
     static constexpr int GROUPS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), CONSUMERS = GROUPS * SETS, THREADS = 128 * (CONSUMERS + 1);
     /* all warpgroups start with equal registers; with large tiles the producer hands most of its own over (setmaxnreg) */
-    static constexpr bool HANDS_OVER = CONSUMERS == 2 && WARP_M * WARP_N >= 64 * 128;
-    static constexpr int CONSUMER_REGISTERS = Element::SPLIT > 0 ? 232 : 224, PRODUCER_REGISTERS = Element::SPLIT > 0 ? 40 : 56;
+    static constexpr bool HANDS_OVER = (CONSUMERS == 2 && WARP_M * WARP_N >= 64 * 128) || (CONSUMERS == 3 && WARP_M * WARP_N >= 64 * 192);
+    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Element::SPLIT > 0 ? 232 : 224,
+                         PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : Element::SPLIT > 0 ? 40 : 56;
     /* instructions along m; accumulators of each; slices of 16 accumulators in all */
     static constexpr int PARTS = WARP_M / 64, ACCUMULATORS = WARP_N / 2, SLICES = PARTS * ACCUMULATORS / 16;
     static constexpr int B_ROW = Element::SPLIT == 2 ? 64 : ROW; /* bytes of k of one column of B, per number of an element */
     static constexpr int A_BYTES = BLOCK_M * ROW, B_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT), STAGE_BYTES = A_BYTES + B_BYTES;
-    /* rows that one block loads of an operand tile that the cluster shares */
+    /* rows that one block loads of an operand tile that the cluster shares; of an MN-major tile whole boxes of BLOCK_K (share_of) */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
+    /* parts that a cluster reduces: as many as it has room for, and the stages for what a block receives (parts.cuh) */
+    static constexpr int ROOM = STAGES * STAGE_BYTES / (128 * GROUPS * 16) - 4 * SLICES + 1;
+    static constexpr int MAX_CLUSTER_PARTS = ROOM >= MAX_CLUSTER_BLOCKS / BLOCKS ? MAX_CLUSTER_BLOCKS / BLOCKS : 8 / BLOCKS;
     /* shared memory: stages, barriers, a flag and a barrier per set, a staging buffer per warpgroup (staging.cuh), alignment */
     static constexpr int STAGING_BYTES = 4 * 16 * 40 * 4, STAGING_OFFSET = STAGES * (STAGE_BYTES + 16) + 16 * SETS;
     static constexpr int SHARED_BYTES = STAGING_OFFSET + CONSUMERS * STAGING_BYTES + 1024;
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
     static_assert(ROW == 128 || (ROW == 64 && BYTES == 2), "the swizzles that exist; operands read into registers need rows of 128 bytes");
-    static_assert(A_SHARE % 64 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
+    static_assert(A_SHARE % 32 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
     static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0,
                   "promotions of whole stages");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
