@@ -118,7 +118,8 @@ def _attention(low: Lowering, node: fx.Node, given: Arguments) -> Made:
     for added in filter(None, (mask, hidden)):
         scores = low.add("Add", (scores, added), (*batch, rows, columns))
     shares = low.add("Softmax", (scores,), (*batch, rows, columns), axes=(len(batch) + 1,))
-    return low.view(low.add("MatMul", (shares, v), (*batch, rows, low.shape(v)[-1])), (*whole[:-1], low.shape(v)[-1])), ""
+    y = low.add("MatMul", (shares, v), (*batch, rows, low.shape(v)[-1]))
+    return low.view(low.without_hidden_rows(y, mask) if mask else y, (*whole[:-1], low.shape(v)[-1])), ""
 
 
 def _reads(node: fx.Node, part: int) -> bool:

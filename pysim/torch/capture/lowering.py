@@ -18,6 +18,7 @@ from torch import fx
 
 from pysim.errors import ProblemError
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
+from pysim.network.native_ops.along import split_at
 from pysim.runtime.integer_steps import BYTES, Quantity
 from pysim.torch.capture.forms import Form, forms_in
 
@@ -207,6 +208,15 @@ class Lowering:
             made = self._views[base, shape] = self.add("View", (base,), shape)
             self._bases[made] = base
         return self._views[base, shape]
+
+    def without_hidden_rows(self, y: str, mask: str) -> str:
+        """Attention's results y, with 0 for each row all of whose keys the mask hides: its softmax is 0 / 0."""
+        *rows, keys = self.shape(mask)
+        if mask in self.constants and not np.isneginf(self.constants[mask].max(-1)).any():
+            return y
+        most = self.add("ReduceMax", (mask,), (*rows, 1), axis=split_at((*rows, keys), [len(rows)]))
+        hidden = self.add("Equal", (most, self.new(np.asarray(-np.inf, self.dtype(y)))), (*rows, 1), np.dtype(np.bool_))
+        return self.add("Where", (hidden, self.new(np.zeros((), self.dtype(y))), y), self.shape(y), self.dtype(y))
 
     def in_groups(self, name: str, groups: int) -> str:
         """An operand of attention with an axis of those heads that share one of keys; a value for all heads has one."""

@@ -137,6 +137,24 @@ def test_heads_of_queries_may_share_keys(every_layer_is_ours, heads, masks, caus
     assert {one.runs for one in pysim.torch.report(ours)} == {"pysim"}, str(pysim.torch.report(ours))
 
 
+class MaskedAttention(nn.Module):
+    def forward(self, x, mask):
+        return functional.scaled_dot_product_attention(x, x * 0.5, x + 1, mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+@pytest.mark.parametrize("shape", [(5, 5), (2, 3, 5, 5), (2, 1, 5, 5)])
+def test_a_row_whose_keys_are_all_hidden_is_0(every_layer_is_ours, dtype, shape):
+    model, x, shown = MaskedAttention(), torch.randn(2, 3, 5, 8), torch.rand(shape) > 0.3
+    shown[..., 2, :] = False
+    mask = shown if dtype is torch.bool else torch.zeros(shape).masked_fill(~shown, -torch.inf)
+    expected = model(x, mask)
+    assert not expected[:, :, 2].any()
+    assert_close(pysim.torch.optimize(model)(x, mask), expected)
+    assert_close(torch.compile(model, backend=pysim.torch.backend)(x, mask), expected)
+
+
 class PyTorchsAttention(nn.Module):
     """Its weights are not asked for: the operator's second result is None."""
 
