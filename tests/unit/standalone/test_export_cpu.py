@@ -101,7 +101,7 @@ def test_every_kernel_that_a_machine_runs_can_be_exported(machine: str) -> None:
             assert sources.kernel in units and units < sources.files.keys()
             kept = {line for text in sources.files.values() for line in re.findall(r"^PYSIM_[A-Z]+\((target.*)\)", text, re.MULTILINE)}
             names = {"{dtype}_{form}_{windows}x{filters}__{target}".format(**dict(re.findall(r"(\w+)\((\w+)\)", line))) for line in kept}
-            assert row.name in names and len(names) <= 2
+            assert row.name in names and len(names) <= 2 + (row.form == "nchwc")  # and the row of a last panel
     assert len(seen) > 3
 
 
