@@ -13,7 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-#define PYSIM_CUDA_DECLARATIONS 0xeeaded8d /* as PYSIM_DECLARATIONS, of the declarations here */
+#define PYSIM_CUDA_DECLARATIONS 0xf2fe2eb1 /* as PYSIM_DECLARATIONS, of the declarations here */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
