@@ -144,10 +144,10 @@ def norm_of_rows(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **more: Any) -> Any:
-    if attn_mask is not None or query.dim() != 4 or more.get("enable_gqa"):
-        raise OperandError(f"{_REASON}; attention with a mask, with fewer keys than heads or of other than four axes is none")
+    if attn_mask is not None or dropout_p or query.dim() != 4 or more.get("enable_gqa"):
+        raise OperandError(f"{_REASON}; attention with a mask, with dropout, with fewer keys than heads or of other than four axes is none")
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        return functional.scaled_dot_product_attention(*map(_dense, (query, key, value)), None, 0.0, is_causal, **more)
+        return functional.scaled_dot_product_attention(*map(_dense, (query, key, value)), is_causal=is_causal, **more)
 
 
 _OWN = {"layer_norm": norm_of_rows, "scaled_dot_product_attention": attention}

@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
+from pysim.torch import whole  # noqa: E402
 from pysim.torch.capture import on_cpu  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -163,3 +164,10 @@ def test_the_compiler_and_the_backend_are_refused():
         pysim.torch.optimize(model, "reproducible", compiler=True)
     with pytest.raises(OperandError, match="use optimize"):
         pysim.torch.backend(None, [], {"accuracy": "reproducible"})
+
+
+@pytest.mark.parametrize("given", [{"dropout_p": 0.1}, {"attn_mask": torch.zeros(2, 2)}, {"enable_gqa": True}])
+def test_on_a_gpu_attention_of_another_form_is_refused(given):
+    x = torch.rand(1, 1, 2, 8)
+    with pytest.raises(OperandError, match="attention with a mask, with dropout"):
+        whole.attention(x, x, x, **given)
