@@ -94,7 +94,7 @@ def expected_ms(row: dict[str, Any]) -> float:
 
 
 def losses() -> str:
-    """An item of README's list: where the compiler is faster, by type and batch."""
+    """An item of README's list: where PyTorch is faster, by type and batch."""
     header, every = cases()
     told = []
     for precision, batch in _groups(every):
@@ -105,4 +105,6 @@ def losses() -> str:
     device = header["device"].removeprefix("NVIDIA ")
     if any(one.row["run"] == "before" for one in every):
         told[-1] += ". Some of these were measured before the choice was mended by what they showed"
-    return f"- On an {device} PyTorch with its compiler is faster than pysim's default for some networks. {'; '.join(told)}.\n"
+    more = round(100 * (1 / LEAST - 1))
+    what = f"takes over {more} % more time than PyTorch's best, its compiler included, in some networks"
+    return f"- On an {device} pysim's default {what}. {'; '.join(told)}.\n"

@@ -28,7 +28,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ class Turn:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a")
-        self._held = False
+        self._held = self._kept = False
 
     def take(self) -> None:
         if not self._held:
@@ -64,10 +65,20 @@ class Turn:
             self._held = True
 
     def leave(self) -> None:
-        if self._held:
+        if self._held and not self._kept:
             torch.cuda.synchronize()
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._held = False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Until its end `leave` leaves nothing."""
+        self.take()
+        self._kept = True
+        try:
+            yield
+        finally:
+            self._kept = False
 
 
 def compile_beside_others(turn: Turn) -> None:
@@ -115,12 +126,8 @@ def add_pytorchs(found: Candidates, model: Any, x: Any, precision: str, extras: 
     for mode in ("default", *modes):
         turn.leave()
         call = partial(torch.compile(model, mode=mode, dynamic=False), x)
-        if mode == "max-autotune":  # measures while it compiles
-            turn.take()
-            turn.leave, leave = lambda: None, turn.leave  # type: ignore[method-assign]
-        found.add(f"compile {mode}", lambda call=call: call)
-        if mode == "max-autotune":
-            turn.leave = leave  # type: ignore[method-assign]
+        with turn.kept() if mode == "max-autotune" else nullcontext():  # which measures while it compiles
+            found.add(f"compile {mode}", lambda call=call: call)
     turn.take()
     if call := found.calls.get("compile default"):
         found.add("compile default graph", partial(captured, call))
