@@ -6,7 +6,7 @@
 #include "operators.h"
 #include "abi/status.h"
 
-enum { PAIR_AXES = 6, PRODUCT_AXES = 4 };
+enum { PAIR_AXES = 6, PRODUCT_AXES = 4, LINE = 64, ROWS_TOGETHER = 8 /* of loops_arrays.h */ };
 
 /* Elements from the first to the last of an operand with the given steps. */
 static pysim_status spanned(const char *what, const int64_t *sizes, const int64_t *steps, int32_t axes, int64_t *elements) {
@@ -61,15 +61,43 @@ static pysim_status check_pair(const pysim_pair *p, const pysim_epilogue *e, con
     return pysim_check_apart(spans, 3);
 }
 
-pysim_status pysim_run_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y) {
+typedef struct {
+    const pysim_pair *of;
+    pysim_finish finish;
     const pysim_loops *loops;
+    const char *a, *b;
+    char *y;
+    int32_t axis;
+} pair_run;
+
+/* Elements begin..end of the shared axis. The axes before it have one element, since y is dense. */
+static void pair_range(const void *operator, int64_t begin, int64_t end) {
+    const pair_run *r = operator;
+    const int64_t bytes = pysim_dtype_bytes(r->of->dtype), second = r->of->kind == PYSIM_CHOOSE ? 1 : bytes;
+    int64_t apart = 1;
+    pysim_pair some = *r->of;
+    some.sizes[r->axis] = end - begin;
+    for (int32_t i = r->axis + 1; i < some.axes; i++) apart *= some.sizes[i];
+    r->loops->pair(&some, &r->finish, r->a + begin * some.a_steps[r->axis] * bytes, r->b + begin * some.b_steps[r->axis] * second,
+                   r->y + begin * apart * bytes);
+}
+
+pysim_status pysim_share_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y, int32_t threads) {
+    pair_run r = {.of = p, .a = a, .b = b, .y = y};
     if (!p || !e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the %s is NULL", p ? "epilogue" : "pair");
-    pysim_status status = pysim_loops_of(p->dtype, &loops);
+    pysim_status status = pysim_loops_of(p->dtype, &r.loops);
     if (status == PYSIM_OK) status = check_pair(p, e, a, b, y);
     if (status != PYSIM_OK) return status;
-    const pysim_finish finish = {e->activation == PYSIM_IDENTITY ? NULL : loops, y, NULL, e->activation, e->low, e->high};
-    loops->pair(p, &finish, a, b, y);
+    r.finish = (pysim_finish){e->activation == PYSIM_IDENTITY ? NULL : r.loops, y, NULL, e->activation, e->low, e->high};
+    int64_t each = pysim_dtype_bytes(p->dtype);
+    while (r.axis + 1 < p->axes && p->sizes[r.axis] == 1) r.axis++;
+    for (int32_t i = r.axis + 1; i < p->axes; i++) each *= p->sizes[i];
+    pysim_share_items(p->sizes[r.axis], pysim_ceil_div(LINE, each), each, threads, pair_range, &r);
     return PYSIM_OK;
+}
+
+pysim_status pysim_run_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y) {
+    return pysim_share_pair(p, e, a, b, y, 1);
 }
 
 /* A caller selects a kind by the number of its line in rows.inc. */
@@ -117,13 +145,34 @@ static pysim_status check_rows(const pysim_rows *r, const void *x, const void *s
     return pysim_check_apart(spans, 4);
 }
 
-pysim_status pysim_run_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y) {
+typedef struct {
+    const pysim_rows *of;
     const pysim_loops *loops;
+    const char *x;
+    const void *scale, *shift;
+    char *y;
+} rows_run;
+
+static void rows_range(const void *operator, int64_t begin, int64_t end) {
+    const rows_run *r = operator;
+    const int64_t bytes = pysim_dtype_bytes(r->of->dtype), row = r->of->size * r->of->inner * bytes;
+    pysim_rows some = *r->of;
+    some.rows = end - begin;
+    r->loops->rows(&some, r->x + begin * row, r->scale, r->shift, r->y + begin * (some.kind == PYSIM_ROWS_LENGTH ? bytes : row));
+}
+
+pysim_status pysim_share_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y, int32_t threads) {
+    rows_run run = {.of = r, .x = x, .scale = scale, .shift = shift, .y = y};
     if (!r) return pysim_fail(PYSIM_BAD_ARGUMENT, "rows is NULL");
-    pysim_status status = pysim_loops_of(r->dtype, &loops);
+    pysim_status status = pysim_loops_of(r->dtype, &run.loops);
     if (status == PYSIM_OK) status = check_rows(r, x, scale, shift, y);
-    if (status == PYSIM_OK) loops->rows(r, x, scale, shift, y);
-    return status;
+    if (status != PYSIM_OK) return status;
+    pysim_share_items(r->rows, ROWS_TOGETHER, r->size * r->inner * pysim_dtype_bytes(r->dtype), threads, rows_range, &run);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_run_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y) {
+    return pysim_share_rows(r, x, scale, shift, y, 1);
 }
 
 static pysim_status check_take(const pysim_take *t, const void *x, const int64_t *at, const void *shares, const void *y) {

@@ -4,7 +4,7 @@
 #include "operators.h"
 #include "abi/status.h"
 
-enum { AXES = 4, SIDES = 5 };
+enum { AXES = 4, SIDES = 5, FEWEST = 48 };
 
 /* Bytes from the first to the last element of one operand: its steps along the batch, then its own two axes. */
 static pysim_status bytes_of(const char *what, const pysim_attention *a, const int64_t *steps, const int64_t *own, const int64_t *sizes,
@@ -63,20 +63,29 @@ typedef struct {
     const pysim_loops *loops;
     const char *q, *k, *v, *mask;
     char *y, *workspace;
-    int64_t pieces; /* of a head's rows */
+    int64_t pieces, piece; /* of a head's rows; rows of one, whole groups */
 } attention_run;
 
 static void run_piece(int64_t part, int64_t thread, const void *context) {
     const attention_run *r = context;
     const pysim_attention *a = r->of;
-    const int64_t bytes = pysim_dtype_bytes(a->dtype), first = part % r->pieces * PYSIM_ATTENTION_ROWS;
+    const int64_t bytes = pysim_dtype_bytes(a->dtype), first = part % r->pieces * r->piece;
     int64_t head = part / r->pieces, q = first * a->q_row, k = 0, v = 0, m = first * a->m_row, y = first * a->y_row;
     for (int32_t i = a->axes - 1; i >= 0; head /= a->counts[i], i--) {
         const int64_t at = head % a->counts[i];
         q += at * a->q_steps[i], k += at * a->k_steps[i], v += at * a->v_steps[i], m += at * a->m_steps[i], y += at * a->y_steps[i];
     }
-    r->loops->attention(a, pysim_min(PYSIM_ATTENTION_ROWS, a->rows - first), r->q + q * bytes, r->k + k * bytes, r->v + v * bytes,
+    r->loops->attention(a, pysim_min(r->piece, a->rows - first), r->q + q * bytes, r->k + k * bytes, r->v + v * bytes,
                         r->mask ? r->mask + m * bytes : NULL, r->y + y * bytes, r->workspace + thread * thread_bytes(a));
+}
+
+/* Divides each head's rows, so that threads have equal parts of few heads. A piece packs all keys, so it has at least FEWEST rows. */
+static void divide_rows(attention_run *r, int32_t threads) {
+    const pysim_attention *a = r->of;
+    const int64_t fewest = pysim_ceil_div(a->rows, PYSIM_ATTENTION_ROWS), most = pysim_max(fewest, a->rows / FEWEST);
+    const int64_t pieces = pysim_min(most, fewest * pysim_split_count(heads_of(a) * fewest, threads));
+    r->piece = pysim_ceil_div(pysim_ceil_div(a->rows, pieces), PYSIM_ATTENTION_GROUP) * PYSIM_ATTENTION_GROUP;
+    r->pieces = pysim_ceil_div(a->rows, r->piece);
 }
 
 static pysim_status check_operands(const pysim_attention *a, const void *q, const void *k, const void *v, const void *y) {
@@ -119,7 +128,8 @@ pysim_status pysim_run_attention(const pysim_attention *a, int32_t threads, cons
         status = pysim_fail(PYSIM_BAD_ARGUMENT, "attention's workspace has %lld bytes; it needs %lld",
                             workspace ? (long long)workspace_bytes : 0LL, (long long)needed);
     if (status != PYSIM_OK) return status;
-    r.mask = a->mask, r.pieces = (a->rows + PYSIM_ATTENTION_ROWS - 1) / PYSIM_ATTENTION_ROWS;
+    r.mask = a->mask;
+    divide_rows(&r, threads);
     pysim_parallel_for(heads_of(a) * r.pieces, threads, run_piece, &r);
     return PYSIM_OK;
 }

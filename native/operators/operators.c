@@ -8,31 +8,26 @@
 
 enum { MIN_PART_BYTES = 16 << 10 }; /* of a thread: less is done before another thread has started */
 
-/* Computes planes begin..end. */
-typedef void range_of_planes(const void *operator, int64_t begin, int64_t end);
-
 typedef struct {
-    range_of_planes *compute;
+    pysim_range_of_items *compute;
     const void *operator;
-    int64_t blocks, block, parts;
-} shared_planes;
+    int64_t items, block, blocks, parts;
+} shared_items;
 
-static void part_of_planes(int64_t part, int64_t thread, const void *context) {
-    const shared_planes *s = context;
+static void part_of_items(int64_t part, int64_t thread, const void *context) {
+    const shared_items *s = context;
     int64_t begin, end;
     (void)thread;
     pysim_split_range(s->blocks, part, s->parts, &begin, &end);
-    s->compute(s->operator, begin * s->block, end * s->block);
+    s->compute(s->operator, begin * s->block, pysim_min(s->items, end * s->block));
 }
 
-/* Divides planes of `plane_bytes` each among threads in whole blocks, as depthwise convolutions do: each thread reads mostly what it wrote in
- * the layer before. `block`: 0 or 1 for single planes. */
-static void parallel_planes(int64_t planes, int32_t block, int64_t plane_bytes, int32_t threads, range_of_planes *compute,
-                            const void *operator) {
-    shared_planes s = {.compute = compute, .operator = operator, .block = pysim_max(1, block)};
-    s.blocks = planes / s.block;
-    s.parts = pysim_max(1, pysim_min(pysim_min(threads, s.blocks), planes * plane_bytes / MIN_PART_BYTES));
-    pysim_parallel_for(s.parts, threads, part_of_planes, &s);
+void pysim_share_items(int64_t items, int64_t block, int64_t item_bytes, int32_t threads, pysim_range_of_items *compute,
+                       const void *operator) {
+    shared_items s = {.compute = compute, .operator = operator, .items = items, .block = pysim_max(1, block)};
+    s.blocks = pysim_ceil_div(items, s.block);
+    s.parts = pysim_max(1, pysim_min(pysim_min(threads, s.blocks), items * item_bytes / MIN_PART_BYTES));
+    pysim_parallel_for(s.parts, threads, part_of_items, &s);
 }
 
 pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops) {
@@ -102,7 +97,7 @@ static pysim_status run_map(const pysim_map *m, const pysim_epilogue *e, const v
     if (status != PYSIM_OK) return status;
     const int same = !e->residual && e->activation == PYSIM_IDENTITY;
     r.finish = (pysim_finish){same ? NULL : r.loops, y, e->residual, e->activation, e->low, e->high};
-    parallel_planes(m->planes, m->block, m->size * pysim_dtype_bytes(m->dtype), threads, map_planes, &r);
+    pysim_share_items(m->planes, m->block, m->size * pysim_dtype_bytes(m->dtype), threads, map_planes, &r);
     return PYSIM_OK;
 }
 
@@ -163,7 +158,7 @@ static pysim_status run_pool(const pysim_pool *p, const void *x, void *y, int32_
     pysim_status status = pysim_loops_of(p->dtype, &r.loops);
     if (status == PYSIM_OK) status = pysim_check_pool(p, x, y);
     if (status != PYSIM_OK) return status;
-    parallel_planes(p->planes, p->block, p->height * p->width * pysim_dtype_bytes(p->dtype), threads, pool_planes, &r);
+    pysim_share_items(p->planes, p->block, p->height * p->width * pysim_dtype_bytes(p->dtype), threads, pool_planes, &r);
     return PYSIM_OK;
 }
 
@@ -205,7 +200,7 @@ static pysim_status run_reorder(const pysim_reorder *of, const void *x, void *y,
     pysim_status status = pysim_loops_of(of->dtype, &loops);
     if (status == PYSIM_OK) status = check_reorder(of, x, y);
     if (status != PYSIM_OK) return status;
-    parallel_planes(of->planes, of->block, of->size * pysim_dtype_bytes(of->dtype), threads, reorder_planes, &r);
+    pysim_share_items(of->planes, of->block, of->size * pysim_dtype_bytes(of->dtype), threads, reorder_planes, &r);
     return PYSIM_OK;
 }
 
@@ -315,14 +310,45 @@ static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axi
     for (int64_t i = 0; i < size; i++) copy_axes(c, loops, axis + 1, x + i * from * bytes, y + i * to * bytes, bytes);
 }
 
-pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) {
-    const pysim_loops *loops = NULL; /* bytes need none */
-    if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the copy is NULL");
-    pysim_status status = c->dtype == PYSIM_S8 ? PYSIM_OK : pysim_loops_of(c->dtype, &loops);
-    if (status == PYSIM_OK) status = check_copy(c, x, y);
-    if (status == PYSIM_OK) copy_axes(c, loops, 0, x, y, pysim_dtype_bytes(c->dtype));
-    return status;
+/* The axis of a copy that threads share: the longest, but not the last, along which elements move together, if there is another. */
+static int32_t shared_axis(const int64_t *sizes, int32_t axes) {
+    int32_t longest = 0;
+    for (int32_t i = 1; i < axes - 1; i++)
+        if (sizes[i] > sizes[longest]) longest = i;
+    return longest;
 }
+
+typedef struct {
+    const pysim_copy *of;
+    const pysim_loops *loops;
+    const char *x;
+    char *y;
+    int32_t axis;
+} copy_run;
+
+/* Elements begin..end of the shared axis. */
+static void copy_range(const void *operator, int64_t begin, int64_t end) {
+    const copy_run *r = operator;
+    const int64_t bytes = pysim_dtype_bytes(r->of->dtype);
+    pysim_copy some = *r->of;
+    some.sizes[r->axis] = end - begin;
+    copy_axes(&some, r->loops, 0, r->x + begin * some.from[r->axis] * bytes, r->y + begin * some.to[r->axis] * bytes, bytes);
+}
+
+static pysim_status run_copy(const pysim_copy *c, const void *x, void *y, int32_t threads) {
+    copy_run r = {.of = c, .x = x, .y = y}; /* bytes need no loops */
+    if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the copy is NULL");
+    pysim_status status = c->dtype == PYSIM_S8 ? PYSIM_OK : pysim_loops_of(c->dtype, &r.loops);
+    if (status == PYSIM_OK) status = check_copy(c, x, y);
+    if (status != PYSIM_OK) return status;
+    int64_t each = pysim_dtype_bytes(c->dtype);
+    r.axis = shared_axis(c->sizes, c->axes);
+    for (int32_t i = 0; i < c->axes; i++) each *= i == r.axis ? 1 : c->sizes[i];
+    pysim_share_items(c->sizes[r.axis], 1, each, threads, copy_range, &r);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) { return run_copy(c, x, y, 1); }
 
 static pysim_status run_step(const pysim_step *s) {
     int64_t bytes;
@@ -336,9 +362,9 @@ static pysim_status run_step(const pysim_step *s) {
     case PYSIM_STEP_MAP: return run_map(s->of, s->epilogue, s->first, s->second, s->third, s->result, s->threads);
     case PYSIM_STEP_POOL: return run_pool(s->of, s->first, s->result, s->threads);
     case PYSIM_STEP_REORDER: return run_reorder(s->of, s->first, s->result, s->threads);
-    case PYSIM_STEP_COPY: return pysim_run_copy(s->of, s->first, s->result);
-    case PYSIM_STEP_PAIR: return pysim_run_pair(s->of, s->epilogue, s->first, s->second, s->result);
-    case PYSIM_STEP_ROWS: return pysim_run_rows(s->of, s->first, s->second, s->third, s->result);
+    case PYSIM_STEP_COPY: return run_copy(s->of, s->first, s->result, s->threads);
+    case PYSIM_STEP_PAIR: return pysim_share_pair(s->of, s->epilogue, s->first, s->second, s->result, s->threads);
+    case PYSIM_STEP_ROWS: return pysim_share_rows(s->of, s->first, s->second, s->third, s->result, s->threads);
     case PYSIM_STEP_TAKE: return pysim_run_take(s->of, s->first, s->second, s->third, s->result);
     case PYSIM_STEP_PRODUCTS:
         return pysim_run_products(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace,

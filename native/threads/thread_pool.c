@@ -108,7 +108,7 @@ static void pin_workers(int32_t caller) {
         while (CPU_COUNT(&own) < each)
             if (CPU_ISSET(cpu = (cpu + 1) % CPU_SETSIZE, &allowed) && cpu != caller) CPU_SET(cpu, &own);
         pthread_setaffinity_np(workers[i].thread, sizeof own, &own);
-        atomic_store(&workers[i].cpu, -1); /* unknown until it runs there */
+        atomic_store(&workers[i].cpu, each == 1 ? cpu : -1); /* of several CPUs, unknown until it runs there */
     }
 #else
     (void)caller;

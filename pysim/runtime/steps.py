@@ -41,7 +41,8 @@ class Step:
         return [*((self.struct, name) for name in _OPERANDS), *self.elsewhere] if of in (None, self) else []
 
     def on_threads(self, threads: int) -> None:
-        """Divides the call among threads if it is a map, a pool or a layout conversion. The bits of the result do not change."""
+        """Divides the call among threads if it is a map, a pool, a layout conversion, a pair, rows, a copy or attention. The bits of the
+        result do not change."""
         self.struct.threads = threads
 
     def __call__(self) -> None:

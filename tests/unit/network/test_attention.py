@@ -52,13 +52,15 @@ def test_attention_is_its_definition_whatever_the_shapes_and_strides(seed, dtype
         assert near(out, definition(q, k, v, mask, 0.3, zero_rows), dtype), (heads, rows, keys, size, width)
 
 
-def test_threads_do_not_change_a_bit():
+@pytest.mark.parametrize("rows", [1, 97, 197, 500])
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_do_not_change_a_bit(rows, threads):
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((3, 500, 32)).astype(np.float32) for _ in range(3))
+    q, k, v = (rng.standard_normal((3, size, 32)).astype(np.float32) for size in (rows, 500, 500))
     alone, together = np.empty_like(q), np.empty_like(q)
     attention_step(alone, q, k.swapaxes(1, 2), v)()
     step = attention_step(together, q, k.swapaxes(1, 2), v)
-    step.on_threads(2)
+    step.on_threads(threads)
     step()
     assert (alone == together).all()
 

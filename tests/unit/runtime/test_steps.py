@@ -16,6 +16,7 @@ from pysim.network.operators import NATIVE
 from pysim.problem.text import parse
 from pysim.record.plan import on_cpu
 from pysim.runtime import cpu, cpu_launch
+from pysim.runtime.array_steps import pair_step, rows_step
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step
 from pysim.runtime.steps import Chain
 
@@ -190,6 +191,17 @@ def test_a_bound_call_keeps_its_arrays_alive():
     assert (np.array(results) == 3).all() and not np.any(junk)
 
 
+def same_on_threads(steps):
+    for result, step in steps:
+        step()
+        alone = result.tobytes()
+        for threads in (1, 2, 3, 7):
+            result.fill(np.nan)
+            step.on_threads(threads)
+            step()
+            assert result.tobytes() == alone
+
+
 @pytest.mark.parametrize(("planes", "block"), [(12, 1), (48, 8)])
 def test_maps_pools_and_conversions_give_the_same_bits_on_any_number_of_threads(planes, block):
     rng = np.random.default_rng(0)
@@ -203,14 +215,28 @@ def test_maps_pools_and_conversions_give_the_same_bits_on_any_number_of_threads(
     ]
     if block > 1:
         steps += [(out, reorder_step(out, x, block, to_planes)) for to_planes in (False, True)]
-    for result, step in steps:
-        step()
-        alone = result.tobytes()
-        for threads in (1, 2, 3, 7):
-            result.fill(np.nan)
-            step.on_threads(threads)
-            step()
-            assert result.tobytes() == alone
+    same_on_threads(steps)
+
+
+@pytest.mark.parametrize("shape", [(197, 192), (1, 1, 40003), (3, 5, 61, 33), (2, 20011)])
+def test_pairs_rows_and_copies_give_the_same_bits_on_any_number_of_threads(shape):
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    scale = rng.standard_normal(shape[-1]).astype(np.float32)
+    out, swapped, lengths = np.empty_like(x), np.empty_like(np.swapaxes(x, 0, -2)), np.empty(shape[:-1], np.float32)
+    turned = np.empty_like(np.swapaxes(x, 0, -1))
+    same_on_threads(
+        [
+            (out, pair_step(out, x, y, "Add", "silu")),
+            (out, pair_step(out, x, scale, "Mul")),
+            (out, pair_step(out, x[..., :1], y, "Sub")),
+            (out, rows_step(out, x, "standard", epsilon=1e-5, scale=scale, shift=scale)),
+            (out, rows_step(out, x, "softmax")),
+            (lengths, rows_step(lengths, x, "length")),
+            (swapped, copy_step(swapped, np.swapaxes(x, 0, -2))),
+            (turned, copy_step(turned, np.swapaxes(x, 0, -1))),
+        ]
+    )
 
 
 def test_a_negative_number_of_threads_is_refused():
