@@ -14,6 +14,11 @@ Data that operators read and write, and residuals, move at the rate of the small
 
 Before a layer computes, it waits for START_LINES cache lines from memory.
 
+On T threads operators but those of ON_ONE_THREAD are divided, and a region starts and ends (`pysim.cachemodel.cpu.threads`). Layers divide
+their work in different ways (filters, groups, rows), so of what each thread reads, others have written the part (T - 1) / T. Those lines
+come from the other cores' caches, `written_line_cycles` each, as many at once as those of the shared cache: its latency times its
+bandwidth.
+
 Worked number: Softmax of 9408 rows of 49, vectors of 16, two multiply-adds per cycle with latency 4. A row takes 100 cycles: 4 vectors of
 9 cycles and two reductions of 32. That is 0.22 ms at 4.3 GHz, plus 1.8 MB each way from L3.
 """
@@ -23,6 +28,7 @@ from math import log2, prod
 import numpy as np
 
 from pysim.cachemodel.cpu.activation import activation_cycles
+from pysim.cachemodel.cpu.threads import fork_join_cycles
 from pysim.machine.cpu import Machine, Unit
 from pysim.network.arena import Buffers, view_offset
 from pysim.network.fusion import RESIDUAL_INPUT, activation_of
@@ -32,6 +38,11 @@ from pysim.registry.cpu import loop_targets, rows_kinds
 DTYPES = {"float32": "f32", "float64": "f64"}
 START_LINES = 12  # dependent misses on code, structs and weights at the start of a layer (Zen 5: layers of one pixel, 1.9 us each)
 ATTENTION_GROUP = 6  # rows of a tile (PYSIM_ATTENTION_GROUP)
+MIN_PART_BYTES = 16 << 10  # of a thread (native/operators/operators.c)
+ON_ONE_THREAD = {
+    "ArgMax", "ArgMin", "Cast", "Concat", "CumSum", "Dequantize", "GatherElements", "GridSample", "IntegerPair", "IntegerPool", "Pad",
+    "Quantize", "Recurrent", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Table", "Take", "TopK",
+}  # fmt: skip
 _ROWS = {"LRN": "local", "LayerNormalization": "standard", "LogSoftmax": "log_softmax", "ReduceL2": "length", "Softmax": "softmax"}
 
 
@@ -84,7 +95,7 @@ def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
 
 def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
     """Seconds of a node's data movement and loops that its plan does not include."""
-    if node.op in ("Conv", "ConvOfTwo", "Linear", "MatMul") and "reference" not in node.attributes:
+    if _is_planned(node):
         return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[RESIDUAL_INPUT:]), 0)
     if node.op == "Reorder":
         return reordering_seconds(graph.tensors[node.output], on)
@@ -156,10 +167,36 @@ def _attending_cycles(node: Node, graph: Graph, unit: Unit, lanes: int) -> float
     return float(rows * (products / unit.vector_rate(rate, item) + shares))
 
 
-def other_seconds(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
+def _is_planned(node: Node) -> bool:
+    return node.op in ("Conv", "ConvOfTwo", "Linear", "MatMul") and "reference" not in node.attributes
+
+
+def threads_of(node: Node, graph: Graph, threads: int) -> int:
+    """The threads that a node without a plan is divided among."""
+    if node.op in ON_ONE_THREAD or "reference" in node.attributes:
+        return 1
+    most = max(graph.tensors[name].nbytes for name in (*node.inputs, *node.outputs) if name in graph.tensors)
+    return max(1, min(threads, most // MIN_PART_BYTES))
+
+
+def crossing_seconds(node: Node, graph: Graph, on: Machine, threads: int, own: int) -> float:
+    """Seconds in which `own` of `threads` threads wait for lines that other threads have written."""
+    shared, written = next((level for level in on.levels if level.shared), None), on.core.written_line_cycles
+    if threads == 1 or shared is None or written is None:
+        return 0.0
+    read = sum(graph.tensors[name].nbytes for name in {*node.inputs} if name in graph.tensors and name not in graph.constants)
+    at_once = max(1.0, shared.latency_cycles.value * shared.read_bytes_per_cycle.value / on.line_bytes)
+    return read / on.line_bytes * (threads - 1) / threads / own * written.value / at_once / on.core.frequency_hz.value
+
+
+def other_seconds(node: Node, graph: Graph, on: Machine, buffers: Buffers, threads: int = 1) -> float:
     """Seconds of a node without its plan. Its code and structs come from memory, like its weights, before it computes; a view computes
     nothing."""
+    own = threads if _is_planned(node) else threads_of(node, graph, threads)
     if view_offset(graph, node) is not None:
-        return activating_seconds(node, graph, on)
-    starting = START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
-    return _moving(node, graph, on, buffers) + activating_seconds(node, graph, on) + starting
+        return activating_seconds(node, graph, on) / own
+    waiting = START_LINES * on.memory.latency_cycles.value
+    if own > 1 and not _is_planned(node):
+        waiting += fork_join_cycles(on, own)
+    divided = _moving(node, graph, on, buffers) + activating_seconds(node, graph, on)
+    return divided / own + crossing_seconds(node, graph, on, threads, own) + waiting / on.core.frequency_hz.value

@@ -208,7 +208,7 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
     layers = []
     for node in graph.nodes:
         problem, times = problem_of(node, graph)
-        other = other_seconds(node, graph, on, buffers)
+        other = other_seconds(node, graph, on, buffers, threads)
         try:
             plan, layout = None, _layout(*node.attributes.get("blocks", (1, 1)))
             if problem:

@@ -250,6 +250,21 @@ def test_an_activation_that_stores_do_not_have_is_in_a_layers_predicted_time():
     assert operator_seconds.activating_seconds(relu, graph, zen5) == 0
 
 
+def test_threads_divide_operators_and_wait_for_lines_that_others_wrote():
+    names = {"x": (1, 64, 56, 56), "s": (1, 64, 1, 1), "y": (1, 64, 56, 56)}
+    tensors = {name: Tensor(shape, FLOAT) for name, shape in names.items()}
+    xeon, node = load("emerald-rapids"), Node("Add", "add", ("x", "x"), ("y",))
+    graph = Graph((node,), ("x",), ("y",), tensors)
+    on, buffers = xeon.core, operator_seconds.Buffers({}, 0, frozenset())
+    one, two, alone = (operator_seconds.other_seconds(which, graph, xeon, buffers, threads) * on.frequency_hz.value
+                       for which, threads in ((node, 1), (node, 2), (node._replace(op="CumSum"), 2)))  # fmt: skip
+    level = xeon.levels[-1]
+    lines = 64 * 56 * 56 * 4 / 64 / 2 * on.written_line_cycles.value / (level.latency_cycles.value * level.read_bytes_per_cycle.value / 64)
+    start = operator_seconds.START_LINES * xeon.memory.latency_cycles.value
+    assert alone == pytest.approx(one + lines)  # on one thread, which reads what the other has written, too
+    assert two == pytest.approx(start + (one - start) / 2 + lines / 2 + on.fork_join_cycles.value + 2 * on.fork_join_thread_cycles.value)
+
+
 def test_rows_tables_and_transpositions_take_longer_than_what_they_move():
     """The worked number of rows, of a copy none; of transposed runs that fill half of a vector twice the shuffles."""
     zen5 = load("zen5")
