@@ -34,7 +34,7 @@ from pysim.algorithms.interface import Nests, direct_sum, requires_nchw
 from pysim.algorithms.nest import contract as contract
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import nest_text
-from pysim.cachemodel.cpu.cost import Pass, traffic_of
+from pysim.cachemodel.cpu.cost import Pass, suppliers, traffic_of, transfer_cycles
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
@@ -57,6 +57,9 @@ SPLIT_COLUMNS = 64  # columns of a phase that are copied per call (native/algori
 # Of a mask that a call of packing makes with AVX2: (stride + 1) a vector. 32 -> 48 channels, 112x112, 1x1 stride 2, with 1, 4 and 14 rows
 # a block: 713, 429 and 334 us, predicted 197, 180 and 174 without it, 396, 230 and 188 with it (Zen 3, beside other work)
 MASK = 15.0
+# 32 -> 32 channels, 112x112, 3x3 stride 2, rows of 4 lines, with 8 and 56 rows a block, 0.3 and 1.8 MB: 0.95 and 1.09 ms, predicted 0.86
+# and 0.81 without them, 0.90 and 0.97 with them (Zen 3)
+RUN_LINES = 4
 QUEUED_FMAS = 160  # in the schedulers and the queue before them: 128 + 64 entries in Zen 4, 97 in Golden Cove (Agner Fog; 151 plans, Zen 4)
 
 
@@ -147,9 +150,15 @@ def described(w: Conv, rows: Rows) -> LoopNest:
 
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
-    """Costs of schedules from their in-core terms, on one core. Prefetchers follow whole rows of outputs: no write-allocate stalls."""
+    """Costs of schedules from their in-core terms, on one core. Prefetchers follow whole rows of outputs: no write-allocate stalls. Where
+    split rows come from beyond the private caches, nothing hides the first RUN_LINES lines of each."""
     nest = described(w, rows)
-    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)))
+    moved = traffic_of(nest, nest.misses(machine.levels, request.state))
+    split = nest.names.index("packed", 2)  # as the kernels read them
+    beyond = [getattr(place, "shared", True) for place in suppliers(machine).values()]
+    first = min(1.0, RUN_LINES * machine.line_bytes / (SplitRows.of(w, 1).pitch * w.element_bytes))
+    exposed = first * transfer_cycles(machine, moved[:, 2 * split : 2 * split + 2])[beyond].sum(axis=0)
+    return Pass(machine, of, nest.names, moved, exposed=exposed)
 
 
 # The interface of an algorithm
