@@ -422,7 +422,7 @@ class _Calls:
         seen by its compiler."""
         if self.refusal or self.model.training or is_traced() or torch._C._len_torch_dispatch_stack() or _has_global_hooks():
             return False
-        if _functional(vars(functional)) != _FUNCTIONAL:
+        if not _FUNCTIONS.are_pytorchs():
             return False
         given = _leaves((*args, *kwargs.values()))
         if not all(is_plain(one) for one in given if isinstance(one, torch.Tensor)) or any(isinstance(one, fx.Proxy) for one in given):
@@ -436,8 +436,26 @@ class _Calls:
         return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
 
 
-_functional = itemgetter(*(name for name, one in vars(functional).items() if callable(one) and name[:1] != "_"))
-_FUNCTIONAL = _functional(vars(functional))
+_version_of = getattr(torch._C._dynamo.guards, "dict_version", lambda _: object())  # another one after each change of a dictionary
+
+
+class _Functions:
+    """The functions of torch.nn.functional when this module was imported. All are compared only after the module's dictionary changed."""
+
+    def __init__(self) -> None:
+        self._names = vars(functional)
+        self._pick = itemgetter(*(name for name, one in self._names.items() if callable(one) and name[:1] != "_"))
+        self._own, self._version = self._pick(self._names), _version_of(self._names)
+
+    def are_pytorchs(self) -> bool:
+        if self._version != (now := _version_of(self._names)):
+            if self._pick(self._names) != self._own:
+                return False
+            self._version = now
+        return True
+
+
+_FUNCTIONS = _Functions()
 
 
 def _has_global_hooks() -> bool:
