@@ -183,7 +183,9 @@ typedef struct {
     int64_t without_last;  /* the last taps that leave out the last pixel: these pixels' elements lie in the padding */
     const char *ahead;     /* filters of a later call, prefetched `ahead_lines` lines at each tap */
     int64_t ahead_lines;
+    int64_t panels, panel; /* 1, or of one pixel and tap PYSIM_NCHWC_PANELS whole panels at once; elements between their filters */
 } pysim_nchwc_tile;
+enum { PYSIM_NCHWC_PANELS = 4 };
 typedef void (*pysim_nchwc_kernel)(const pysim_nchwc_tile *t);
 
 typedef enum { PYSIM_FAMILY_NEST, PYSIM_FAMILY_DEPTHWISE, PYSIM_FAMILY_SKINNY, PYSIM_FAMILY_POLYPHASE, PYSIM_FAMILY_NCHWC } pysim_family;

@@ -201,11 +201,11 @@ static void sum_set(const nchwc_run *r, tile *t, int first, int last) {
     if (main < main_end || first || last) call_kernel(r, t, 0, t->pixels, main, main_end, first, last);
 }
 
-/* Computes tiles from i on, of one image's group, for one panel of filters and one channel set; prefetches their ranges, from `part` of `parts` on,
+/* Computes tiles from i on, of one image's group, for some panels of filters and one channel set; prefetches their ranges, from `part` of `parts` on,
  * of the next set or panel. Returns how many tiles, at most `most`: those of a row of which at most the first and the last pixel reach into the
  * padding, or one. */
-static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t most, int64_t panel, int64_t set, int64_t part,
-                         int64_t parts) {
+static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t most, int64_t panel, int64_t panels, int64_t set,
+                         int64_t part, int64_t parts) {
     const shape *of = &r->of;
     const pysim_conv *c = of->conv;
     const int64_t row = i / of->per_row, column = i % of->per_row, map = of->p * of->q, bytes = of->bytes;
@@ -243,6 +243,8 @@ static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t m
         .bias = r->call->epilogue->bias,
         .residual = r->call->residual ? r->call->residual + at * bytes : NULL,
         .bounds = r->call->bounds,
+        .panels = panels,
+        .panel = panel_size(of),
     };
     if (t.rows) t.call.input = (const char *)t.call.input + (y + r0 * c->dilation_h) * c->width * of->inner * bytes;
     const char *filters =
@@ -256,8 +258,15 @@ static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t m
     if (t.call.bias) t.call.bias = (const char *)t.call.bias + (image % c->groups * of->vectors + panel * of->panel) * of->lanes * bytes;
     const int last = b0 + of->set >= of->blocks;
     sum_set(r, &t, set == 0, last);
-    if (last) pysim_finish_rows(&r->call->finish, t.call.out, t.call.out_vector, t.call.vectors, t.pixels * of->lanes);
+    if (last) pysim_finish_rows(&r->call->finish, t.call.out, t.call.out_vector, panels * t.call.vectors, t.pixels * of->lanes);
     return tiles;
+}
+
+/* Whole panels of an image of one pixel are computed together, others one by one. */
+static int64_t panels_at_once(const shape *of, int64_t panel, int64_t end) {
+    const pysim_conv *c = of->conv;
+    const int one_pixel = c->height * c->width * c->kernel_h * c->kernel_w * of->p * of->q == 1;
+    return one_pixel && panel + PYSIM_NCHWC_PANELS <= pysim_min(end, of->vectors / of->panel) ? PYSIM_NCHWC_PANELS : 1;
 }
 
 /* A block of tiles of one image's group, for a part of the panels. */
@@ -268,10 +277,12 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     int64_t panel, panel_end;
     (void)thread;
     pysim_split_range(panels_of(&r->of), item % r->panel_parts, r->panel_parts, &panel, &panel_end);
-    for (; panel < panel_end; panel++)
+    for (int64_t panels; panel < panel_end; panel += panels) {
+        panels = panels_at_once(&r->of, panel, panel_end);
         for (int64_t set = 0; set < sets; set++)
             for (int64_t i = block * r->k2; i < end;)
-                i += run_tiles(r, image, i, end - i, panel, set, i - block * r->k2, end - block * r->k2);
+                i += run_tiles(r, image, i, end - i, panel, panels, set, i - block * r->k2, end - block * r->k2);
+    }
 }
 
 static void run_nchwc(const pysim_job *job, const pysim_call *call) {

@@ -100,6 +100,30 @@ def test_each_row_of_kernels_computes_last_panels_of_fewer_vectors(kernel, sizes
         np.testing.assert_allclose(planes(got), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kernel", [row for row in nchwc_kernels() if row.dtype == "f32"], ids=lambda row: row.name)
+def test_panels_of_one_pixel_together_give_the_bits_of_each_alone(kernel):
+    """Of two pixels panels are computed one by one."""
+    if kernel.name not in runtime.available_kernels():
+        pytest.skip("not of this CPU")
+    lanes = kernel.lane_filters
+    for groups, panels, last in ((1, 4, 0), (1, 9, 1), (2, 5, 1), (1, 3, 0)):
+        filters, channels = groups * (panels * kernel.filters + last * lanes), groups * 5 * lanes
+        one, two = (parse(f"conv:g{groups}mb2ic{channels}ih1iw{wide}oc{filters}kh1") for wide in (1, 2))
+        x = RANDOM.standard_normal((2, channels, 1, 2)).astype(np.float32)
+        added = RANDOM.standard_normal((2, filters, 1, 2)).astype(np.float32)
+        f, bias = RANDOM.standard_normal((filters, channels // groups, 1, 1)).astype(np.float32), np.ones(filters, np.float32)
+        for inner in (5 * lanes, 2 * lanes):
+            schedule = Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, inner, 1, 1, "direct_nchwc")
+
+            def result(w, wide, threads, schedule=schedule, f=f, bias=bias, x=x, added=added):
+                run = cpu_launch.Prepared(w, f, schedule, bias=bias, activation="silu", threads=threads, layout=f"nchw{lanes}c")
+                return planes(run(blocked(x[..., :wide].copy(), lanes), residual=blocked(added[..., :wide].copy(), lanes)))
+
+            want = result(two, 2, 1)
+            for threads in (1, 2, 3):
+                assert np.array_equal(result(one, 1, threads)[..., 0], want[..., 0]), (groups, panels, last, inner, threads)
+
+
 def test_an_image_of_three_channels_is_read_as_planes_and_written_in_blocks():
     layout, block = runnable()
     x = RANDOM.standard_normal((1, 3, 33, 30)).astype(np.float32)
