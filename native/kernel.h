@@ -38,15 +38,17 @@ typedef struct {
     const void *bias_windows; /* one value per window of this tile, or NULL */
     pysim_bounds bounds;
     int swapped;           /* form groups, s8: filters are the unsigned operand, not windows */
+    int both_signed;       /* form tiles, s8: neither is */
     pysim_rescale rescale; /* form groups, s8: of the results; scales are those of this tile */
+    int64_t filter_pitch; /* form tiles of unsplit operands: 16 or 32 filters are rows of whole blocks of k in place, these bytes apart; 0: a panel */
     /* Form tiles, whose unit leaves the core's other units idle: */
-    struct pysim_waiting *waiting; /* the tile before, which is stored beside the products of this one, which waits then; or NULL. A call
+    struct pysim_waiting *waiting; /* of split operands, the tile before, which is stored beside the products of this one, which waits then; or NULL. A call
                                     * with no filters stores it. Results are complete only then. */
     pysim_lines ahead[PYSIM_AHEAD]; /* what later calls and packing read, and panels they write, fetched meanwhile */
 } pysim_store;
 
 /* Form tiles: a tile whose sums are complete, and whose results are not stored yet. */
-enum { PYSIM_WAITING_BYTES = 4096 };
+enum { PYSIM_WAITING_BYTES = 4096, PYSIM_TILE_ROWS = 16 };
 typedef struct pysim_waiting {
     pysim_store store;
     char *out;

@@ -227,7 +227,7 @@ void pysim_conv_run(const pysim_job *job, const pysim_call *call) {
     pysim_call own = *call;
     pysim_epilogue e;
     int32_t zero = 0;
-    if (c->dtype == PYSIM_S8) n.flip = pysim_byte_flip(&n, call->epilogue, &zero), n.fill = call->epilogue->first_zero;
+    if (c->dtype == PYSIM_S8) zero = pysim_nest_signs(&n, call->epilogue), n.fill = call->epilogue->first_zero;
     if (zero) {
         e = pysim_without_zero(call->epilogue, zero, (const int32_t *)(const void *)(call->second + job->sums_at), c->filters,
                                pysim_room(call->workspace));

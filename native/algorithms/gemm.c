@@ -96,6 +96,7 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
     };
     const pysim_status status = row(s, g->dtype, &n->row);
     if (g->trans_a) n->filter_channels = pysim_max(ROWS_AT_ONCE, n->row.group);
+    if (pysim_on_tiles(n)) n->even_filters = 0; /* a tile takes 16 or 32 filters, and fewer take as long */
     return status == PYSIM_OK ? pysim_nest_schedule(n, s, in_place_legal) : status;
 }
 
@@ -197,7 +198,7 @@ static void run_gemm(const pysim_job *job, const pysim_call *call) {
     pysim_nest n = job->nest;
     pysim_epilogue without;
     int32_t zero = 0;
-    if (g->dtype == PYSIM_S8) n.flip = pysim_byte_flip(&n, e, &zero);
+    if (g->dtype == PYSIM_S8) zero = pysim_nest_signs(&n, e);
     if (zero) {
         int32_t *room = pysim_room(call->workspace), *own = room + pysim_room_bytes(g->n) / (int64_t)sizeof *room;
         const int32_t *sums = job->sums_at ? (const int32_t *)(const void *)(call->second + job->sums_at) : own;

@@ -15,16 +15,7 @@
 
 #include "abi/status.h"
 #include "algorithm.h"
-
-enum { ALIGN = 64 };
-
-typedef struct {
-    char *windows, *filters;            /* packed panels */
-    int64_t window_panel, filter_panel; /* bytes of one */
-    int ready;                          /* the panels of the whole channel set are packed */
-    pysim_waiting *waiting;             /* form tiles: the tile that is not stored yet */
-    pysim_profile *profile;
-} scratch;
+#include "algorithms/nest/ahead.h"
 
 static int64_t window_tiles(const pysim_nest *n) { return pysim_ceil_div(n->windows, n->schedule.windows); }
 static int64_t filter_tiles(const pysim_nest *n) { return pysim_ceil_div(n->filters, n->schedule.filters); }
@@ -142,32 +133,12 @@ static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int6
         for (int64_t f = begin; f < end; f++) {
             int64_t f0, nf;
             pysim_nest_filters_of(n, f, &f0, &nf);
+            if (in_rows(n, nc, nf)) continue;
             char *panel = to + (f - begin) * x->filter_panel + c * n->schedule.filters * pysim_panel_bytes(n);
             n->pack_filters(n, c0 + c, pysim_min(step, nc - c), f0, nf, panel);
         }
     if (x->profile) x->profile->pack_seconds += pysim_now() - start;
 }
-
-/* Where the tiles of an operand begin: tile t at base + (t - first) * bytes. */
-typedef struct {
-    const char *base;
-    int64_t first, bytes;
-} tiles;
-
-static const char *tile_of(const tiles *of, int64_t t) { return of->base + (t - of->first) * of->bytes; }
-
-/* What the tiles of one channel set share. */
-typedef struct {
-    const pysim_nest *n;
-    const scratch *x;
-    int64_t c0, nc, row_k;  /* row_k: k-iterations of one kernel row */
-    tiles filters, windows; /* `first` moves on where the run packs the operand */
-    int64_t window_pitch;
-    const char *old, *bias_filters, *bias_windows; /* of tile 0, or NULL */
-    pysim_store store;                             /* of the current tile */
-    int last;                                      /* the last channel set: its stores complete the result */
-    int bare;                                      /* a tile is a kernel call and nothing else */
-} channel_set;
 
 static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
@@ -194,6 +165,7 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
                               .beta = c0 == 0 ? n->beta : 1.0,
                               .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
                               .swapped = n->swapped,
+                              .both_signed = n->both_signed,
                               .waiting = n->finish_rows.loops || (n->rescale.scales && !n->row.rescales) ? NULL : x->waiting};
     set.bare =
         !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;
@@ -234,6 +206,10 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     const char *windows = tile_of(&set->windows, wt);
     int64_t r0 = 0, r1 = n->rows;
     if (!set->bare) begin_tile(set, t0, f0, nw, nf, &r0, &r1);
+    if (in_rows(n, set->nc, nf)) {
+        set->store.filter_pitch = n->filter_row * n->bytes;
+        filters = n->filter_data + (f0 * n->filter_row + set->c0) * n->bytes;
+    } else set->store.filter_pitch = 0;
     const int64_t skipped = r0 * set->row_k * s->filters * pysim_panel_bytes(n);
     if (n->rescale.scales && !n->row.rescales) {
         int32_t sums[PYSIM_TILE_RESULTS];
@@ -254,35 +230,6 @@ static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t
     pysim_split_range(nc, part, parts, &row, &end);
     for (; row < end; row++)
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(n->input + ((c0 + row) * n->input_pitch + t0) * n->bytes + i, 0, 2);
-}
-
-/* Form tiles: what the next tile fetches beside its products, range `part` of `parts` of a panel or of the rows that a panel is made of. */
-static void panel_ahead(channel_set *set, int at, const tiles *of, int64_t panel, int64_t width, int64_t part, int64_t parts) {
-    const int64_t bytes = set->n->rows * set->row_k * width * pysim_panel_bytes(set->n);
-    int64_t begin, end;
-    pysim_split_range(pysim_ceil_div(bytes, ALIGN), part, parts, &begin, &end);
-    set->store.ahead[at] = (pysim_lines){tile_of(of, panel) + begin * ALIGN, 0, 1, end - begin, 0};
-}
-
-static pysim_lines rows_ahead(const char *at, int64_t pitch, int64_t rows, int64_t bytes, int64_t part, int64_t parts) {
-    int64_t begin, end;
-    pysim_split_range(rows, part, parts, &begin, &end);
-    return (pysim_lines){at + begin * pitch, pitch, end - begin, pysim_ceil_div((int64_t)((uintptr_t)at % ALIGN) + bytes, ALIGN), 0};
-}
-
-static void windows_ahead(channel_set *set, int64_t tile, int64_t part, int64_t parts) {
-    const pysim_nest *n = set->n;
-    const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
-    set->store.ahead[0] =
-        rows_ahead(n->input + (set->c0 * n->input_pitch + t0) * n->bytes, n->input_pitch * n->bytes, set->nc, bytes, part, parts);
-}
-
-static void filters_ahead(channel_set *set, int64_t tile, int64_t part, int64_t parts) {
-    const pysim_nest *n = set->n;
-    int64_t f0, nf;
-    pysim_nest_filters_of(n, tile, &f0, &nf);
-    const int64_t row = n->filter_row * n->bytes, first = set->c0 * n->bytes;
-    set->store.ahead[0] = rows_ahead(n->filter_data + f0 * row + first, row, nf, set->nc * n->bytes, part, parts);
 }
 
 /* Whether the next windows are fetched from where they lie; form tiles packs such rows, and its unit would wait meanwhile. */
@@ -315,6 +262,7 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
                         if (pack_next && fetch) windows_ahead(&set, w + 1, f - f2, parts);
                         if (more && (keep || !packs)) panel_ahead(&set, 1, &set.windows, w + 1, s->windows, f - f2, parts);
                         set.store.ahead[1].written = pack_next;
+                        if (w == w3 && f + 1 < f_end && n->pack_filters) first_filters_ahead(&set, f + 1);
                     }
                     tile(&set, w, f);
                 }
@@ -345,10 +293,9 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
                     if (next && !on_tiles) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
                     if (on_tiles) {
                         memset(set.store.ahead, 0, sizeof set.store.ahead);
-                        if (pack_next && more) filters_ahead(&set, f + 1, w - w2, parts);
-                        else if (next) windows_ahead(&set, w + s->k2, f - f3, f_end - f3);
-                        if (more) panel_ahead(&set, 1, &set.filters, f + 1, s->filters, w - w2, parts);
-                        set.store.ahead[1].written = pack_next;
+                        if (next && !(pack_next && more)) windows_ahead(&set, w + s->k2, f - f3, f_end - f3);
+                        if (more) next_filters_ahead(&set, f + 1, pack_next, w - w2, parts);
+                        if (f == f3 && w + 1 < w_end && n->windows_packed) panel_ahead(&set, 0, &set.windows, w + 1, s->windows, 0, 1);
                     }
                     tile(&set, w, f);
                 }
@@ -371,7 +318,7 @@ static void run_sets(const pysim_nest *n, const scratch *of, int64_t c0, int64_t
     pysim_waiting waiting;
     const double start = x.profile ? pysim_now() : 0, packed = x.profile ? x.profile->pack_seconds : 0;
     waiting.nf = waiting.turn = 0;
-    if (pysim_on_tiles(n)) x.waiting = &waiting;
+    if (pysim_on_tiles(n) && n->row.panel_bytes) x.waiting = &waiting;
     if (n->row.enter) n->row.enter();
     for (; c0 < end; c0 += n->schedule.channels) {
         const int64_t nc = pysim_min(n->schedule.channels, n->channels - c0);

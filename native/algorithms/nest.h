@@ -45,6 +45,7 @@ struct pysim_nest {
     pysim_bounds bounds;
     int32_t fill, flip;       /* s8: padding of the input before, and what packing adds to its elements (pysim_segment) */
     int swapped;              /* form groups, s8: filters are unsigned */
+    int both_signed;          /* form tiles, s8: neither operand is */
     pysim_rescale rescale;    /* of complete sums */
     pysim_finish finish_rows; /* applied to tiles whose sums are complete */
     int prefetch_input;       /* prefetch the next tile of an input that is read in place */
@@ -111,9 +112,9 @@ static inline int64_t pysim_nest_channels_depth(const pysim_nest *n, int64_t c0)
 /* `fill` and `flip` of a segment for packers that know neither: [c][s][pitch] or, with taps 1 and pitch the row's, any panel. */
 void pysim_fill_segment(const pysim_segment *s, void *dst);
 
-/* What s8 sums of this row need so that they are those of (x - zero) of the first operand. Its elements get `flip` while they are packed;
- * *zero becomes the number that they stand for zero by. */
-int32_t pysim_byte_flip(const pysim_nest *n, const pysim_epilogue *e, int32_t *zero);
+/* What s8 sums of this row need so that they are those of (x - zero) of the first operand: its elements get `flip` while they are packed. Returns
+ * the number that they stand for zero by. */
+int32_t pysim_nest_signs(pysim_nest *n, const pysim_epilogue *e);
 
 /* Fills in `rescale` and the result's bytes; `along_windows`: scales are of windows, not of filters. */
 void pysim_nest_rescale(pysim_nest *n, const pysim_epilogue *e, int along_windows);

@@ -87,13 +87,12 @@ void pysim_fill_segment(const pysim_segment *s, void *to) {
         }
 }
 
-/* Form groups multiplies an unsigned first operand, other rows a signed one. */
-int32_t pysim_byte_flip(const pysim_nest *n, const pysim_epilogue *e, int32_t *zero) {
-    const int is_unsigned = n->row.group > 2;
-    *zero = e->first_zero;
-    if (e->first_unsigned == is_unsigned) return 0;
-    *zero += is_unsigned ? 128 : -128;
-    return 128;
+/* Form groups multiplies an unsigned first operand, form tiles one of either kind, other rows a signed one. */
+int32_t pysim_nest_signs(pysim_nest *n, const pysim_epilogue *e) {
+    const int tiles = pysim_on_tiles(n), is_unsigned = tiles ? e->first_unsigned : n->row.group > 2;
+    n->both_signed = tiles && !is_unsigned;
+    n->flip = e->first_unsigned == is_unsigned ? 0 : 128;
+    return e->first_zero + (n->flip ? is_unsigned ? 128 : -128 : 0);
 }
 
 void pysim_nest_rescale(pysim_nest *n, const pysim_epilogue *e, int along_windows) {

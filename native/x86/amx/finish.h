@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The store of a tile of 32 x 32 sums that lie in L1: alpha sum + bias + beta old, within the bounds (pysim_store), and what a call does beside
- * its products. The unit takes 16 cycles for an instruction, so the core has time to store the tile before, to take the lines of
- * this one's results and to fetch the next panel. Stores of 32 rows a power of two apart would otherwise each wait for a line that the
- * others have evicted from L1. The includer defines
+ * its products. The unit takes 16 cycles for an instruction, so the core has time to take the lines of this tile's results and to fetch the
+ * next panel. The includer defines
  *
  *   SUM    float or int32_t
  *   ADDS   a type of the same size in whose arithmetic sums are added: float, or uint32_t, which wraps
- *   STEPS, STORES   in how many steps of a block of k lines are fetched, and in how many of these results are stored */
+ *   STEPS  in how many steps of a block of k lines are fetched */
 #include <stdint.h>
 #include <string.h>
 
@@ -93,8 +92,6 @@ static void finish(const SUM *sums, SUM *out, int64_t out_pitch, int64_t nw, int
 
 /* What goes on beside the products, in STEPS steps of each block of k: pieces this small hardly delay a product. */
 typedef struct {
-    pysim_waiting *waiting;
-    int64_t stored, each; /* filters of the tile that waits: stored, and to store in a step that stores */
     const pysim_lines *ahead, *end;
     int64_t row, left, fetches; /* of `ahead`: the next row; lines left of the last one, from `line` on; and lines to fetch in a step */
     const char *line, *out;
@@ -102,13 +99,10 @@ typedef struct {
 } beside;
 
 static beside beside_of(const pysim_store *store, const SUM *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
-    pysim_waiting *w = store->waiting;
     const int64_t of = pysim_max(blocks, 1);
     int64_t lines = 0;
     for (int i = 0; i < PYSIM_AHEAD; i++) lines += store->ahead[i].rows * store->ahead[i].lines;
-    return (beside){.waiting = w,
-                    .each = w ? pysim_ceil_div(w->nf, STORES * of) : 0,
-                    .ahead = store->ahead,
+    return (beside){.ahead = store->ahead,
                     .end = store->ahead + PYSIM_AHEAD,
                     .fetches = pysim_ceil_div(lines, STEPS * of),
                     .out = (const char *)out,
@@ -116,13 +110,6 @@ static beside beside_of(const pysim_store *store, const SUM *out, int64_t out_pi
                     .rows = nf,
                     .asks = pysim_ceil_div(nf, of),
                     .row_bytes = nw * (int64_t)sizeof(SUM)};
-}
-
-static void store_waiting(beside *x, int64_t filters) {
-    pysim_waiting *w = x->waiting;
-    const int64_t first = x->stored;
-    x->stored = pysim_min(first + filters, w->nf);
-    finish((const SUM *)(const void *)w->sums[!w->turn], (SUM *)(void *)w->out, w->out_pitch, w->nw, first, x->stored, &w->store);
 }
 
 /* Goes to the next row of lines; 0 if there is none. */
@@ -152,25 +139,10 @@ INLINE void fetch(beside *x) {
 
 INLINE void beside_step(beside *x, const int step) {
     fetch(x);
-    if (step % (STEPS / STORES) == 0 && x->waiting && x->stored < x->waiting->nf) store_waiting(x, x->each);
     if (step != STEPS / 3) return;
     for (int64_t i = pysim_min(x->asks, x->rows); i > 0; i--, x->rows--, x->out += x->out_pitch) {
         __builtin_prefetch(x->out, 1);
         __builtin_prefetch(x->out + x->row_bytes / 2, 1);
         __builtin_prefetch(x->out + x->row_bytes - 1, 1);
     }
-}
-
-/* Where the sums of this call go. */
-static SUM *sums_beside(const beside *x, SUM *own) { return x->waiting ? (SUM *)(void *)x->waiting->sums[x->waiting->turn] : own; }
-
-/* Stores what is left of the tile before, and this one or leaves it waiting. */
-static void end_beside(beside *x, const SUM *sums, SUM *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
-    pysim_waiting *w = x->waiting;
-    if (!w) {
-        finish(sums, out, out_pitch, nw, 0, nf, store);
-        return;
-    }
-    store_waiting(x, w->nf);
-    w->store = *store, w->out = (char *)out, w->out_pitch = out_pitch, w->nw = nw, w->nf = nf, w->turn = !w->turn;
 }

@@ -7,12 +7,51 @@
 #define ADDS float
 #define UNBOUNDED_LOW -3.5e38
 #define UNBOUNDED_HIGH 3.5e38
-enum { STEPS = 6, STORES = 2 };
+enum { STEPS = 6, STORES = 2 }; /* of a block of k; in how many results are stored */
 #include "finish.h"
 #include "split.h"
 #include "pack.h"
 
 enum { FILTER_TILE = TILE_ROWS * TILE_ROW_BYTES, WINDOW_PITCH = WIDE * 4, PART_BYTES = PART_WORDS * 4, BLOCK_BYTES = BLOCK_WORDS * 4 };
+
+/* A tile whose sums are complete waits, and is stored beside the products of the next: stores of 32 rows a power of two apart would otherwise each
+ * wait for a line that the others have evicted from L1. */
+typedef struct {
+    beside lines;
+    pysim_waiting *waiting;
+    int64_t stored, each; /* filters of the tile that waits: stored, and to store in a step that stores */
+} work;
+
+static work work_of(const pysim_store *store, const float *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
+    pysim_waiting *w = store->waiting;
+    return (work){beside_of(store, out, out_pitch, nw, nf, blocks), w, 0, w ? pysim_ceil_div(w->nf, STORES * pysim_max(blocks, 1)) : 0};
+}
+
+static void store_waiting(work *x, int64_t filters) {
+    pysim_waiting *w = x->waiting;
+    const int64_t first = x->stored;
+    x->stored = pysim_min(first + filters, w->nf);
+    finish((const SUM *)(const void *)w->sums[!w->turn], (SUM *)(void *)w->out, w->out_pitch, w->nw, first, x->stored, &w->store);
+}
+
+INLINE void work_step(work *x, const int step) {
+    if (step % (STEPS / STORES) == 0 && x->waiting && x->stored < x->waiting->nf) store_waiting(x, x->each);
+    beside_step(&x->lines, step);
+}
+
+/* Where the sums of this call go. */
+static float *sums_beside(const work *x, float *own) { return x->waiting ? (float *)(void *)x->waiting->sums[x->waiting->turn] : own; }
+
+/* Stores what is left of the tile before, and this one or leaves it waiting. */
+static void end_beside(work *x, const float *sums, float *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
+    pysim_waiting *w = x->waiting;
+    if (!w) {
+        finish(sums, out, out_pitch, nw, 0, nf, store);
+        return;
+    }
+    store_waiting(x, w->nf);
+    w->store = *store, w->out = (char *)out, w->out_pitch = out_pitch, w->nw = nw, w->nf = nf, w->turn = !w->turn;
+}
 
 #define ARGUMENTS                                                                                                                    \
     int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, \
@@ -39,7 +78,7 @@ enum { FILTER_TILE = TILE_ROWS * TILE_ROW_BYTES, WINDOW_PITCH = WIDE * 4, PART_B
         if (next) tile_load(7, (next) + TILE_ROW_BYTES, WINDOW_PITCH); \
     }
 
-INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, const char *w, float *sums, beside *x) {
+INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, const char *w, float *sums, work *x) {
     TILES;
     tile_zero(0);
     tile_zero(1);
@@ -51,17 +90,17 @@ INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, 
         if (ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
         if (mi > 1) tile_load(5, f + 2 * PART_BYTES + FILTER_TILE, TILE_ROW_BYTES);
         MULTIPLY_F(f + PART_BYTES) /* low x high; then middle */
-        beside_step(x, 0);
+        work_step(x, 0);
         MULTIPLY_W(w + PART_BYTES) /* middle x high */
-        beside_step(x, 1);
+        work_step(x, 1);
         MULTIPLY_F(f) /* middle x middle */
-        beside_step(x, 2);
+        work_step(x, 2);
         MULTIPLY_W(w + 2 * PART_BYTES) /* high x middle */
-        beside_step(x, 3);
+        work_step(x, 3);
         MULTIPLY_W(w) /* high x low */
-        beside_step(x, 4);
+        work_step(x, 4);
         MULTIPLY_W((const char *)0) /* high x high */
-        beside_step(x, 5);
+        work_step(x, 5);
     }
     tile_store(0, sums, WINDOW_PITCH);
     if (ni > 1) tile_store(1, sums + LANES, WINDOW_PITCH);
@@ -108,7 +147,7 @@ static int any_not_finite(const float *sums, int64_t nw, int64_t nf) {
 static void f32_tile(ARGUMENTS) {
     float own[WIDE * WIDE] __attribute__((aligned(64)));
     const int64_t blocks = k / BLOCK;
-    beside x = beside_of(store, out, out_pitch, nw, nf, blocks);
+    work x = work_of(store, out, out_pitch, nw, nf, blocks);
     float *sums = sums_beside(&x, own);
     (void)window_pitch;
     if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, blocks, filters, windows, sums, &x);
@@ -139,7 +178,7 @@ int64_t NAME(issue_f32)(int64_t instructions) {
     static const char panel[BLOCKS * BLOCK_BYTES] __attribute__((aligned(64)));
     float sums[WIDE * WIDE] __attribute__((aligned(64)));
     const int64_t calls = instructions / UPDATES + 1;
-    beside nothing = {0};
+    work nothing = {0};
     tiles_configure();
     for (int64_t i = 0; i < calls; i++) multiply(2, 2, BLOCKS, panel, panel, sums, &nothing);
     tiles_release();

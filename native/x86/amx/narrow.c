@@ -11,7 +11,7 @@
 #define UNBOUNDED_LOW -3.5e38
 #define UNBOUNDED_HIGH 3.5e38
 #define DTYPE bf16
-typedef uint16_t E;
+typedef uint16_t E, UNSIGNED;
 #define NOT_FINITE(x) (((x) & 0x7F80u) == 0x7F80u)
 #else
 #define SUM int32_t
@@ -20,9 +20,11 @@ typedef uint16_t E;
 #define UNBOUNDED_HIGH INT32_MAX
 #define DTYPE s8
 typedef int8_t E;
+typedef uint8_t UNSIGNED;
 #define NOT_FINITE(x) ((void)(x), 0)
 #endif
-enum { STEPS = 1, STORES = 1 }; /* a block has four products */
+typedef UNSIGNED ROW __attribute__((vector_size(32 * sizeof(E)))), ROW_ANYWHERE __attribute__((vector_size(32 * sizeof(E)), aligned(1)));
+enum { STEPS = 1 }; /* a block has four products */
 #include "finish.h"
 
 enum {
@@ -30,55 +32,95 @@ enum {
     DEPTH = TILE_ROW_BYTES / sizeof(E),
     FILTER_TILE = TILE_ROWS * TILE_ROW_BYTES,
     WINDOW_PITCH = WIDE * 4,
-    BLOCK_BYTES = WIDE * TILE_ROW_BYTES
+    BLOCK_BYTES = WIDE * TILE_ROW_BYTES,
+    TOGETHER = 4 /* 3.5 ns a line that comes from L3, one by one 4.3 (Emerald Rapids) */
 };
+typedef uint32_t LINE __attribute__((vector_size(64), aligned(1), may_alias));
+typedef uint32_t GROUPS __attribute__((vector_size(32 * sizeof(E)), aligned(4), may_alias));
+#ifndef HALVES
+typedef uint16_t PAIRS __attribute__((vector_size(32)));
+#endif
 
+enum { WINDOWS_UNSIGNED, FILTERS_UNSIGNED, BOTH_SIGNED }; /* bytes */
 #ifdef HALVES
 #define PRODUCT(c, a, b) tile_bf16(c, a, b);
 #else
-#define PRODUCT(c, a, b)  \
-    if (swapped) {        \
-        tile_us(c, a, b); \
-    } else {              \
-        tile_su(c, a, b); \
+#define PRODUCT(c, a, b)                   \
+    if (signs == BOTH_SIGNED) {            \
+        tile_ss(c, a, b);                  \
+    } else if (signs == FILTERS_UNSIGNED) { \
+        tile_us(c, a, b);                  \
+    } else {                               \
+        tile_su(c, a, b);                  \
     }
 #endif
 
-/* Tiles 0 to 3 are the sums of 16 or 32 filters (4, 5) and windows (6, 7). `swapped`: filters are the unsigned operand. */
-INLINE void multiply(const int mi, const int ni, const int swapped, int64_t blocks, const char *f, const char *w, SUM *sums, beside *x) {
+/* Tiles 0 to 3 are the sums of 16 or 32 filters (4, 5) and windows (6, 7); they begin at zero, or at `sums` with `adds`. A tile is loaded for the next
+ * block as soon as its last product is issued. Filters are a panel, or rows `f_pitch` bytes apart. */
+INLINE void multiply(const int mi, const int ni, const int signs, int64_t blocks, const char *f, const int64_t f_pitch, const char *w, int adds,
+                     SUM *sums, const int64_t pitch, beside *x) {
+    const int64_t second = f_pitch ? TILE_ROWS * f_pitch : FILTER_TILE, step = f_pitch ? TILE_ROW_BYTES : BLOCK_BYTES;
+    const int64_t row = f_pitch ? f_pitch : TILE_ROW_BYTES, bytes = pitch * (int64_t)sizeof(SUM);
     TILES;
-    (void)swapped;
-    tile_zero(0);
-    tile_zero(1);
-    tile_zero(2);
-    tile_zero(3);
-    for (int64_t b = 0; b < blocks; b++, f += BLOCK_BYTES, w += BLOCK_BYTES) {
-        tile_load(4, f, TILE_ROW_BYTES);
+    (void)signs;
+    if (adds) {
+        tile_load(0, sums, bytes);
+        if (ni > 1) tile_load(1, sums + LANES, bytes);
+        if (mi > 1) tile_load(2, sums + TILE_ROWS * pitch, bytes);
+        if (mi > 1 && ni > 1) tile_load(3, sums + TILE_ROWS * pitch + LANES, bytes);
+    } else {
+        tile_zero(0);
+        tile_zero(1);
+        tile_zero(2);
+        tile_zero(3);
+    }
+    if (blocks) {
+        tile_load(4, f, row);
         tile_load(6, w, WINDOW_PITCH);
+        if (ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
+        if (mi > 1) tile_load(5, f + second, row);
+    }
+    while (blocks-- > 0) {
+        f += step, w += BLOCK_BYTES;
         PRODUCT(0, 4, 6)
-        if (ni > 1) {
-            tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
-            PRODUCT(1, 4, 7)
-        }
-        if (mi > 1) {
-            tile_load(5, f + FILTER_TILE, TILE_ROW_BYTES);
-            PRODUCT(2, 5, 6)
-            if (ni > 1) { PRODUCT(3, 5, 7) }
-        }
+        if (ni > 1) { PRODUCT(1, 4, 7) }
+        if (blocks) tile_load(4, f, row);
+        if (mi > 1) { PRODUCT(2, 5, 6) }
+        if (blocks) tile_load(6, w, WINDOW_PITCH);
+        if (mi > 1 && ni > 1) { PRODUCT(3, 5, 7) }
+        if (blocks && ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
+        if (blocks && mi > 1) tile_load(5, f + second, row);
         beside_step(x, 0);
     }
-    tile_store(0, sums, WINDOW_PITCH);
-    if (ni > 1) tile_store(1, sums + LANES, WINDOW_PITCH);
-    if (mi > 1) tile_store(2, sums + TILE_ROWS * WIDE, WINDOW_PITCH);
-    if (mi > 1 && ni > 1) tile_store(3, sums + TILE_ROWS * WIDE + LANES, WINDOW_PITCH);
+    tile_store(0, sums, bytes);
+    if (ni > 1) tile_store(1, sums + LANES, bytes);
+    if (mi > 1) tile_store(2, sums + TILE_ROWS * pitch, bytes);
+    if (mi > 1 && ni > 1) tile_store(3, sums + TILE_ROWS * pitch + LANES, bytes);
 }
 
-INLINE void sized(const int swapped, int64_t blocks, const char *f, const char *w, int64_t nw, int64_t nf, SUM *sums, beside *x) {
-    if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, swapped, blocks, f, w, sums, x);
-    else if (nf > TILE_ROWS) multiply(2, 1, swapped, blocks, f, w, sums, x);
-    else if (nw > LANES) multiply(1, 2, swapped, blocks, f, w, sums, x);
-    else multiply(1, 1, swapped, blocks, f, w, sums, x);
+/* A tile of one of the four sizes; `direct`: its sums are the results, or with `adds` what is added to them. */
+INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM *out, int64_t out_pitch, int64_t nw, int64_t nf,
+                  const pysim_store *store) {
+    SUM own[WIDE * WIDE] __attribute__((aligned(64)));
+    const int64_t blocks = k / DEPTH, f_pitch = store->filter_pitch;
+    const finishing of = finishing_of(store);
+    const int direct = nw % LANES == 0 && nf % TILE_ROWS == 0 && !of.scales && !of.bounded && !store->bias_filters && !store->bias_windows &&
+                       (!store->old || (store->old == out && store->beta >= 1 && store->beta <= 1));
+    const int adds = direct && store->old;
+    SUM *sums = direct ? out : own;
+    const int64_t pitch = direct ? out_pitch : WIDE;
+    beside x = beside_of(store, out, out_pitch, nw, nf, blocks);
+    if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
+    else if (nf > TILE_ROWS) multiply(2, 1, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
+    else if (nw > LANES) multiply(1, 2, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
+    else multiply(1, 1, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
+    if (!direct) finish(own, out, out_pitch, nw, 0, nf, store);
 }
+
+#define INTERLEAVED8(x, half)                                                                                                             \
+    x, x + half, x + 1, x + 1 + half, x + 2, x + 2 + half, x + 3, x + 3 + half, x + 4, x + 4 + half, x + 5, x + 5 + half, x + 6,          \
+        x + 6 + half, x + 7, x + 7 + half
+#define INTERLEAVED(x, half) INTERLEAVED8(x, half), INTERLEAVED8(x + 8, half)
 
 #define NAME5(a, dtype, b, target) a##dtype##b##__##target
 #define NAME4(a, dtype, b, target) NAME5(a, dtype, b, target)
@@ -95,17 +137,13 @@ void NAME(_tiles_32x32)(int64_t k, const void *filters, const void *windows, int
                         int64_t nf, const pysim_store *store);
 void NAME(_tiles_32x32)(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw,
                         int64_t nf, const pysim_store *store) {
-    SUM own[WIDE * WIDE] __attribute__((aligned(64)));
-    const int64_t blocks = k / DEPTH;
-    beside x = beside_of(store, out, out_pitch, nw, nf, blocks);
-    SUM *sums = sums_beside(&x, own);
     (void)window_pitch;
 #ifndef HALVES
-    if (store->swapped) sized(1, blocks, filters, windows, nw, nf, sums, &x);
+    if (store->both_signed) sized(BOTH_SIGNED, k, filters, windows, out, out_pitch, nw, nf, store);
+    else if (store->swapped) sized(FILTERS_UNSIGNED, k, filters, windows, out, out_pitch, nw, nf, store);
     else
 #endif
-        sized(0, blocks, filters, windows, nw, nf, sums, &x);
-    end_beside(&x, sums, out, out_pitch, nw, nf, store);
+        sized(WINDOWS_UNSIGNED, k, filters, windows, out, out_pitch, nw, nf, store);
 }
 
 /* Zeros behind k groups of `count` windows, up to a whole block. */
@@ -113,9 +151,42 @@ static void fill_block(uint32_t *to, int64_t k, int64_t count) {
     for (int64_t p = (k + GROUP - 1) / GROUP; p % TILE_ROWS; p++) memset(to + p * WIDE, 0, (size_t)count * sizeof *to);
 }
 
+/* 32 elements of GROUP rows as groups. */
+INLINE void store_groups(const ROW row[GROUP], uint32_t *to) {
+    GROUPS *at = (GROUPS *)(void *)to;
+#ifdef HALVES
+    at[0] = (GROUPS)__builtin_shuffle(row[0], row[1], (ROW){INTERLEAVED(0, 32)});
+    at[1] = (GROUPS)__builtin_shuffle(row[0], row[1], (ROW){INTERLEAVED(16, 32)});
+#else
+    for (int i = 0; i < 2; i++) {
+        const ROW first = i ? (ROW){INTERLEAVED(16, 32)} : (ROW){INTERLEAVED(0, 32)};
+        const PAIRS even = (PAIRS)__builtin_shuffle(row[0], row[1], first), odd = (PAIRS)__builtin_shuffle(row[2], row[3], first);
+        at[2 * i] = (GROUPS)__builtin_shuffle(even, odd, (PAIRS){INTERLEAVED8(0, 16)});
+        at[2 * i + 1] = (GROUPS)__builtin_shuffle(even, odd, (PAIRS){INTERLEAVED8(8, 16)});
+    }
+#endif
+}
+
+/* 32 neighbouring windows of whole groups of rows of k, all inside: each line once. */
+static void pack_whole(const E *row, int64_t step, int64_t groups, int flip, uint32_t *to) {
+    const ROW flips = (ROW){0} + (UNSIGNED)flip;
+    for (; groups > 0; groups--, row += GROUP * step, to += WIDE) {
+        ROW rows[GROUP];
+        for (int g = 0; g < GROUP; g++) rows[g] = *(const ROW_ANYWHERE *)(const void *)(row + g * step) ^ flips;
+        store_groups(rows, to);
+    }
+}
+
 void PACK(, segment)(const pysim_segment *s, void *dst);
 void PACK(, segment)(const pysim_segment *s, void *dst) {
-    GROUPS_OF(segment)(s, dst);
+    pysim_segment rest = *s;
+    uint32_t *to = dst;
+    if (s->row && s->taps == 1 && s->stride == 1 && s->count == WIDE && s->pitch == WIDE && s->first >= 0 && s->first + WIDE <= s->width) {
+        const int64_t groups = s->channels / GROUP;
+        pack_whole((const E *)s->row + s->first, s->row_channel, groups, s->flip, to);
+        rest.channels -= groups * GROUP, rest.row = (const E *)s->row + groups * GROUP * s->row_channel, to += groups * WIDE;
+    }
+    if (rest.channels) GROUPS_OF(segment)(&rest, to);
     fill_block(dst, s->channels * s->taps, s->count);
 }
 
@@ -138,20 +209,30 @@ void PACK(_filters, segment)(const pysim_segment *s, void *dst) {
     }
 }
 
+/* Blocks of rows of k; TOGETHER neighbouring lines of a row come together. */
+static void copy_blocks(const E *src, int64_t ld, int64_t rows, int64_t blocks, char *to) {
+    for (int64_t b = 0; b < blocks; b += TOGETHER)
+        for (int64_t f = 0; f < rows; f++)
+            for (int64_t i = b; i < pysim_min(b + TOGETHER, blocks); i++)
+                *(LINE *)(void *)(to + i * BLOCK_BYTES + f * TILE_ROW_BYTES) = *(const LINE *)(const void *)(src + f * ld + i * DEPTH);
+    for (int64_t b = 0; rows < WIDE && b < blocks; b++)
+        memset(to + b * BLOCK_BYTES + rows * TILE_ROW_BYTES, 0, (size_t)(WIDE - rows) * TILE_ROW_BYTES);
+}
+
 void PACK(_filters, transposed)(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite);
 void PACK(_filters, transposed)(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite) {
-    char *to = dst;
+    const int64_t blocks = k / DEPTH, rest = k % DEPTH;
+    E last[WIDE][DEPTH];
     int found = 0;
     (void)pitch;
-    for (int64_t p = 0; p < k; p += DEPTH, to += BLOCK_BYTES) {
-        const size_t bytes = (size_t)pysim_min(DEPTH, k - p) * sizeof(E);
-        const E *from = (const E *)src + p;
-        for (int64_t f = 0; f < rows; f++) {
-            memcpy(to + f * TILE_ROW_BYTES, from + f * ld, bytes);
-            memset(to + f * TILE_ROW_BYTES + bytes, 0, TILE_ROW_BYTES - bytes);
-            for (size_t i = 0; not_finite && i < bytes / sizeof(E); i++) found |= NOT_FINITE(from[f * ld + (int64_t)i]);
-        }
-        memset(to + rows * TILE_ROW_BYTES, 0, (size_t)(WIDE - rows) * TILE_ROW_BYTES);
+    copy_blocks(src, ld, rows, blocks, dst);
+    if (rest) {
+        memset(last, 0, sizeof last);
+        for (int64_t f = 0; f < rows; f++) memcpy(last[f], (const E *)src + f * ld + blocks * DEPTH, (size_t)rest * sizeof(E));
+        copy_blocks(last[0], DEPTH, WIDE, 1, (char *)dst + blocks * BLOCK_BYTES);
     }
+    if (!not_finite) return;
+    for (int64_t f = 0; f < rows; f++)
+        for (int64_t i = 0; i < k; i++) found |= NOT_FINITE(((const E *)src)[f * ld + i]);
     if (found) *not_finite = 1;
 }

@@ -35,6 +35,7 @@ GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
 # Of form tiles: splitting 16 numbers in three, beyond packing them as rows of FP32. Packing both operands of 512x512x512 took 0.53 ns a
 # number on an Emerald Rapids, 22 cycles a vector at 2.66 GHz, of which lines and rows are about half
 SPLIT_CYCLES = 12.0
+TILE_ROWS = 16  # of a matrix unit
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -198,13 +199,23 @@ def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean
     if kernel.group > 1 and not kernel.split:
         gather = kernel.group * (GROUP_ROW_CYCLES + gather)
         pack = nest.repeats * taps / kernel.group * live_mean * vectors * (per_vector + gather)
-        words = 0.0 if nest.filters_packed else nest.group_channels / kernel.group * filter_tiles * kernel.filters
+        words = nest.group_channels / kernel.group * _packed_filters(nest, kernel)
         return pack, nest.repeats * words * GROUP_WORD_CYCLES, runs, vectors
     transpose = log2(lanes)  # shuffles of a vector
     per_vector += SPLIT_CYCLES * kernel.split
     pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + transpose * nest.windows_transposed)
     filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
     return pack, nest.repeats * filter_vectors * (per_vector + transpose * nest.filters_transposed), runs, vectors
+
+
+def _packed_filters(nest: Nest, kernel: Kernel) -> int:
+    """Filters in the panels that a run makes. Form tiles reads rows of whole blocks of k in place where they fill tiles."""
+    if nest.filters_packed:
+        return 0
+    in_rows = kernel.form == "tiles" and nest.filters_transposed and nest.group_channels % kernel.group == 0
+    rest = nest.group_filters % kernel.filters
+    whole, partial = nest.group_filters - rest, kernel.filters * (rest > 0)
+    return (0 if in_rows else whole) + (0 if in_rows and rest % TILE_ROWS == 0 else partial)
 
 
 def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:
