@@ -87,7 +87,7 @@ class Pass:
 
     `terms`: compute cycles by name. `moved`: bytes [supplier][2 an operand: read only, written][schedule]. Transfers overlap with the share
     `overlappable` of compute. `stalls`: cycles of each supplier beyond its rate. `exposed`: transfer cycles that nothing hides.
-    `overlapped`: cycles in which both go on.
+    `overlap`: the share of the lesser that hides behind the other, if not the core's. `overlapped`: cycles in which both go on.
     """
 
     def __init__(
@@ -99,12 +99,14 @@ class Pass:
         overlappable: Array | float = 1.0,
         stalls: Array | float = 0.0,
         exposed: Array | float = 0.0,
+        overlap: Array | float | None = None,
     ) -> None:
         self.machine, self.terms, self.operands, self.moved = machine, terms, operands, moved
         self.compute: Array = sum(terms.values(), np.zeros(1))
         self.transfer = transfer_cycles(machine, moved) + stalls
         transfer = self.transfer.sum(axis=0)
-        self.overlapped: Array = machine.core.overlap.value * np.minimum(self.compute * overlappable, transfer - exposed)
+        share = machine.core.overlap.value if overlap is None else overlap
+        self.overlapped: Array = share * np.minimum(self.compute * overlappable, transfer - exposed)
         self.cycles: Array = self.compute + transfer - self.overlapped
 
 
@@ -143,7 +145,15 @@ def assemble(table: Table, compute: Mapping[str, Array], moved: Array, tiled: bo
     own = served(moved)
     terms["kernel"] = terms["kernel"] + _kernel_stalls(table, own)
     stalls, exposed = _stalls(table, own, tiled), _exposed(table, terms["kernel"], own)
-    return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=stalls, exposed=exposed))
+    return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=stalls, exposed=exposed, overlap=_overlaps(table)))
+
+
+def _overlaps(table: Table) -> Array:
+    """The share of transfers that hides behind each schedule's unit."""
+    machine = table.rates.machine
+    units = [machine.unit(kernel.target) for kernel in table.rates.kernels]
+    shares = [((unit and unit.overlap) or machine.core.overlap).value for unit in units]
+    return np.array(shares, dtype=np.float64)[table.kernel]
 
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, state: State = "hot") -> Cost:
