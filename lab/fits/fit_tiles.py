@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits `tile_store_cycles` of a machine's matrix unit to plans with different sets of k.
+"""Fits `overlap` and `tile_store_cycles` of a machine's matrix unit to plans in both orders, with different sets.
 
     python lab/fits/fit_tiles.py FILE.jsonl
 
-FILE is written by lab/benchmarks/tile_sets.py. A plan with sets of s of k stores each tile k / s times, so the times of one problem's plans
-differ by that. For each problem the clock is free: it is chosen so that the median plan is predicted exactly. The fitted number minimises
-the mean of |log(predicted / measured)|; printed with the medians of the fit and of 0 cycles, for all problems and for each type.
+FILE is written by lab/benchmarks/tile_sets.py. One clock for all plans is free: it is chosen so that the median plan is predicted exactly.
+The fitted numbers minimise the mean of |log(predicted / measured)|. Printed with those that are near: the mean and the 90th percentile of
+errors, and of each problem the time of the plan predicted fastest over that of the fastest, of B packed in the run and in advance.
 """
 
 import argparse
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,28 +23,52 @@ from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any
 from pysim.machine.quantity import Number
 
-TRIED = range(0, 1001, 25)
+OVERLAPS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
+STORES = (1, 50, 100, 150, 200, 300, 400, 500)
+SHOWN = 10
 
 
-def with_cycles(machine: Machine, cycles: float) -> Machine:
-    number = Number(value=float(cycles), kind="fitted", source="fit")
+class Fit(NamedTuple):
+    mean: float
+    ninth: float
+    overlap: float
+    store: float
+    clock: float
+    regrets: dict[str, float]
+
+
+def with_numbers(machine: Machine, overlap: float, store: float) -> Machine:
+    def number(value: float) -> Number:
+        return Number(value=value, kind="fitted", source="fit")
+
     units = tuple(
-        msgspec.structs.replace(unit, tile_store_cycles=number) if unit.tile_store_cycles else unit for unit in machine.core.units
+        msgspec.structs.replace(unit, tile_store_cycles=number(store), overlap=number(overlap)) if unit.tile_store_cycles else unit
+        for unit in machine.core.units
     )
     return msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, units=units))
 
 
-def errors(path: Path, machine: Machine) -> dict[str, list[float]]:
-    """|log(predicted / measured)| of each plan by its problem's set, the median of each problem taken off."""
-    logs = defaultdict[tuple[str, str], list[float]](list)
-    for row in records.lines(path)[1:]:
-        seconds = planner.plan(row["problem"], machine, name=row["plan"]).seconds
+def name_of(row: dict[str, Any]) -> str:
+    """The plan's name in full."""
+    algorithm, order, channels, k2 = row["plan"].split()
+    _, sizes, *rest = row["problem"].split(":")
+    kernel, k3 = f"{rest[0] if rest else 'f32'}_tiles_32x32__amx", -(-int(sizes.split("x")[1]) // 32)
+    return f"{algorithm},kernel={kernel},stationary={order},pack=tiles,windows=32,filters=32,channels={channels},k2={k2},k3={k3}"
+
+
+def fit(rows: list[dict[str, Any]], machine: Machine, overlap: float, store: float) -> Fit:
+    on, groups = with_numbers(machine, overlap, store), defaultdict[str, list[tuple[float, float]]](list)
+    logs = []
+    for row in rows:
+        prepared = not row["plan"].startswith("gemm")
+        seconds = planner.plan(row["problem"], on, name=name_of(row), prepared=prepared).seconds
         assert seconds
-        logs[row["set"], row["problem"]].append(float(np.log(seconds / row["measured_seconds"])))
-    found = defaultdict[str, list[float]](list)
-    for (of, _), some in logs.items():
-        found[of] += np.abs(np.array(some) - np.median(some)).tolist()
-    return found
+        logs.append(float(np.log(seconds * 1e6 / row["us"])))
+        groups[row["problem"] + " prepared" * prepared].append((seconds, row["us"]))
+    errors = np.abs(np.array(logs) - np.median(logs))
+    regrets = {name: min(some)[1] / min(us for _, us in some) for name, some in groups.items()}
+    clock = machine.clock_hz * float(np.exp(np.median(logs)))
+    return Fit(float(errors.mean()), float(np.quantile(errors, 0.9)), overlap, store, clock, regrets)
 
 
 def main() -> None:
@@ -51,12 +77,10 @@ def main() -> None:
     path = parser.parse_args().file
     machine = load_any(path.parent / name if (name := header(path)["machine_file"]).endswith(".toml") else name)
     assert isinstance(machine, Machine)
-    by_cycles = {cycles: errors(path, with_cycles(machine, cycles)) for cycles in TRIED}
-    for of in ("all", *by_cycles[0]):
-        kinds = by_cycles[0] if of == "all" else [of]
-        mean = {cycles: float(np.mean([error for kind in kinds for error in some[kind]])) for cycles, some in by_cycles.items()}
-        best = min(mean, key=lambda cycles: mean[cycles])
-        print(f"{of}: {best} cycles, mean error {mean[best]:.1%}; with 0 cycles {mean[0]:.1%}")
+    rows = list(records.lines(path)[1:])
+    for one in sorted(fit(rows, machine, *numbers) for numbers in product(OVERLAPS, STORES))[:SHOWN]:
+        regrets = "  ".join(f"{name} {regret:.2f}" for name, regret in one.regrets.items())
+        print(f"overlap {one.overlap} store {one.store:.0f} at {one.clock / 1e9:.2f} GHz: {one.mean:.1%}, {one.ninth:.1%}; {regrets}")
 
 
 if __name__ == "__main__":
