@@ -20,7 +20,7 @@ import numpy as np
 
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
-from pysim.record.schedule import Schedule
+from pysim.record.schedule import STATIONARY, Schedule
 from pysim.runtime import cpu, cpu_launch
 
 PROBLEMS = [f"gemm:{n}x{n}x{n}{dtype}" for dtype in ("", ":bf16", ":s8") for n in (512, 1024)]
@@ -33,7 +33,7 @@ def plans(w: Gemm) -> Iterator[tuple[str, Schedule]]:
     """Schedules by their short names."""
     prepared = "split_panels" if w.dtype == "f32" else "panels"
     tiles = -(-w.n // 32)
-    for algorithm, order, channels, k2 in product(("gemm", prepared), ("input_stationary", "weight_stationary"), SETS, PANELS):
+    for algorithm, order, channels, k2 in product(("gemm", prepared), STATIONARY, SETS, PANELS):
         if channels <= w.k and (algorithm == prepared or (channels > SETS[0] and k2 == PANELS[0])):
             schedule = Schedule(f"{w.dtype}_tiles_32x32__amx", order, "tiles", 32, 32, channels, k2, tiles, algorithm=algorithm)
             yield f"{algorithm} {order} {channels} {k2}", schedule
