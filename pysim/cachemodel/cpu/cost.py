@@ -5,6 +5,8 @@
     transfer = sum over suppliers X of  read_X / read_rate_X + written_X / write_rate_X
     cycles   = max(compute, transfer) + (1 - overlap) min(compute, transfer)          seconds = cycles / frequency
 
+overlap is the unit's, or the core's.
+
 kernel  A k-iteration of a tile takes max(multiply-adds / fma_per_cycle, (window vectors + filter vectors) / loads_per_cycle,
         fma_latency) cycles, since it updates every accumulator once. A register that holds an outer product also takes a shuffle
         for each operand, SPREAD_CYCLES beyond the multiply-adds. Edge tiles fill whole lanes. There are channels x taps
@@ -20,7 +22,8 @@ pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and pack_call_cyc
         and with a dilation MASK_CYCLES a vector, shared by the channels of a set. A stride adds loads and permutes (`stride_cycles`).
         Transposed operand: log2(lanes) shuffles a vector. Each input line that misses L1 stalls packing for pack_line_cycles,
         since its short runs leave nothing to compute meanwhile. Input stationary packs each window tile once per channel set,
-        weight stationary once per set of K3 filter tiles. A matrix product also packs its filters, with the roles exchanged.
+        weight stationary once per set of K3 filter tiles. A matrix product also packs its filters, with the roles exchanged; form tiles
+        reads rows of whole tiles and blocks of k in place, unless it splits them.
 L2, L3, memory
         Each operand has a few streams: bytes that are reused after a known reuse distance (equations 4 and 5 of `csa` are two of
         them). `occupancy` derives the probability that a set of an A-way cache gets more than A lines in between. Its limit for
