@@ -134,7 +134,7 @@ def test_neither_a_prepared_b_nor_threads_that_share_panels_change_a_bit(row_run
 # The first 16 digits of SHA-256 of products of the emulation, by type and k of a set.
 BITS = {
     ("f32", 500): "32a93e31e7c77eda", ("f32", 64): "8c88673ed0bdec28",
-    ("bf16", 500): "0da416127131c3ff", ("bf16", 64): "3694fe7696a62329",
+    ("bf16", 500): "0da416127131c3ff", ("bf16", 64): "0da416127131c3ff",
     ("s8", 500): "c94d2dacc22a6ec2", ("s8", 64): "c94d2dacc22a6ec2",
 }  # fmt: skip
 

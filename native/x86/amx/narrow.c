@@ -98,23 +98,33 @@ INLINE void multiply(const int mi, const int ni, const int signs, int64_t blocks
     if (mi > 1 && ni > 1) tile_store(3, sums + TILE_ROWS * pitch + LANES, bytes);
 }
 
-/* A tile of one of the four sizes; `direct`: its sums are the results, or with `adds` what is added to them. */
+/* The results of part of a tile, for sums to begin at. */
+static void load_part(const SUM *out, int64_t out_pitch, int64_t nw, int64_t nf, SUM *sums) {
+    for (int64_t f = 0; f < nf; f++) memcpy(sums + f * WIDE, out + f * out_pitch, (size_t)nw * sizeof *sums);
+}
+
+/* A tile of one of the four sizes. With `adds` its sums begin at the results, so the bits do not depend on how k is divided; `direct`: they are
+ * the results. */
 INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM *out, int64_t out_pitch, int64_t nw, int64_t nf,
                   const pysim_store *store) {
     SUM own[WIDE * WIDE] __attribute__((aligned(64)));
     const int64_t blocks = k / DEPTH, f_pitch = store->filter_pitch;
     const finishing of = finishing_of(store);
+    const int adds = store->old == out && !of.scales && store->beta >= 1 && store->beta <= 1;
     const int direct = nw % LANES == 0 && nf % TILE_ROWS == 0 && !of.scales && !of.bounded && !store->bias_filters && !store->bias_windows &&
-                       (!store->old || (store->old == out && store->beta >= 1 && store->beta <= 1));
-    const int adds = direct && store->old;
+                       (adds || !store->old);
     SUM *sums = direct ? out : own;
     const int64_t pitch = direct ? out_pitch : WIDE;
     beside x = beside_of(store, out, out_pitch, nw, nf, blocks);
+    if (adds && !direct) load_part(out, out_pitch, nw, nf, own);
     if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
     else if (nf > TILE_ROWS) multiply(2, 1, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
     else if (nw > LANES) multiply(1, 2, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
     else multiply(1, 1, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
-    if (!direct) finish(own, out, out_pitch, nw, 0, nf, store);
+    if (direct) return;
+    pysim_store rest = *store;
+    if (adds) rest.old = NULL;
+    finish(own, out, out_pitch, nw, 0, nf, &rest);
 }
 
 #define INTERLEAVED8(x, half)                                                                                                             \
