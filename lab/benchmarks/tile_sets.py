@@ -5,7 +5,8 @@
     python lab/benchmarks/tile_sets.py [PROBLEM...] [-m MACHINE] [--seconds S] > lab/data/MACHINE/tile-sets.jsonl
 
 The plans of each problem with B packed in the run and in advance, interleaved. A CPU may multiply tiles at one of two rates for seconds, so
-the least of many samples counts. One line each: {"problem", "plan": "ALGORITHM ORDER CHANNELS K2", "us"}, after a header.
+the least of many samples counts. A header, then a line for each problem: {"problem", "us": {"ALGORITHM ORDER CHANNELS K2": microseconds}},
+orders by their first letters.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def plans(w: Gemm) -> Iterator[tuple[str, Schedule]]:
     for algorithm, order, channels, k2 in product(("gemm", prepared), STATIONARY, SETS, PANELS):
         if channels <= w.k and (algorithm == prepared or (channels > SETS[0] and k2 == PANELS[0])):
             schedule = Schedule(f"{w.dtype}_tiles_32x32__amx", order, "tiles", 32, 32, channels, k2, tiles, algorithm=algorithm)
-            yield f"{algorithm} {order} {channels} {k2}", schedule
+            yield f"{algorithm} {order[0]} {channels} {k2}", schedule
 
 
 def timed(w: Gemm, seconds: float) -> dict[str, float]:
@@ -74,8 +75,8 @@ def main() -> None:
     for text in options.problems:
         w = parse(text)
         assert isinstance(w, Gemm)
-        for name, seconds in timed(w, options.seconds).items():
-            print(json.dumps({"problem": text, "plan": name, "us": float(f"{seconds * 1e6:.4g}")}), flush=True)
+        found = timed(w, options.seconds)
+        print(json.dumps({"problem": text, "us": {name: float(f"{seconds * 1e6:.4g}") for name, seconds in found.items()}}), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pysim import planner
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any
 from pysim.machine.quantity import Number
+from pysim.record.schedule import STATIONARY
 
 OVERLAPS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 STORES = (1, 50, 100, 150, 200, 300, 400, 500)
@@ -48,10 +49,11 @@ def with_numbers(machine: Machine, overlap: float, store: float) -> Machine:
     return msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, units=units))
 
 
-def name_of(row: dict[str, Any]) -> str:
+def name_of(problem: str, plan: str) -> str:
     """The plan's name in full."""
-    algorithm, order, channels, k2 = row["plan"].split()
-    _, sizes, *rest = row["problem"].split(":")
+    algorithm, letter, channels, k2 = plan.split()
+    _, sizes, *rest = problem.split(":")
+    order = next(name for name in STATIONARY if name[0] == letter)
     kernel, k3 = f"{rest[0] if rest else 'f32'}_tiles_32x32__amx", -(-int(sizes.split("x")[1]) // 32)
     return f"{algorithm},kernel={kernel},stationary={order},pack=tiles,windows=32,filters=32,channels={channels},k2={k2},k3={k3}"
 
@@ -59,12 +61,12 @@ def name_of(row: dict[str, Any]) -> str:
 def fit(rows: list[dict[str, Any]], machine: Machine, overlap: float, store: float) -> Fit:
     on, groups = with_numbers(machine, overlap, store), defaultdict[str, list[tuple[float, float]]](list)
     logs = []
-    for row in rows:
-        prepared = not row["plan"].startswith("gemm")
-        seconds = planner.plan(row["problem"], on, name=name_of(row), prepared=prepared).seconds
+    for problem, plan, us in ((row["problem"], *one) for row in rows for one in row["us"].items()):
+        prepared = not plan.startswith("gemm")
+        seconds = planner.plan(problem, on, name=name_of(problem, plan), prepared=prepared).seconds
         assert seconds
-        logs.append(float(np.log(seconds * 1e6 / row["us"])))
-        groups[row["problem"] + " prepared" * prepared].append((seconds, row["us"]))
+        logs.append(float(np.log(seconds * 1e6 / us)))
+        groups[problem + " prepared" * prepared].append((seconds, us))
     errors = np.abs(np.array(logs) - np.median(logs))
     regrets = {name: min(some)[1] / min(us for _, us in some) for name, some in groups.items()}
     clock = machine.clock_hz * float(np.exp(np.median(logs)))

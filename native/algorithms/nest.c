@@ -262,7 +262,8 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
                         if (pack_next && fetch) windows_ahead(&set, w + 1, f - f2, parts);
                         if (more && (keep || !packs)) panel_ahead(&set, 1, &set.windows, w + 1, s->windows, f - f2, parts);
                         set.store.ahead[1].written = pack_next;
-                        if (w == w3 && f + 1 < f_end && n->pack_filters) first_filters_ahead(&set, f + 1);
+                        if (f + 1 == f_end && !pack_next) rows_in_place_ahead(&set, 0, f_end, w - w3, w_end - w3);
+                        else if (w == w3) rows_in_place_ahead(&set, 0, f + 1, 0, 1);
                     }
                     tile(&set, w, f);
                 }
@@ -295,6 +296,7 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
                         memset(set.store.ahead, 0, sizeof set.store.ahead);
                         if (next && !(pack_next && more)) windows_ahead(&set, w + s->k2, f - f3, f_end - f3);
                         if (more) next_filters_ahead(&set, f + 1, pack_next, w - w2, parts);
+                        else rows_in_place_ahead(&set, 1, f + 1, w - w2, parts);
                         if (f == f3 && w + 1 < w_end && n->windows_packed) panel_ahead(&set, 0, &set.windows, w + 1, s->windows, 0, 1);
                     }
                     tile(&set, w, f);

@@ -216,6 +216,12 @@ def test_sums_of_tiles_are_stored_rarely():
     assert (schedule.kernel, schedule.channels) == (ROW, 512)
 
 
+def test_longer_sets_which_err_more_than_mkl_are_not_taken():
+    for prepared in (False, True):
+        schedule = planner.plan("gemm:1024x1024x4096", "emerald-rapids", accuracy="strict", prepared=prepared).schedule
+        assert (schedule.kernel, schedule.channels) == (ROW, 512)
+
+
 @native
 def test_a_cpu_without_amx_says_what_is_missing():
     if ROW in cpu.available_kernels():

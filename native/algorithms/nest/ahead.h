@@ -85,10 +85,11 @@ static void next_filters_ahead(channel_set *set, int64_t next, int pack_next, in
     set->store.ahead[1].written = pack_next;
 }
 
-/* The same where all of them are packed before the first tile: only those in place come from afar. */
-static void first_filters_ahead(channel_set *set, int64_t next) {
+/* The same of filters that may be in another set, or are packed before its first tile: only those in place. */
+static void rows_in_place_ahead(channel_set *set, int at, int64_t next, int64_t part, int64_t parts) {
     int64_t f0, nf;
+    if (next >= set->n->filter_end) return;
     pysim_nest_filters_of(set->n, next, &f0, &nf);
-    if (in_rows(set->n, set->nc, nf)) filters_ahead(set, 0, next, 0, 1);
+    if (in_rows(set->n, set->nc, nf)) filters_ahead(set, at, next, part, parts);
 }
 #endif

@@ -28,6 +28,9 @@ _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _K2_PARTS = np.array([1.0, 2, 4, 8, 24])
 _K3_PARTS = np.array([1.0, 4])
 _MIN_ITERATIONS = 64  # of k; shorter inner loops cost more in calls than caches save
+# The longest set of k of a product of split operands, which a unit sums in one chain: errors with 512 of k were 1.5e-6 of the rms, with
+# 1,024 3.1e-6, MKL's 2.2e-6 (products of 1024, operands in [-1, 1)), at the same speed
+_SPLIT_SET = 512
 
 
 Forms = str | tuple[str, ...] | None  # of kernels; None: any
@@ -136,7 +139,8 @@ def sets(rates: Rates, channels: int | None = None) -> Table:
         sizes, new = _with_own(np.array(_channel_parts(total, rates.nest.taps)), balanced(total, most))  # channels that fit L1
     else:
         sizes, new = np.full((kernel.size, 1), float(channels)), np.ones((kernel.size, 1), dtype=bool)
-    row, column = np.nonzero(new & ((sizes == total) | ~rescales[:, None]))
+    long = np.array([rates.kernels[at].split and rates.nest.taps == 1 for at in kernel])[:, None] & (sizes > _SPLIT_SET)
+    row, column = np.nonzero(new & ((sizes == total) | ~rescales[:, None]) & ((channels is not None) | ~long))
     of, keeps = of.of(row), keeps[row]
     kept = np.where(keeps, of.window_tiles, of.filter_tiles)
     return Table(of, keeps, kernel[row], packed[row], sizes[row, column], np.ones(row.size), kept)
