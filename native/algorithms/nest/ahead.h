@@ -63,6 +63,13 @@ static void windows_ahead(channel_set *set, int64_t tile, int64_t part, int64_t 
         rows_ahead(n->input + (set->c0 * n->input_pitch + t0) * n->bytes, n->input_pitch * n->bytes, set->nc, bytes, part, parts);
 }
 
+/* Of panels made beforehand the next one beside the first filters' products with this one, then those of the next set. */
+static void next_windows_ahead(channel_set *set, int64_t w, int64_t w_end, int64_t part, int64_t parts) {
+    const pysim_schedule *s = &set->n->schedule;
+    if (part == 0 && w + 1 < w_end) panel_ahead(set, 0, &set->windows, w + 1, s->windows, 0, 1);
+    else if (w + s->k2 < set->n->window_end) panel_ahead(set, 0, &set->windows, w + s->k2, s->windows, part, parts);
+}
+
 static void filters_ahead(channel_set *set, int at, int64_t tile, int64_t part, int64_t parts) {
     const pysim_nest *n = set->n;
     int64_t f0, nf;
