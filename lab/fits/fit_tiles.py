@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits `overlap` and `tile_store_cycles` of a machine's matrix unit to plans in both orders, with different sets.
+"""Fits `tile_store_cycles` of a machine's matrix unit to plans in both orders, with different sets.
 
     python lab/fits/fit_tiles.py FILE.jsonl
 
 FILE is written by lab/benchmarks/tile_sets.py. One clock for all plans is free: it is chosen so that the median plan is predicted exactly.
-The fitted numbers minimise the mean of |log(predicted / measured)|. Printed with those that are near: the mean and the 90th percentile of
-errors, and of each problem the time of the plan predicted fastest over that of the fastest, of B packed in the run and in advance.
+The fitted number minimises the mean of |log(predicted / measured)|. Printed for all that are tried, best first: the mean and the 90th
+percentile of errors, and of each problem the time of the plan predicted fastest over that of the fastest, of B packed in the run and in
+advance.
 """
 
 import argparse
 from collections import defaultdict
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,27 +24,21 @@ from pysim.machine.load import load_any
 from pysim.machine.quantity import Number
 from pysim.record.schedule import STATIONARY
 
-OVERLAPS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
-STORES = (1, 50, 100, 150, 200, 300, 400, 500)
-SHOWN = 10
+STORES = (1, 100, 200, 250, 300, 350, 400, 500)
 
 
 class Fit(NamedTuple):
     mean: float
     ninth: float
-    overlap: float
     store: float
     clock: float
     regrets: dict[str, float]
 
 
-def with_numbers(machine: Machine, overlap: float, store: float) -> Machine:
-    def number(value: float) -> Number:
-        return Number(value=value, kind="fitted", source="fit")
-
+def with_cycles(machine: Machine, cycles: float) -> Machine:
+    number = Number(value=cycles, kind="fitted", source="fit")
     units = tuple(
-        msgspec.structs.replace(unit, tile_store_cycles=number(store), overlap=number(overlap)) if unit.tile_store_cycles else unit
-        for unit in machine.core.units
+        msgspec.structs.replace(unit, tile_store_cycles=number) if unit.tile_store_cycles else unit for unit in machine.core.units
     )
     return msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, units=units))
 
@@ -58,8 +52,8 @@ def name_of(problem: str, plan: str) -> str:
     return f"{algorithm},kernel={kernel},stationary={order},pack=tiles,windows=32,filters=32,channels={channels},k2={k2},k3={k3}"
 
 
-def fit(rows: list[dict[str, Any]], machine: Machine, overlap: float, store: float) -> Fit:
-    on, groups = with_numbers(machine, overlap, store), defaultdict[str, list[tuple[float, float]]](list)
+def fit(rows: list[dict[str, Any]], machine: Machine, store: float) -> Fit:
+    on, groups = with_cycles(machine, store), defaultdict[str, list[tuple[float, float]]](list)
     logs = []
     for problem, plan, us in ((row["problem"], *one) for row in rows for one in row["us"].items()):
         prepared = not plan.startswith("gemm")
@@ -70,7 +64,7 @@ def fit(rows: list[dict[str, Any]], machine: Machine, overlap: float, store: flo
     errors = np.abs(np.array(logs) - np.median(logs))
     regrets = {name: min(some)[1] / min(us for _, us in some) for name, some in groups.items()}
     clock = machine.clock_hz * float(np.exp(np.median(logs)))
-    return Fit(float(errors.mean()), float(np.quantile(errors, 0.9)), overlap, store, clock, regrets)
+    return Fit(float(errors.mean()), float(np.quantile(errors, 0.9)), store, clock, regrets)
 
 
 def main() -> None:
@@ -80,9 +74,9 @@ def main() -> None:
     machine = load_any(path.parent / name if (name := header(path)["machine_file"]).endswith(".toml") else name)
     assert isinstance(machine, Machine)
     rows = list(records.lines(path)[1:])
-    for one in sorted(fit(rows, machine, *numbers) for numbers in product(OVERLAPS, STORES))[:SHOWN]:
+    for one in sorted(fit(rows, machine, store) for store in STORES):
         regrets = "  ".join(f"{name} {regret:.2f}" for name, regret in one.regrets.items())
-        print(f"overlap {one.overlap} store {one.store:.0f} at {one.clock / 1e9:.2f} GHz: {one.mean:.1%}, {one.ninth:.1%}; {regrets}")
+        print(f"{one.store:.0f} cycles at {one.clock / 1e9:.2f} GHz: {one.mean:.1%}, {one.ninth:.1%}; {regrets}")
 
 
 if __name__ == "__main__":

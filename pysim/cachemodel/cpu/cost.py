@@ -5,8 +5,6 @@
     transfer = sum over suppliers X of  read_X / read_rate_X + written_X / write_rate_X
     cycles   = max(compute, transfer) + (1 - overlap) min(compute, transfer)          seconds = cycles / frequency
 
-overlap is the unit's, or the core's.
-
 kernel  A k-iteration of a tile takes max(multiply-adds / fma_per_cycle, (window vectors + filter vectors) / loads_per_cycle,
         fma_latency) cycles, since it updates every accumulator once. A register that holds an outer product also takes a shuffle
         for each operand, SPREAD_CYCLES beyond the multiply-adds. Edge tiles fill whole lanes. There are channels x taps
@@ -83,6 +81,9 @@ ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # Rows in flight that no prefetch brings in time. A core's window holds more, but then a line from L3 takes longer than its latency alone
 # (1,512 plans of 108 products, Zen 4: 1, 2 and 3 rows predict 90 % of them within 42, 34 and 34 %, with a regret of 1.033, 1.032, 1.032)
 ROWS_UNFETCHED = 2
+# A page that the second level of translations knows, and one that is walked to. Input stationary products of bf16 took 7 and 8 cycles
+# longer for each of 24 and 48 pages of a tile (512, 1024), and 37 with 6,144 pages in all (2048; Emerald Rapids)
+PAGE_BYTES, PAGE_CYCLES, WALK_CYCLES, NEAR_PAGES = 4096, 8, 37, 2048
 
 
 class Pass:
@@ -90,7 +91,7 @@ class Pass:
 
     `terms`: compute cycles by name. `moved`: bytes [supplier][2 an operand: read only, written][schedule]. Transfers overlap with the share
     `overlappable` of compute. `stalls`: cycles of each supplier beyond its rate. `exposed`: transfer cycles that nothing hides.
-    `overlap`: the share of the lesser that hides behind the other, if not the core's. `overlapped`: cycles in which both go on.
+    `overlapped`: cycles in which both go on.
     """
 
     def __init__(
@@ -102,14 +103,12 @@ class Pass:
         overlappable: Array | float = 1.0,
         stalls: Array | float = 0.0,
         exposed: Array | float = 0.0,
-        overlap: Array | float | None = None,
     ) -> None:
         self.machine, self.terms, self.operands, self.moved = machine, terms, operands, moved
         self.compute: Array = sum(terms.values(), np.zeros(1))
         self.transfer = transfer_cycles(machine, moved) + stalls
         transfer = self.transfer.sum(axis=0)
-        share = machine.core.overlap.value if overlap is None else overlap
-        self.overlapped: Array = share * np.minimum(self.compute * overlappable, transfer - exposed)
+        self.overlapped: Array = machine.core.overlap.value * np.minimum(self.compute * overlappable, transfer - exposed)
         self.cycles: Array = self.compute + transfer - self.overlapped
 
 
@@ -146,17 +145,9 @@ def assemble(table: Table, compute: Mapping[str, Array], moved: Array, tiled: bo
     terms["store"] = terms["store"] + _scattered_runs(table, moved) * core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * (moved[0, 0] + moved[0, 1]) / inner.line_bytes * core.pack_line_cycles.value
     own = served(moved)
-    terms["kernel"] = terms["kernel"] + _kernel_stalls(table, own)
+    terms["kernel"] = terms["kernel"] + _kernel_stalls(table, own) + _page_stalls(table)
     stalls, exposed = _stalls(table, own, tiled), _exposed(table, terms["kernel"], own)
-    return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=stalls, exposed=exposed, overlap=_overlaps(table)))
-
-
-def _overlaps(table: Table) -> Array:
-    """The share of transfers that hides behind each schedule's unit."""
-    machine = table.rates.machine
-    units = [machine.unit(kernel.target) for kernel in table.rates.kernels]
-    shares = [((unit and unit.overlap) or machine.core.overlap).value for unit in units]
-    return np.array(shares, dtype=np.float64)[table.kernel]
+    return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=stalls, exposed=exposed))
 
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, state: State = "hot") -> Cost:
@@ -300,6 +291,24 @@ def _kernel_stalls(table: Table, own: Array) -> Array | float:
         lines = own[:, 2 * OPERANDS.index("filters")] / line
         stalls += (lines * _excess_latency(rates.machine, rates.filters)).sum(axis=0)
     return stalls
+
+
+def _page_stalls(table: Table) -> Array | float:
+    """Cycles in which a matrix unit waits for translations: results and rows of A in place of another filter tile lie in other pages, and
+    calls on unsplit operands are too short to hide that."""
+    rates, nest = table.rates, table.rates.nest
+    unsplit = np.array([row.form == "tiles" and not row.split for row in rates.kernels])
+    if not unsplit.any():
+        return 0.0
+    pitches = [nest.windows * nest.result_bytes]
+    if not nest.filters_packed and nest.filters_transposed:
+        pitches.append(nest.group_channels * nest.element_bytes)
+    pages = sum(np.minimum(rates.filters, np.ceil(rates.filters * pitch / PAGE_BYTES)) for pitch in pitches)
+    passes = np.where(table.keeps_windows & (table.k2 > 1), rates.window_tiles, np.ceil(rates.window_tiles / table.k2))
+    passes = np.where(table.keeps_windows & (table.k2 <= 1), np.ceil(rates.window_tiles / table.k3), passes)
+    sets = np.ceil(nest.group_channels / table.channels)
+    cycles = PAGE_CYCLES if nest.group_filters * sum(pitches) <= NEAR_PAGES * PAGE_BYTES else WALK_CYCLES
+    return np.asarray(unsplit[table.kernel] * nest.repeats * sets * rates.filter_tiles * passes * pages * cycles)
 
 
 def _crowded_cycles(rates: Rates) -> float:
