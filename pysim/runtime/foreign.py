@@ -20,7 +20,8 @@ from pysim.logs import LOG
 from pysim.registry.native_files import native_file
 
 _FLAGS = ("-std=gnu11", "-O1", "-Wno-unknown-pragmas", "-Wno-psabi")  # -O3 takes longer to compile, and no less time in the emulator
-_ROOMS = ("abi", "algorithms", "algorithms/integers", "operators", "portable", "reference", "simulator", "threads")  # of plain C
+# Folders of plain C
+_ROOMS = ("abi", "algorithms", "algorithms/integers", "algorithms/nest", "operators", "portable", "reference", "simulator", "threads")
 _VECTORS = ("portable/vec_f32.h", "portable/vec_f64.h")  # each template is compiled for both
 
 
