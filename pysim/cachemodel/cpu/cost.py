@@ -39,7 +39,8 @@ stalls  Rows of B that a product reads in place are a row of B apart, where no p
         of a tile of a row-major A in place share more sets of L1 than there are ways, each k-iteration reloads a line of each
         from L2. Those rows reach new lines in the same k-iteration, so a tile of F filters stalls
         max(0, latency_X / F - line / read_rate_X) for each line, in `kernel`. So do rows of windows in place that share few sets of L1
-        (crowded_line_cycles). Each run of an output row of a product that lies beyond L2
+        (crowded_line_cycles). A matrix unit waits for pages of another filter tile's results and rows of A. Each run of an output
+        row of a product that lies beyond L2
         and starts apart from the last stalls run_start_share latency_X. Runs of a convolution are consecutive.
 
 Passes that run one after another (im2col then GEMM; Winograd's transforms and products) do not overlap.
