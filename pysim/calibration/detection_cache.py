@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cached detection of this computer: TOML in the user's cache folder, one file per CPU, cache geometry and Linux kernel.
+"""The cached detection of this computer: TOML in the user's cache folder, one file per CPU, cache geometry, Linux kernel and
+PYSIM_MAX_TARGET.
 
 A detection under load goes into a separate file, which is used only until there is one from a quiet computer.
 """
 
 import hashlib
 import json
+import os
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +35,8 @@ def kept_of(cpu: Cpu, caches: list[Geometry], folder: Path | None) -> Kept | Non
     if folder is None:
         return None
     targets = sorted({kernel.target for kernel in kernels()})
-    key = hashlib.sha256(json.dumps([_VERSION, cpu, caches, platform.release(), targets]).encode()).hexdigest()[:16]
+    most = [value] if (value := os.environ.get("PYSIM_MAX_TARGET")) else []  # a machine has the units that this process may use
+    key = hashlib.sha256(json.dumps([_VERSION, cpu, caches, platform.release(), targets, *most]).encode()).hexdigest()[:16]
     return Kept(folder / f"host-{key}.toml", folder / f"host-{key}-loaded.toml")
 
 

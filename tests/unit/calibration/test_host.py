@@ -355,6 +355,17 @@ def test_another_cpu_or_geometry_is_detected_again(sysfs: Path, cpuinfo: Path, t
     assert len(list(cache.iterdir())) == 3
 
 
+def test_under_a_limit_of_targets_what_was_detected_without_it_is_not_taken(
+    sysfs: Path, cpuinfo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True)
+    monkeypatch.setenv("PYSIM_MAX_TARGET", "portable")
+    limited = FakeProbes(targets=("portable",))  # as the library then says
+    assert [unit.target for unit in run(limited, sysfs, cpuinfo, tmp_path, cached=True).core.units] == ["portable"]
+    monkeypatch.delenv("PYSIM_MAX_TARGET")
+    assert run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True) == whole
+
+
 @pytest.mark.parametrize("damage", ["", "schema = 1", "\x00", "= [", "name", "other machine"])
 def test_a_cache_file_that_does_not_hold_is_measured_again(sysfs: Path, cpuinfo: Path, tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "cache"
