@@ -116,8 +116,8 @@ def compare(
     state, threads = "cold" if cold else "hot", options["threads"]
     planned = history.without_saved(plan_layers(layers, on, state=state, **options), saved_as if resume else None, state, threads)
     say(f"{on.description}; {state} caches, {options['layout'] + ' convolutions' if on_gpu else plural(threads, 'thread')}")
-    kept = history.Kept(saved_as, before, []) if saved_as or baseline else None
-    how = {"threads": threads, "state": state, "min_seconds": min_seconds, **(history.carefully(threads) if kept else {})}
+    kept = history.Kept(saved_as, before, history.beside(before, on), []) if saved_as or baseline else None
+    how = {"threads": threads, "state": state, "min_seconds": min_seconds, **(history.carefully(threads, saved_as, on) if kept else {})}
     comparisons = timing.measured(planned, on, peers_by_name, kept, **how)
     networks = measured(problems, on, threads, peers, min_seconds)
     shown = [] if emulated else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
@@ -162,6 +162,7 @@ def _space(name: str) -> "Column[Comparison]":
 def _put_summary(results: "list[Comparison]", networks: "list[ModelComparison]") -> None:
     """Writes the summary per peer and for the predictions, then the layers that did not run, with reasons, then the networks."""
     from pysim.comparison.summary import summarise
+    from pysim.peers.earlier import NAME as BASELINE
 
     summary = summarise(results)
     put("")
@@ -170,6 +171,8 @@ def _put_summary(results: "list[Comparison]", networks: "list[ModelComparison]")
         put("times are medians; a library's column is its time over pysim's: above 1 pysim is faster")
     timing.put_state(results)
     for name, against in summary.get("peers", {}).items():
+        if name == BASELINE:  # its changes have a table of their own
+            continue
         faster = round(against["faster_share"] * against["layers"])
         text = f"{against['geometric_mean']:.3f}x geometric mean of {against['layers']}, faster on {faster} ({against['faster_share']:.0%})"
         put((f"{name:<16}", "bold"), f"{text}; {_version(results, name)}")

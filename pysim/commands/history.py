@@ -2,18 +2,22 @@
 """`pysim history`: what the measurement store knows; and, for `compare`, what changed since a baseline."""
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from pysim.commands.common import Cell, Column, document, json_option, layers_of, plural, put, put_table, say, seconds
-from pysim.errors import StoreError, choose
+from pysim.errors import PlanError, StoreError, choose
 
 if TYPE_CHECKING:
     from pysim.comparison.compare import Planned
-    from pysim.comparison.history import Compared, Run, Series
+    from pysim.comparison.history import Change, Compared, Run, Series
+    from pysim.machine.cpu import Machine
+    from pysim.machine.gpu import Gpu
     from pysim.measure.store import Store
+    from pysim.peers import Peer
     from pysim.record.measurement import Comparison
 
 RUNS, FEWEST_RUNS, MOST_RUNS = 3, 2, 10  # of a layer that is saved; of one that is compared with what was saved
@@ -83,23 +87,26 @@ def saved(name: str) -> "list[Series]":
 
 class Kept(NamedTuple):
     """The runs of `compare --save` and `--baseline`, each with operands elsewhere in memory: RUNS of each layer under the name `saved_as`,
-    or beside `before` FEWEST_RUNS, and up to MOST_RUNS while it may be slower. `runs`: those of all layers so far."""
+    or beside `before` FEWEST_RUNS, and up to MOST_RUNS while it may be slower. `beside`: the plans of `before` on their library, as a peer;
+    `runs`: those of all layers so far."""
 
     saved_as: str | None
     before: "Sequence[Series]"
+    beside: "Mapping[str, Peer]"
     runs: list[str]
 
-    def of_layer(self, measure: "Callable[[], Comparison]", store: "Store") -> "Comparison":
-        """The first measurement of a layer."""
-        first = one = measure()
+    def of_layer(self, measure: "Callable[[Mapping[str, Peer]], Comparison]", peers: "Mapping[str, Peer]", store: "Store") -> "Comparison":
+        """The first measurement of a layer, with all peers. The others need none but the baseline's plan, where that runs."""
+        first = one = measure({**peers, **self.beside})
         made = list[str]()
+        others = self.beside if self.beside.keys() & first.peers.keys() and not self.saved_as else peers
         while one.run:
             made.append(one.run)
             if self.saved_as:
                 store.mark(self.saved_as, one.run)
             if not self._lacks(made, store):
                 break
-            one = measure()
+            one = measure(others)
         self.runs.extend(made)
         return first
 
@@ -110,9 +117,49 @@ class Kept(NamedTuple):
         return any(change is not None and change.doubtful for change in changes)
 
 
-def carefully(threads: int) -> dict[str, Any]:
-    """How such runs are measured: longer than for a table, on one thread in the time that the process had, and marked as one series."""
-    return {"min_samples": SAMPLES, "own_time": threads == 1, "series": str(uuid.uuid4())}
+def carefully(threads: int, saved_as: str | None, on: "Machine | Gpu") -> dict[str, Any]:
+    """How such runs are measured: longer than for a table, on one thread in the time that the process had, and marked as one series. The
+    library that ran what is saved is kept."""
+    return {
+        "min_samples": SAMPLES,
+        "own_time": threads == 1,
+        "series": str(uuid.uuid4()),
+        "library": _kept_library() if saved_as and _runs_here(on) else "",
+    }
+
+
+def _runs_here(on: "Machine | Gpu") -> bool:
+    """Whether this process runs its plans, on a CPU."""
+    from pysim.machine.gpu import Gpu
+    from pysim.runtime.emulated import executor_for
+
+    return not isinstance(on, Gpu) and executor_for(on).kind == "local"
+
+
+def _kept_library() -> str:
+    from pysim.peers.earlier import keep, kept_in
+
+    try:
+        return keep(kept_in())
+    except StoreError as error:
+        say(f"the library is not kept, so a later comparison is less certain: {error}")
+        return ""
+
+
+def beside(before: "Sequence[Series]", on: "Machine | Gpu") -> "dict[str, Peer]":
+    """The plans of a baseline on the library that they were measured with, as a peer; nothing where none can run."""
+    from pysim import planner
+    from pysim.peers import Peer
+    from pysim.peers.earlier import NAME, Earlier, kept_in
+
+    plans = {}
+    for ours in [series[-1].ours for series in before] if _runs_here(on) else []:
+        details = ours.environment
+        if ours.machine == on.name and "library" in details:
+            terms: dict[str, Any] = {"threads": int(details["threads"]), "state": ours.state, "name": details["plan"]}
+            with suppress(PlanError):  # this package lacks the kernel
+                plans[ours.problem] = planner.plan(ours.problem, on, **terms), details["library"]
+    return {NAME: Peer("", "cpu", made=Earlier(plans, kept_in()))} if plans else {}
 
 
 def _since(before: "Sequence[Series]", runs: "Iterable[str]", store: "Store") -> "list[Compared]":
@@ -145,20 +192,32 @@ def without_saved(planned: "Sequence[Planned]", name: str | None, state: str, th
 
 
 def put_changes(kept: Kept, name: str, as_json: bool) -> int:
-    """Writes what changed since the baseline, to stderr beside a document; returns how many plans became slower."""
+    """Writes what changed since the baseline, to stderr beside a document; returns how many plans became slower, one if only all together
+    did."""
+    from pysim.comparison.history import together
     from pysim.measure.store import Store
 
     with Store() as store:
         rows = _since(kept.before, kept.runs, store)
     slower = [one for one in rows if one.change and one.change.verdict == "slower"]
+    every = together(rows, kept.before)
+    of_all = f"all {len(rows)} together: {every.value - 1:+.1%} ({_interval(every)}), {every.verdict}" if every else ""
     if as_json:
         for one in slower:
             say(f"slower than {name}: {one.after.ours.problem}")
-        return len(slower)
-    put("")
-    put(f'since "{name}": {plural(len(slower), "plan")} slower of {len(rows)}')
-    _put(rows)
-    return len(slower)
+        if every and every.verdict == "slower":
+            say(of_all)
+    else:
+        put("")
+        put(f'since "{name}": {plural(len(slower), "plan")} slower of {len(rows)}')
+        _put(rows)
+        if every:
+            put(of_all)
+    return len(slower) or int(every is not None and every.verdict == "slower")
+
+
+def _interval(change: "Change") -> str:
+    return f"{change.low - 1:+.1%} to {change.high - 1:+.1%}"
 
 
 def _put(rows: "Sequence[Compared]", times: bool = False) -> None:
@@ -166,7 +225,7 @@ def _put(rows: "Sequence[Compared]", times: bool = False) -> None:
         return (f"{one.change.value - 1:+.1%}", _COLOURS[one.change.verdict]) if one.change else "-"
 
     def interval(one: "Compared") -> str:
-        return f"{one.change.low - 1:+.1%} to {one.change.high - 1:+.1%}" if one.change else ""
+        return _interval(one.change) if one.change else ""
 
     def verdict(one: "Compared") -> Cell:
         if one.change:

@@ -127,7 +127,8 @@ def measured(
                 yield from compare(listed, on, peers, repeated, store)
                 return
             for pair in listed:
-                yield kept.of_layer(lambda pair=pair: next(compare([pair], on, peers, repeated, store)), store)  # type: ignore[misc]
+                measure = lambda beside, pair=pair: next(compare([pair], on, beside, repeated, store))  # noqa: E731
+                yield kept.of_layer(measure, peers, store)
 
     return comparisons()
 

@@ -46,7 +46,8 @@ Planned = tuple[Layer, Plan | PlanError]
 class How(NamedTuple):
     """How plans are measured: our threads on a CPU, cache state, whether a call is profiled by parts, least seconds of samples per
     candidate (unless the medians reach CERTAIN earlier), most seconds per plan, seed of the operands; `min_samples`: least samples per
-    candidate; `series`: kept with the samples (`history`); `own_time`: of this process, on one CPU thread (`CpuClock`)."""
+    candidate; `series`, `library`: kept with the samples (`history`, `peers.earlier`); `own_time`: of this process, on one CPU thread
+    (`CpuClock`)."""
 
     threads: int = 1
     state: RunState = "hot"
@@ -56,6 +57,7 @@ class How(NamedTuple):
     seed: int = 0
     min_samples: int = 30
     series: str = ""
+    library: str = ""
     own_time: bool = False
 
 
@@ -255,10 +257,11 @@ def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[st
     layout = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
     speed = (timed.speed.as_environment() if timed.speed else {}) | ({"series": how.series} if how.series else {})
     speed |= {"taken": f"{timed.load.share:.3f}"} if timed.load else {}
+    again = {"library": how.library, "plan": plan.name} if how.library else {}
     for name, values in timed.samples.items():
         own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
         here = environment() | {"threads": str(how.threads if name == OURS else 1)} | layout | speed
-        details = here | ({"version": versions[name]} if name in versions else {})
+        details = here | ({"version": versions[name]} if name in versions else again)
         what = {"problem": plan.problem, "machine": plan.machine, "time": time, "run": run} | own
         store.add(Measurement(samples=tuple(values.tolist()), environment=details, state=how.state, **what))
     return run

@@ -2,8 +2,14 @@
 """Measurements of other days beside today's: which runs the store has, and whether a plan's time changed between two of them.
 
 Two runs see two states of a computer: another clock, other processes, other virtual machines. Others only make calls longer, so a run's
-time is that of its QUICK share of rounds. It is compared with two things that a changed plan leaves alone: each peer of one version, timed
-in turns with it, and the core's clock.
+time is that of its QUICK share of rounds. Where the baseline's plan on the baseline's library can be timed in turns with today's
+(`peers.earlier`), both see one state:
+
+    change = quick plan / quick plan of the baseline,   median of its logarithm over the runs after
+
+with an interval of as many standard deviations as leave FALSE for all layers together; a slowdown of all layers shows in `together` before
+it does in each. Elsewhere the time is compared with two things that a changed plan leaves alone: each peer of one version, timed in turns
+with it, and the core's clock.
 
     change = time_after / time_before,   time = median over a series' runs of log(quick plan / quick peer), least of log(quick plan * clock)
 
@@ -14,18 +20,22 @@ that is more. Where others used more of the CPUs than before, they also took mor
 unknown: the interval reaches LOAD times the difference further down (up, where they used less). A plan is slower if the change is above
 LEAST_CHANGE and its whole interval above 1.
 
-Worked number: three runs before and ten after of a plan whose quick rounds are known to 0.3 %: 3 sqrt(1.0^2 + 0.5^2 / 3 + 0.5^2 / 10) is
-3.2 %; a plan that takes 5 % more time has the interval 1.017 to 1.084 and is slower, one that takes 2 % more is not told from an equal one.
+Worked numbers: of two runs beside the baseline's library, each known to 0.9 %, and three layers, the interval is 2.4 % to either side, of
+the three layers together 1.2 %. Without that library: three runs before and ten after of a plan whose quick rounds are known to 0.3 %:
+3 sqrt(1.0^2 + 0.5^2 / 3 + 0.5^2 / 10) is 3.2 %; a plan that takes 5 % more time has the interval 1.017 to 1.084 and is slower, one that
+takes 2 % more is not told from an equal one.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.measure.store import Store
+from pysim.peers import earlier
 from pysim.record.measurement import Measurement
 
 Array = NDArray[np.float64]
@@ -34,8 +44,9 @@ BETWEEN_RUNS = 0.004  # relative; of equal runs of one plan in one series, on a 
 BETWEEN_SERIES = 0.01  # likewise of two series: other pages of memory, other neighbours in the shared cache
 QUICK = 0.05  # the quantile of a run's rounds
 LOAD = 0.15  # relative; a product that keeps B in L3 beside 12 processes and beside 4, on a Zen 3 with two CPUs
-LEAST_CHANGE = 0.03
+LEAST_CHANGE, CLEAR_CHANGE = 0.03, 0.05
 DEVIATIONS = 3
+FALSE = 0.001  # the share of comparisons with a baseline's library in which an interval may wrongly exclude no change
 FEWEST = 4  # rounds of which a quantile says something
 CLOCK = "clock"  # stands for a peer where there is none
 
@@ -78,7 +89,8 @@ class Change(NamedTuple):
     @property
     def doubtful(self) -> bool:
         """Whether another run should confirm or refute that the plan is slower."""
-        return self.value > 1 + LEAST_CHANGE / 2
+        perhaps, unsure = self.value > 1 + LEAST_CHANGE / 2, self.low < 1 + LEAST_CHANGE / 2
+        return unsure and (perhaps or self.high > 1 + CLEAR_CHANGE) if self.against == earlier.NAME else perhaps
 
     @property
     def verdict(self) -> Verdict:
@@ -117,8 +129,10 @@ def baseline(store: Store, name: str) -> list[Series]:
     return series_of(runs_of(one for run in store.marked(name) for one in store.find(run=run)))
 
 
-def change_of(before: Series, after: Series) -> Change | None:
-    """The change between two series of one setting; None if nothing tells the computer's change from the plan's."""
+def change_of(before: Series, after: Series, layers: int = 1) -> Change | None:
+    """The change between two series of one setting, one of so many; None if nothing tells the computer's change from the plan's."""
+    if beside := _beside_the_baseline(before, after, layers):
+        return beside
     names = _common(*before, *after)
     if min(len(before), len(after)) > 1 or not any(_level(before, name) and _level(after, name) for name in names):
         names = [*names, CLOCK]
@@ -131,6 +145,24 @@ def change_of(before: Series, after: Series) -> Change | None:
             low, high = change - reach - LOAD * max(0.0, busier), change + reach + LOAD * max(0.0, -busier)
             found.append(Change(math.exp(change), math.exp(low), math.exp(high), name))
     return min(found, key=lambda one: abs(math.log(one.value)), default=None)
+
+
+def _beside_the_baseline(before: Series, after: Series, layers: int) -> Change | None:
+    """None unless every run after was timed in turns with the plan and the library of the runs before."""
+    ours = before[-1].ours
+    library, plan = (ours.environment.get(name, "") for name in ("library", "plan"))
+    version = earlier.version_of(library, ours.kernel, plan)
+    beside = [one.peers.get(earlier.NAME) for one in after]
+    if not library or any(one is None or one.environment.get("version") != version for one in beside):
+        return None
+    level = _level(after, earlier.NAME)
+    return _change(*level, layers) if level else None
+
+
+def _change(change: float, deviation: float, layers: int) -> Change:
+    """Beside a baseline's library, of its logarithm and standard deviation."""
+    reach = NormalDist().inv_cdf(1 - FALSE / layers) * deviation
+    return Change(math.exp(change), math.exp(change - reach), math.exp(change + reach), earlier.NAME)
 
 
 def _common(first: Run, *others: Run) -> list[str]:
@@ -186,8 +218,18 @@ def compared(before: Sequence[Series], after: Sequence[Series]) -> list[Compared
     found = []
     for series in after:
         old = by_setting.get(series[-1].setting)
-        found.append(Compared(series[-1], old[-1] if old else None, change_of(old, series) if old else None))
+        found.append(Compared(series[-1], old[-1] if old else None, change_of(old, series, len(before)) if old else None))
     return found
+
+
+def together(rows: Sequence[Compared], before: Sequence[Series]) -> Change | None:
+    """The geometric mean of the changes beside the baseline's library, of several layers; None for fewer."""
+    changes = [one.change for one in rows if one.change and one.change.against == earlier.NAME]
+    if len(changes) < 2:
+        return None
+    reach = math.hypot(*(math.log(one.high / one.value) for one in changes)) / len(changes)
+    middle = sum(math.log(one.value) for one in changes) / len(changes)
+    return _change(middle, reach / NormalDist().inv_cdf(1 - FALSE / len(before)), 1)
 
 
 def document_of(one: Compared) -> dict[str, Any]:

@@ -16,18 +16,19 @@ PeerChoice = Literal["none", "default", "all"] | Collection[str]
 
 class Peer(NamedTuple):
     """A library that `computes` these problems `on` a CPU or a GPU. `default`: timed unless others are requested; `analytic`: predicts
-    times and runs nothing."""
+    times and runs nothing; `made`: in place of the module."""
 
     module: str
     on: Literal["cpu", "gpu"]
     computes: tuple[type, ...] = (Conv, Gemm)
     default: bool = False
     analytic: bool = False
+    made: Any = None
 
     @property
     def library(self) -> Any:
         """The peer's module: a `pysim.peers.peer.Library`, or for an analytic peer one with `estimate`."""
-        return import_module(f"pysim.peers.{self.module}")
+        return self.made or import_module(f"pysim.peers.{self.module}")
 
 
 PEERS = {

@@ -41,6 +41,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 RESULT_DTYPES = NUMPY_DTYPES | {"bf16": np.dtype(np.float32), "s8": np.dtype(np.int32)}  # of the result and the bias
 _ALIGNMENT = 64
+Opened = tuple[Any, Any]  # cffi's (ffi, lib) of a native library
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
@@ -59,7 +60,7 @@ def library_path() -> Path:
 
 
 @once
-def library() -> tuple[Any, Any]:
+def library() -> Opened:
     """(ffi, lib): the declarations of `pysim.h` and the opened library."""
     ffi = ffi_beside(library_path())
     try:
@@ -168,48 +169,51 @@ def available_kernels(executor: Executor = LOCAL) -> frozenset[str]:
     return frozenset(names)
 
 
-def _dtype_code(dtype: str) -> int:
+def _dtype_code(dtype: str, lib: Any) -> int:
     if dtype not in NUMPY_DTYPES:
         raise OperandError(f"the CPU kernels compute {', '.join(NUMPY_DTYPES)}, not {dtype}")
-    _, lib = library()
     return int(getattr(lib, f"PYSIM_{dtype.upper()}"))
 
 
 def conv_struct(w: Conv) -> Any:
     """The `pysim_conv` of a workload."""
-    return library()[0].new("pysim_conv *", _conv_fields(w))
+    ffi, lib = library()
+    return ffi.new("pysim_conv *", _conv_fields(w, lib))
 
 
-def _conv_fields(w: Conv) -> dict[str, int]:
-    return w.sizes | {"dtype": _dtype_code(w.dtype)}
+def _conv_fields(w: Conv, lib: Any) -> dict[str, int]:
+    return w.sizes | {"dtype": _dtype_code(w.dtype, lib)}
 
 
-def _gemm_fields(w: Gemm) -> dict[str, int]:
+def _gemm_fields(w: Gemm, lib: Any) -> dict[str, int]:
     """The fields of a product of dense row-major operands."""
     leading = {"lda": w.m if w.trans_a else w.k, "ldb": w.k if w.trans_b else w.n, "ldc": w.n}
-    return {"m": w.m, "n": w.n, "k": w.k, "trans_a": w.trans_a, "trans_b": w.trans_b, "dtype": _dtype_code(w.dtype), **leading}
+    return {"m": w.m, "n": w.n, "k": w.k, "trans_a": w.trans_a, "trans_b": w.trans_b, "dtype": _dtype_code(w.dtype, lib), **leading}
 
 
-def problem_struct(w: Workload, layout: Layout = "nchw") -> Any:
-    """The `pysim_problem` of a workload with dense operands; `layout` applies to convolutions."""
-    ffi, lib = library()
+def problem_struct(w: Workload, layout: Layout = "nchw", of: Opened | None = None) -> Any:
+    """The `pysim_problem` of a workload with dense operands; `layout` applies to convolutions; `of`: another library than this one."""
+    ffi, lib = of or library()
     blocks = dict(zip(("input_block", "output_block"), blocks_of(layout), strict=True))
-    fields = {"conv": _conv_fields(w) | blocks} if isinstance(w, Conv) else {"gemm": _gemm_fields(w)}
+    fields = {"conv": _conv_fields(w, lib) | blocks} if isinstance(w, Conv) else {"gemm": _gemm_fields(w, lib)}
     return ffi.new("pysim_problem *", {"kind": getattr(lib, f"PYSIM_{kind_of(w)}"), **fields})
 
 
 def schedule_struct(s: Schedule, w: Workload) -> Any:
     """The `pysim_schedule` of a schedule for a workload."""
-    ffi, _ = library()
     kernel = cpu_kernel(s.kernel)
     if kernel is None:
         raise PlanError(f"the registry has no kernel {s.kernel!r}; `pysim kernels` lists them")
     algorithm = next((one.index for one in algorithms() if one.problem == kind_of(w) and s.algorithm in (None, one.name)), None)
     if algorithm is None:
         raise PlanError(f"the native library has no algorithm {s.algorithm!r} that computes {w.text}")
+    return library()[0].new("pysim_schedule *", schedule_fields(s, algorithm, kernel.index))
+
+
+def schedule_fields(s: Schedule, algorithm: int, kernel: int) -> dict[str, int]:
+    """The fields of a `pysim_schedule` of these rows of a library's tables."""
     fields = {"windows": s.windows, "filters": s.filters, "channels": s.channels, "k2": s.k2, "k3": s.k3, "outputs": s.outputs or 0}
-    codes = {"algorithm": algorithm, "kernel": kernel.index, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
-    return ffi.new("pysim_schedule *", fields | codes)
+    return fields | {"algorithm": algorithm, "kernel": kernel, "stationary": STATIONARY.index(s.stationary), "pack": PACK.index(s.pack)}
 
 
 def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
@@ -418,7 +422,7 @@ def probe_clock() -> float:
 
 def probe_fma(target: str, dtype: str) -> float:
     """Multiply-add instructions per second on one registry target."""
-    return _probed("fma", target.encode(), _dtype_code(dtype))
+    return _probed("fma", target.encode(), _dtype_code(dtype, library()[1]))
 
 
 def probe_read(nbytes: int, seconds: float) -> float:

@@ -2,14 +2,22 @@
 """Runs of other days: a plan that became slower is told from a computer that did."""
 
 import json
+import os
+from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
 from command_line import SMALL, cache, document, invoke, native, ok, own_files, refused  # noqa: F401
 
-from pysim.comparison.history import baseline, change_of, compared, runs_of
+from pysim import planner
+from pysim.calibration import host
+from pysim.comparison.bench import bench_of
+from pysim.comparison.history import baseline, change_of, compared, runs_of, together
+from pysim.comparison.peer_timings import checked
+from pysim.errors import MissingError
 from pysim.measure.store import Store
+from pysim.peers import earlier
 from pysim.record.measurement import Measurement
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -49,6 +57,70 @@ def test_a_regression_of_five_percent_is_found_and_none_where_there_is_none():
     assert [change_of(before, series(seed, 10, slower=1.05, load=0.5)).verdict for seed in range(10)] == ["slower"] * 10
     assert [change_of(before, series(seed, 2, load=0.5)).verdict for seed in range(20)] == ["same"] * 20
     assert [change_of(before, series(seed, 10, slower=1 / 1.06, load=0.5)).verdict for seed in range(10)] == ["faster"] * 10
+
+
+def beside(seed, slower=1.0, noise=0.03, rounds=60, library="one", problem=SMALL):
+    """A run timed in turns with the baseline's library: what disturbs it takes up to four times as long, in either of both."""
+    rng = np.random.default_rng(seed)
+
+    def seconds():
+        disturbed = np.where(rng.random(rounds) < 0.5, rng.exponential(1.0, rounds), 0.0)
+        return 1e-3 * (1 + noise * np.abs(rng.standard_normal(rounds)) + disturbed)
+
+    same = {"problem": problem, "machine": "zen4", "state": "hot", "time": "2026-11-29", "run": f"{problem} {seed}"}
+    kept = {"threads": "1", "library": "one", "plan": "sconv"}
+    ours = Measurement(kernel="k", schedule="{}", samples=tuple(slower * seconds()), environment=kept, **same)
+    version = {"version": earlier.version_of(library, "k", "sconv")}
+    theirs = Measurement(kernel=earlier.NAME, schedule="", samples=tuple(seconds()), environment=version, **same)
+    return runs_of([ours, theirs])[0]
+
+
+def test_beside_the_library_of_the_baseline_its_computer_does_not_matter():
+    before = tuple(run(seed, load=0.5)[0] for seed in range(3))
+    before = tuple(one._replace(ours=beside(0).ours) for one in before)
+    slower = [change_of(before, tuple(beside(10 * seed + turn, 1.05) for turn in range(6)), 3) for seed in range(10)]
+    assert {one.verdict for one in slower} == {"slower"} and {one.against for one in slower} == {earlier.NAME}
+    assert not any(one.doubtful for one in slower)  # so that no more runs are made
+    equal = [change_of(before, tuple(beside(1000 + 10 * seed + turn) for turn in range(6)), 3) for seed in range(20)]
+    assert {one.verdict for one in equal} == {"same"} and not any(one.doubtful for one in equal)
+    other = change_of(before, (beside(1, library="two"),))
+    assert other is None or other.against != earlier.NAME
+
+
+def test_layers_that_each_say_little_say_more_together():
+    problems = [f"gemm:{n}x8x8" for n in range(8, 24)]
+    before = [(beside(at, problem=problem),) for at, problem in enumerate(problems)]
+    for slower, verdict in ((1.045, "slower"), (1.0, "same")):
+        rows = compared(before, [(beside(100 + at, slower, noise=0.1, problem=problem),) for at, problem in enumerate(problems)])
+        alone, every = [one.change for one in rows], together(rows, before)
+        assert any(one.verdict == "same" for one in alone) and every.verdict == verdict
+        assert max(one.high / one.low for one in alone) > 1.03 > every.high / every.low
+
+
+def test_a_kept_library_that_is_damaged_or_gone_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "other.so").write_bytes(b"no library")
+    monkeypatch.setattr("pysim.runtime.cpu.library_path", lambda: tmp_path / "other.so")
+    name = earlier.keep(tmp_path / "kept")
+    path = tmp_path / "kept" / f"{name}.so"
+    monkeypatch.undo()
+    with pytest.raises(MissingError, match="cannot be opened"):
+        earlier.Library.of(path.parent, name)
+    path.write_bytes(b"something else")
+    with pytest.raises(MissingError, match="damaged"):
+        earlier.Library.of(path.parent, name)
+    path.unlink()
+    with pytest.raises(MissingError, match="cannot be opened"):
+        earlier.Library.of(path.parent, name)
+
+
+def test_the_oldest_kept_libraries_make_room(tmp_path, monkeypatch):
+    for at in range(earlier.MOST_KEPT + 2):
+        (tmp_path / "lib.so").write_bytes(bytes([at]))
+        monkeypatch.setattr("pysim.runtime.cpu.library_path", lambda: tmp_path / "lib.so")
+        name = earlier.keep(tmp_path / "kept")
+        assert earlier.keep(tmp_path / "kept") == name
+        os.utime(tmp_path / "kept" / f"{name}.so", (at, at))
+    assert len([*(tmp_path / "kept").iterdir()]) == 2 * earlier.MOST_KEPT and (tmp_path / "kept" / f"{name}.so").exists()
 
 
 def test_others_that_used_more_of_the_cpus_widen_the_interval_towards_no_change():
@@ -137,9 +209,30 @@ def test_a_comparison_is_saved_resumed_and_compared_with(monkeypatch):
     with Store() as store:
         assert [count for _, count, _ in store.marks()] == [4]  # two runs of each
         assert [len(series) for series in baseline(store, "monday")] == [2, 2]
-    monkeypatch.setattr("pysim.comparison.history.change_of", lambda before, after: change_of(run(1), run(2, slower=1.3)))
+    told = json.loads(invoke("compare", *both, "--baseline", "monday", *quick).stdout)
+    assert all(found["ratios"][earlier.NAME]["value"] > 0 for found in told["comparisons"])  # beside the library that was kept
+    monkeypatch.setattr("pysim.comparison.history.change_of", lambda before, after, layers: change_of(run(1), run(2, slower=1.3)))
     told = invoke("compare", *one, "--baseline", "monday", "--seconds", "0")
     assert told.exit_code == 1 and 'since "monday": 1 plan slower of 1' in told.output
+
+
+@native
+def test_the_plan_of_a_baseline_computes_the_same_on_its_library_whatever_the_problem(tmp_path):
+    machine, name = host.machine("host"), earlier.keep(tmp_path)
+    for text in ("conv:mb1ic8ih10oc8kh3ph1", "conv:mb1ic16ih9oc24kh1", "conv:mb1g8ic8ih9oc8kh3ph1", "gemm:24x16x32:nt", "gemm:5x7x9:f64"):
+        plan = planner.plan(text, machine)
+        peer = earlier.Earlier({plan.problem: (plan, name)}, tmp_path)
+        bench = bench_of(plan, machine, 1, 0)
+        verdict, _ = checked(bench, partial(peer.make, plan.workload))
+        assert verdict.passed, verdict.reason
+        operands = bench.operands(exact=False)
+        ours, theirs = bench.result(bench.make(plan, operands), operands).copy(), bench.result(peer.make(plan.workload, operands), operands)
+        assert ours.tobytes() == theirs.tobytes()
+    with pytest.raises(MissingError, match="has no plan"):
+        peer.make(planner.plan("gemm:8x8x8", machine).workload, operands)
+    library = earlier.Library.of(tmp_path, name)
+    with pytest.raises(MissingError, match="has no"):
+        library._replace(tables=[one for one in library.tables if one != plan.kernel]).row(plan.kernel)
 
 
 def test_a_change_that_a_peer_does_not_show_is_none():
