@@ -27,7 +27,8 @@ latency of the level that supplies it, at least L2's. axpy overlaps that with co
 of axpy that L1 has lost are also written back. With prefetches into L1, a line from memory waits prefetch_line_cycles for one of L1's few
 miss buffers, and dot loads right before its multiply-adds, so only OVERLAPPED of its compute overlaps. With prefetches into L2, all compute
 overlaps; but tiles of less than MIN_FEW_NEAR rows or columns do not prefetch from L2 into L1, and there the rows of a block beyond
-prefetch_streams wait L2's latency, shared by the loads of a tile, and nothing hides that wait.
+prefetch_streams wait L2's latency, shared by the loads of a tile, and nothing hides that wait. All rows of a block wait so if they are
+more than the sets of L1 that they share have ways (`_near_waits`).
 Measured on a Zen 5, cycles for 16 accumulators of 16 lanes, whose multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to
 14 with 8.
 
@@ -240,13 +241,28 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
             1.0, of["kernel"] / np.maximum(1.0, transfer_cycles(machine, moved).sum(axis=0))
         )
         waits += beside * transfer_cycles(machine, np.stack((np.zeros(waits.shape), moved[:, 2 * _ACCUMULATORS]), 1))
-    if not shape.dot and shape.few < MIN_FEW_NEAR:  # L1's prefetchers follow some rows of a block, and nothing else prefetches from L2
-        unfollowed = np.maximum(0.0, 1.0 - machine.core.prefetch_streams.value / rows.channels)
-        waits[0] += ~into_l1 * unfollowed * matrix / line * waiting[0] / MAX_TILE_VECTORS
+    exposed: Array | float = 0.0
+    if not shape.dot:
+        late, exposed = _near_waits(shape, rows, machine, _shares(machine, shape, size, state)[-1]) * matrix / line
+        waits[0] += late + exposed
     if held := machine.core.prefetch_line_cycles:
         waits += into_l1 * held.value * matrix / line * _shares(machine, shape, size, state)[-1]
     covers = np.where(into_l1 & shape.dot, OVERLAPPED, 1.0)
-    return Pass(machine, {**of, "call": call}, nest.names, moved, covers, waits + write_allocate_cycles(machine, moved[:, -2:]))
+    return Pass(machine, {**of, "call": call}, nest.names, moved, covers, waits + write_allocate_cycles(machine, moved[:, -2:]), exposed)
+
+
+def _near_waits(shape: Shape, rows: Rows, machine: Machine, from_memory: float) -> Array:
+    """Cycles that axpy waits for a line of the matrix because L1 has not, and no longer, what was prefetched into L2: two rows. L1's
+    prefetchers follow some rows of a block, and of few results nothing else prefetches there. Rows whose pitch has a large divisor in
+    common with an L1 way lie in few of its sets: if a block has more rows than those sets have ways, each line is lost before its use,
+    what brought it was in vain, and each but the first vector of a tile waits for it again. Computing hides none of that. A core that
+    waits for memory meanwhile loses nothing by it."""
+    inner, made, near = machine.levels[0], passes(shape.few, rows.kernels[0]), rows.k3 == L2
+    apart = gcd(shape.results * SIZES[rows.kernels[0].dtype], inner.way_bytes)
+    (lost,) = miss_share([inner], rows.channels * float(apart)) * (1 - from_memory)
+    followed = np.minimum(1.0, machine.core.prefetch_streams.value / rows.channels) if shape.few < MIN_FEW_NEAR else 1.0
+    waits = np.stack((near * (1 - followed), lost * (near * followed + 1 - 1 / made[0][0]) * len(made)))
+    return waits * latencies(machine)[0] / MAX_TILE_VECTORS
 
 
 def _run_starts(shape: Shape, rows: Rows) -> Array:

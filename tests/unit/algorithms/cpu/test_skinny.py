@@ -260,6 +260,20 @@ def test_where_l1_has_few_miss_buffers_a_matrix_from_memory_is_prefetched_into_l
     assert one.channels <= 16  # 48 rows in a block: 2.6 ms instead of 2.1
 
 
+def test_rows_that_share_sets_of_l1_wait_for_l2_again() -> None:
+    """Rows 4 KiB apart: 6.9 cycles a line instead of 4.7 with two results, 8.9 instead of 5.6 with four, 18 instead of 10.6 with eight;
+    with no more rows in a block than L1 has ways 5.8 with two results (Zen 3)."""
+
+    def cycles(few: int, n: int, rows: int) -> float:
+        name = f"skinny,kernel=f32_axpy_64x4__avx2,stationary=input_stationary,pack=none,windows=64,filters=4,channels={rows},k2=8,k3=2"
+        return planner.plan(f"gemm:{few}x{n}x1024", load_any("zen3"), name=name).cost.cycles / (n * 1024 / 16)
+
+    for few, more in ((2, 2.2), (4, 3.3), (8, 7.4)):
+        assert cycles(few, 1024, 16) - cycles(few, 1000, 16) == pytest.approx(more, rel=0.35)
+        assert cycles(few, 1024, 8) - cycles(few, 1000, 8) < more
+    assert planner.plan("gemm:2x1024x1024", load_any("zen3"), algorithm="skinny").schedule.channels <= 8
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_both_prefetch_levels_give_the_same_bits(layout: str) -> None:
     problem = parse(f"gemm:5x1003x391:{layout}")
