@@ -100,11 +100,11 @@ def losses() -> str:
     for precision, batch in _groups(every):
         of = [one for one in every if (one.precision, one.batch) == (precision, batch)]
         lost = sorted((one for one in of if one.ratio < LEAST), key=lambda one: one.ratio)
-        worst = f", slowest {lost[0].network} at {lost[0].ratio:.2f}x" if lost else ""
-        told.append(f"{TYPES[precision]} at batch {batch}: {len(lost)} of {len(of)}{worst}")
+        worst = f" (the slowest is {lost[0].network}, at {lost[0].ratio:.2f} times PyTorch's speed)" if lost else ""
+        told.append(f"{len(lost)} of {len(of)} in {TYPES[precision]} at batch {batch}{worst}")
     device = header["device"].removeprefix("NVIDIA ")
     if any(one.row["run"] == "before" for one in every):
         told[-1] += ". Some of these were measured before the choice was mended by what they showed"
     more = round(100 * (1 / LEAST - 1))
-    what = f"takes over {more} % more time than PyTorch's best, its compiler included, in some networks"
-    return f"- On an {device} pysim's default {what}. {'; '.join(told)}.\n"
+    what = f"networks that take over {more} % longer under pysim's default than under PyTorch's best mode, its compiler included"
+    return f"- On an {device}, {what}: {'; '.join(told)}.\n"

@@ -236,7 +236,9 @@ def _libraries() -> Iterator[Check]:
                 yield Check(name, "missing", f"{ready.version} gives wrong results for {tiny.text}", PEER_FIXES.get(name, ""))
     yield from _openmp()
     yield _package("onnx", "reads model.onnx", "pip install onnx")
+    yield _package("torch", "runs PyTorch models", "pip install torch")
     yield _package("matplotlib", "draws plots", "pip install matplotlib")
+    yield _package("vl-convert-python", "draws the pages of pysim report", "pip install vl-convert-python")
 
 
 def _openmp() -> Iterator[Check]:
@@ -312,11 +314,16 @@ def _answer(command: list[str]) -> str:
 def _cuda_library() -> Check:
     from pysim.runtime import cuda
 
+    again = "where nvcc and an NVIDIA GPU are, install this package again: pip install ."
+    try:
+        path = str(cuda.library_path())
+    except MissingError:
+        return Check("CUDA library", "missing", "no CUDA kernel is in this build", again)
     try:
         cuda.library()
-        return Check("CUDA library", "ok", str(cuda.library_path()))
     except MissingError as error:
-        return Check("CUDA library", "missing", str(error), "install nvcc, then this package again: pip install .")
+        return Check("CUDA library", "missing", str(error), again)
+    return Check("CUDA library", "ok", path)
 
 
 def _gpu() -> Check:

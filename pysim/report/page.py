@@ -18,6 +18,7 @@ from pysim.explain.advice import advice, verdict, would_help
 from pysim.explain.energy import joules_text
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
+from pysim.measure.cpu_load import LOADED
 from pysim.measure.store import now
 from pysim.record.description import bytes_text, seconds_text
 from pysim.report.charts import charts_of
@@ -91,6 +92,9 @@ def summary_of(found: Found) -> Iterator[str]:
         if timed := [row for row in here if row.measured_seconds]:
             measured = sum(row.count * (row.measured_seconds or 0) for row in timed)
             told += f", {seconds_text(measured)} measured" + (f" for {len(timed)} of {len(here)} rows" if len(timed) < len(here) else "")
+            if busy := [row.taken for row in timed if row.taken > LOADED]:
+                share = f"for up to {max(busy):.0%} of the time on {len(busy)} of {len(timed)} rows"
+                told += f", too long where other processes had a CPU: {share}"
         if plans := found.plans.get(machine):
             told += f". Predicted: {verdict(plans)}; {would_help(advice(plans))}"
         yield f"{told}."
@@ -178,7 +182,8 @@ def _networks(networks: Sequence[dict[str, Any]]) -> str:
     for one in networks:
         layers = "".join(
             f"<tr><td class='left'>{escape(str(layer.get('op', '')))}</td><td class='left'>{escape(str(layer.get('node', '')))}</td>"
-            f"<td>{seconds_text(layer.get('predicted_seconds') or 0)}</td><td class='left'>{escape(str(layer.get('plan', '')))}</td></tr>"
+            f"<td>{seconds_text(layer.get('predicted_seconds') or 0)}</td>"
+            f"<td class='left'>{escape(str(layer.get('plan') or '-'))}</td></tr>"
             for layer in one.get("layers", ())
         )
         head = (

@@ -37,7 +37,8 @@ SUFFIXES = (".json", ".jsonl")
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One layer on one machine. Seconds are of one call; `count`: occurrences; `peak_share`: predicted, of the unit's peak; `intensity`:
     FLOP per byte of the operands and the result; `terms`: seconds of each part of the predicted time; `traffic`: bytes of each operand by
-    the level that supplies them; `repeat`: the command that makes the row again."""
+    the level that supplies them; `taken`: the share of the measurement in which other processes had a CPU; `repeat`: the command that makes
+    the row again."""
 
     problem: str
     machine: str
@@ -51,6 +52,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     plan: str = ""
     predicted_seconds: float | None = None
     measured_seconds: float | None = None
+    taken: float = 0.0
     flops: float = 0.0
     intensity: float = 0.0
     peak_share: float = 0.0
@@ -162,6 +164,7 @@ def _read(path: Path, found: Found, tell: Callable[[str], object]) -> None:
 
 def _measured(one: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "measured_seconds", one.get("measured_seconds")
+    yield "taken", one.get("taken") or 0.0
     yield "peers", one.get("peers", {})
     if one.get("predicted_seconds"):  # at the clock of the measurement
         yield "predicted_seconds", one["predicted_seconds"]

@@ -95,3 +95,12 @@ def test_every_command_of_the_pages_runs_as_it_is_written(folder: Path) -> None:
             failed.append(f"{page.name}: {command}: {result.output}")
     assert not failed
     assert ran > 60
+
+
+def test_make_runs_in_the_folder_that_the_page_exported_before() -> None:
+    made = re.compile(r"^ {4}(?:pysim export .* -o (\S+)|make -C (\S+)) ", re.MULTILINE)
+    for page in PAGES:
+        exported = ""
+        for one in made.finditer(re.sub(r"(?m)$", " ", page.read_text())):
+            exported = one[1] or exported
+            assert one[2] in (None, exported), f"{page.name}: {one[0]}"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of `pysim report` in a browser: it opens without an error, sorts, filters, shows plans, and can be used without a mouse."""
 
+import json
 import shutil
 
 import pytest
@@ -96,6 +97,17 @@ def test_no_serious_barrier_is_found(opened):
 def test_it_fits_a_phone(opened):
     opened.set_viewport_size({"width": 400, "height": 800})
     assert opened.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_a_measured_network_of_a_long_name_fits_a_phone(browser, tmp_path):
+    layers = [{"op": "MaxPool", "node": "n1", "predicted_seconds": 1e-4, "plan": None}]
+    model = {"model": "/".join(20 * ["folder"]) + "/model.onnx", "measured_seconds": 0.1, "layers": layers}
+    (tmp_path / "today.json").write_text(json.dumps({"schema": 1, "models": [model]}))
+    ok("report", str(tmp_path / "today.json"), "-o", str(tmp_path / "today.html"), "--title", 60 * "long")
+    assert ">None<" not in (tmp_path / "today.html").read_text()
+    tab = browser.new_page(viewport={"width": 400, "height": 800})
+    tab.goto((tmp_path / "today.html").as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 def test_paper_has_all_columns_and_dark_text(opened):

@@ -51,7 +51,9 @@ def test_a_document_of_measurements_is_a_report(tmp_path):
     (row,) = document("report", str(file))["rows"]
     assert (row["measured_seconds"], row["max_error"], row["peers"]) == (1e-4, 2e-7, {"onednn": 2e-4})
     assert row["explanation"] == explain(planner.plan(SMALL, "zen4"))
-    assert "2.00x" in ok("report", str(file))
+    assert "2.00x" in ok("report", str(file)) and "other processes" not in ok("report", str(file))
+    file.write_bytes(msgspec.json.encode({"schema": 1, "comparisons": [msgspec.structs.replace(ours, taken=0.4)]}))
+    assert "too long where other processes had a CPU: for up to 40% of the time on 1 of 1 rows" in ok("report", str(file))
 
 
 def test_a_machine_that_is_not_known_here_is_reported_as_it_is(tmp_path):
