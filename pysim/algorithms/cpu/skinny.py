@@ -27,8 +27,8 @@ latency of the level that supplies it, at least L2's. axpy overlaps that with co
 of axpy that L1 has lost are also written back. With prefetches into L1, a line from memory waits prefetch_line_cycles for one of L1's few
 miss buffers, and dot loads right before its multiply-adds, so only OVERLAPPED of its compute overlaps. With prefetches into L2, all compute
 overlaps; but tiles of less than MIN_FEW_NEAR rows or columns do not prefetch from L2 into L1, and there the rows of a block beyond
-prefetch_streams wait L2's latency, shared by the loads of a tile, and nothing hides that wait. All rows of a block wait so if they are
-more than the sets of L1 that they share have ways (`_near_waits`).
+prefetch_streams wait L2's latency, shared by the loads of a tile, and nothing hides that wait. All rows of a block wait if they are more
+than the sets of L1 that they share have ways (`_near_waits`).
 Measured on a Zen 5, cycles for 16 accumulators of 16 lanes, whose multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to
 14 with 8.
 
@@ -81,6 +81,7 @@ COPY_BYTES = 16  # a vector of plain C
 # ones on Zen 5
 TILE_CALL = 0.1
 FEW_RUN = 16  # consecutive elements of k in the copy that `dot` reads (PYSIM_VECTOR_STEP)
+CROWDED = 0.55  # of the wait for such a line in tiles of 6 rows of A; 1 to 8 rows: 0.4 to 0.8 (Zen 3, 600 plans)
 _MATRIX, _ACCUMULATORS = 2, 4  # places among the operands of `described`
 _MATRIX_NAMES = ("filters", "input")  # of the large operand: A, or B of few rows of A
 WIDE_BYTES = 64  # a vector of AVX-512, which has 32 registers
@@ -255,14 +256,15 @@ def _near_waits(shape: Shape, rows: Rows, machine: Machine, from_memory: float) 
     """Cycles that axpy waits for a line of the matrix because L1 has not, and no longer, what was prefetched into L2: two rows. L1's
     prefetchers follow some rows of a block, and of few results nothing else prefetches there. Rows whose pitch has a large divisor in
     common with an L1 way lie in few of its sets: if a block has more rows than those sets have ways, each line is lost before its use,
-    what brought it was in vain, and each but the first vector of a tile waits for it again. Computing hides none of that. A core that
-    waits for memory meanwhile loses nothing by it."""
-    inner, made, near = machine.levels[0], passes(shape.few, rows.kernels[0]), rows.k3 == L2
+    what brought it was in vain, and each but the first vector of a tile waits for it again, on cores that wait for such lines at all
+    (CROWDED crowded_line_cycles). Computing hides none of that. A core that waits for memory meanwhile loses nothing by it."""
+    core, inner, made, near = machine.core, machine.levels[0], passes(shape.few, rows.kernels[0]), rows.k3 == L2
     apart = gcd(shape.results * SIZES[rows.kernels[0].dtype], inner.way_bytes)
     (lost,) = miss_share([inner], rows.channels * float(apart)) * (1 - from_memory)
-    followed = np.minimum(1.0, machine.core.prefetch_streams.value / rows.channels) if shape.few < MIN_FEW_NEAR else 1.0
-    waits = np.stack((near * (1 - followed), lost * (near * followed + 1 - 1 / made[0][0]) * len(made)))
-    return waits * latencies(machine)[0] / MAX_TILE_VECTORS
+    followed = np.minimum(1.0, core.prefetch_streams.value / rows.channels) if shape.few < MIN_FEW_NEAR else 1.0
+    crowded = CROWDED * core.crowded_line_cycles.value if core.crowded_line_cycles else 0.0
+    late = near * (1 - followed) * latencies(machine)[0] / MAX_TILE_VECTORS
+    return np.stack((late, lost * (near * followed + 1 - 1 / made[0][0]) * len(made) * crowded))
 
 
 def _run_starts(shape: Shape, rows: Rows) -> Array:
