@@ -39,7 +39,7 @@ typedef struct {
     pysim_bounds bounds;
     int swapped;           /* form groups, s8: filters are the unsigned operand, not windows */
     int both_signed;       /* form tiles, s8: neither is */
-    pysim_rescale rescale; /* form groups, s8: of the results; scales are those of this tile */
+    pysim_rescale rescale; /* of s8: of the results; scales are those of this tile */
     int64_t filter_pitch; /* form tiles of unsplit operands: 16 or 32 filters are rows of whole blocks of k in place, these bytes apart; 0: a panel */
     /* Form tiles, whose unit leaves the core's other units idle: */
     struct pysim_waiting *waiting; /* of split operands, the tile before, which is stored beside the products of this one, which waits then; or NULL. A call
@@ -69,7 +69,8 @@ typedef struct pysim_waiting {
  *
  * Form groups: both panels hold groups of neighbouring k, 4 bytes of them, k/group rows of [width][group]; k is a multiple of the group,
  * padded by zeros in one panel, and rows of windows may be read as whole vectors. Of s8, one operand is unsigned and `swapped` says which. Form
- * pairs: the same with two elements of k, each widened to 16 bits.
+ * pairs: the same with two elements of k, each widened to 16 bits. Form bounded: as groups, windows unsigned; panels of filters are twice as
+ * long, and `bound` bounds the weights of a packed one and fills its second half.
  *
  * Form tiles: panels of blocks of `group` k, of panel_bytes an element; the two panels differ (native/x86/amx/split.h). Windows are 4 bytes apart.
  * Both panels are padded by zeros to whole blocks. */
@@ -87,7 +88,7 @@ typedef void (*pysim_strided_kernel)(int64_t k, const void *filters, int64_t fil
  *
  * and zero where the column index leaves [0, width). row == NULL packs zeros. Nothing outside row[c][0..width) is read.
  *
- * Packers of forms groups, pairs and tiles write whole groups. Those of forms groups and pairs write k = c*taps + s as dst[(k/group)*group*pitch + j*group + k%group], with zeros up to the end of the last
+ * Packers of forms groups, pairs, bounded and tiles write whole groups. Those of forms groups, pairs and bounded write k = c*taps + s as dst[(k/group)*group*pitch + j*group + k%group], with zeros up to the end of the last
  * group, and obey `fill` and `flip`; to others these are applied by pysim_fill_segment. */
 typedef struct {
     const void *row;
@@ -202,9 +203,11 @@ typedef struct {
     float (*weight)(const void *block, int64_t filter, int64_t k); /* of a block of filters that are not in panels as they are; else NULL */
     void (*enter)(void);        /* form tiles: called by a thread before its first tile and after its last, */
     void (*leave)(void);        /* or NULL */
-    int32_t rescales;           /* its store rescales sums of bytes: forms groups and pairs */
-    int32_t group;              /* elements of k beside each other in panels; 1 but for forms groups, pairs and tiles */
+    int32_t rescales;           /* its store rescales sums of bytes: forms groups, pairs, bounded and tiles */
+    int32_t group;              /* elements of k beside each other in panels; 1 but for forms groups, pairs, bounded and tiles */
     int32_t panel_bytes;        /* of an element in panels, where it is not the operands': form pairs, form tiles in FP32; else 0 */
+    int32_t filter_bytes;       /* of an element in panels of filters, where these are longer: form bounded; else 0 */
+    void (*bound)(int64_t k, void *panel); /* form bounded: called for each packed panel of filters of k iterations; else NULL */
     pysim_direct_kernel direct; /* rows of depthwise.inc */
     pysim_skinny_kernel skinny; /* rows of skinny.inc */
     pysim_phases_kernel phases; /* rows of polyphase.inc: this and `pack` */

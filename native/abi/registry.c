@@ -108,6 +108,8 @@ static int cpu_runs_mma(void) { return 0; }
     extern __attribute__((weak)) float weight_##dtype##__##target(const void *, int64_t, int64_t);                                       \
     PYSIM_PACKER(target, dtype)                                                                                                          \
     PYSIM_PACKER(target, dtype##_filters)
+extern __attribute__((weak)) void bound_filters__avx2(int64_t, void *);
+PYSIM_PACKER(avx2_bounded, s8)
 TILES_OF(amx, f32, 32, 32)
 TILES_OF(amx, bf16, 32, 32)
 TILES_OF(amx, s8, 32, 32)
@@ -153,7 +155,7 @@ typedef struct {
 #define GROUP_s8 4
 #define GROUP_bf16 2
 #define PACK(target, dtype) {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}
-#define ALIKE(target, dtype) .pack_filters = PACK(target, dtype)
+#define ALIKE(target, dtype) .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype)
 #define PANELS_win(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_fil(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_outer(target, dtype) ALIKE(target, dtype), .group = 1
@@ -161,9 +163,15 @@ typedef struct {
 #define PANELS_fused(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_groups(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = GROUP_##dtype
 #define PANELS_pairs(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = 2, .panel_bytes = 2
+#define PANELS_bounded(target, dtype)                                                                                  \
+    ALIKE(target##_bounded, dtype), .rescales = 1, .group = GROUP_##dtype, .filter_bytes = 3, .bound = bound_filters__##target
 #define PANELS_tiles(target, dtype)                                                                                \
-    .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target, .leave = leave_tiles__##target, \
-    .weight = weight_##dtype##__##target, .group = TILE_DEPTH_##dtype, .panel_bytes = TILE_BYTES_##dtype
+    .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target, .leave = leave_tiles__##target, \
+    .weight = weight_##dtype##__##target, .rescales = TILE_RESCALES_##dtype, .group = TILE_DEPTH_##dtype,          \
+    .panel_bytes = TILE_BYTES_##dtype
+#define TILE_RESCALES_f32 0
+#define TILE_RESCALES_bf16 0
+#define TILE_RESCALES_s8 1
 #define TILE_DEPTH_f32 32
 #define TILE_DEPTH_bf16 32
 #define TILE_DEPTH_s8 64
@@ -174,7 +182,7 @@ typedef struct {
 static const entry table[] = {
 #define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                          \
     ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NEST, .run = NAME(target, dtype, form, windows, filters), \
-          .strided = STRIDED(target, dtype, form, windows, filters), .pack = PACK(target, dtype), PANELS_##form(target, dtype))
+          .strided = STRIDED(target, dtype, form, windows, filters), PANELS_##form(target, dtype))
 #include "kernels.inc"
 #undef PYSIM_ROW
 #define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                    \
@@ -205,7 +213,7 @@ static const pysim_row *functions_of(int32_t index) {
 #define EMULATED(of)                                                                                         \
     {                                                                                                        \
         .info.dtype = DTYPE_##of, .family = PYSIM_FAMILY_NEST, .run = NAME(amx_emulated, of, tiles, 32, 32), \
-        .pack = PACK(amx_emulated, of), PANELS_tiles(amx_emulated, of)                                       \
+        PANELS_tiles(amx_emulated, of)                                       \
     }
     static const pysim_row emulated[] = {EMULATED(f32), EMULATED(bf16), EMULATED(s8)};
     const pysim_row *row = &table[index].row;

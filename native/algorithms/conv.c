@@ -98,7 +98,7 @@ static pysim_status panels_bytes(const pysim_nest *n, int64_t groups, int64_t *b
     const int64_t sums = n->row.info.dtype == PYSIM_S8 ? n->filters * groups * n->sum_bytes : 0;
     int64_t elements;
     if (__builtin_mul_overflow(whole, pysim_nest_channels_depth(n, n->channels) * n->rows, &elements) ||
-        __builtin_mul_overflow(elements, groups * pysim_panel_bytes(n), bytes) || *bytes > INT64_MAX - sums - 2 * PYSIM_SUMS_ALIGN)
+        __builtin_mul_overflow(elements, groups * pysim_filter_bytes(n), bytes) || *bytes > INT64_MAX - sums - 2 * PYSIM_SUMS_ALIGN)
         return pysim_fail(PYSIM_OVERFLOW, "the packed filters exceed int64 bytes");
     if (sums) *sums_at = pysim_ceil_div(*bytes, PYSIM_SUMS_ALIGN) * PYSIM_SUMS_ALIGN, *bytes = *sums_at + sums;
     if (__builtin_add_overflow(*bytes, PYSIM_PACKED_MARK_BYTES, with_mark))
@@ -138,6 +138,7 @@ pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim
     pysim_nest *n = &job->nest;
     *n = pysim_conv_nest(c);
     pysim_status status = row(s, c->dtype, &n->row);
+    if (n->row.bound) n->live_rows = NULL; /* lists are of whole panels */
     if (status == PYSIM_OK) status = pysim_nest_schedule(n, s, is_pointwise(c));
     return status == PYSIM_OK ? pysim_conv_panels(job) : status;
 }
@@ -182,10 +183,11 @@ void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed)
             const int64_t nc = pysim_min(set, n->channels - c0);
             for (int64_t tile = 0; tile < n->filter_end; tile++) {
                 const int64_t f0 = tile * width, nf = pysim_min(width, n->filters - f0);
-                char *to = packed + (g * group_panel(n) + pysim_nest_filter_offset(n, c0, nc, tile)) * pysim_panel_bytes(n);
+                char *to = packed + (g * group_panel(n) + pysim_nest_filter_offset(n, c0, nc, tile)) * pysim_filter_bytes(n);
                 const char *from = filters + ((g * n->filters + f0) * ld + c0 * n->rows * n->taps) * n->bytes;
                 if (n->row.group > 1 && n->rows > 1) {
                     gather_filters(n, from, ld, nf, nc, to, pysim_conv_padded(c) ? &not_finite : NULL);
+                    if (n->row.bound) n->row.bound(n->rows * pysim_nest_depth(n, nc * n->taps), to);
                     continue;
                 }
                 /* from[f][c][r][s] to [r][c][s][f]; one call covers all elements that are contiguous on both sides */
@@ -195,6 +197,7 @@ void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed)
                         n->row.pack_filters.transposed(from + (ch * n->rows + r) * n->taps * n->bytes, ld, nf, run * n->taps, width,
                                                        to + (r * nc + ch) * n->taps * width * n->bytes,
                                                        pysim_conv_padded(c) ? &not_finite : NULL);
+                if (n->row.bound) n->row.bound(pysim_nest_depth(n, nc * n->taps), to);
             }
         }
     if (job->sums_at) sum_filters((const int8_t *)filters, c->filters, ld, (int32_t *)(void *)(packed + job->sums_at));
@@ -208,7 +211,7 @@ void pysim_conv_image(pysim_nest *n, int64_t image, const void *context) {
     const char *bias = x->epilogue->bias;
     const int64_t g = image % c->groups;
     n->input = x->first + image * n->channels * n->input_pitch * n->bytes;
-    n->filter_data = x->second + g * group_panel(n) * pysim_panel_bytes(n);
+    n->filter_data = x->second + g * group_panel(n) * pysim_filter_bytes(n);
     n->output = x->result + image * n->filters * n->output_pitch * n->out_bytes;
     n->bias_filters = bias ? bias + g * n->filters * n->sum_bytes : NULL;
     n->rescale.scales = x->epilogue->scales + g * n->filters * n->rescale.filter_step;

@@ -26,9 +26,9 @@ double pysim_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static int64_t panel_bytes(const pysim_nest *n, int64_t width) {
+static int64_t panel_bytes(const pysim_nest *n, int64_t width_bytes) {
     int64_t bytes;
-    if (__builtin_mul_overflow(n->rows * pysim_nest_depth(n, n->schedule.channels * n->taps), width * pysim_panel_bytes(n), &bytes))
+    if (__builtin_mul_overflow(n->rows * pysim_nest_depth(n, n->schedule.channels * n->taps), width_bytes, &bytes))
         return -1;
     return pysim_ceil_div(bytes, ALIGN) * ALIGN;
 }
@@ -46,15 +46,15 @@ static int64_t filter_panels(const pysim_nest *n) {
     return n->schedule.stationary == PYSIM_WEIGHT_STATIONARY ? n->schedule.k3 : n->schedule.k2;
 }
 
-/* Form tiles: threads pack the panels of a channel set together, each panel once, and multiply then. The unit is so fast that packing for
- * each thread by itself would take as long. */
+/* Form tiles: threads pack the panels of a channel set together, then multiply: packing all in each thread would take as long as that. */
 static int shares_panels(const pysim_nest *n, int32_t threads) {
     return threads > 1 && pysim_on_tiles(n) && n->pack_filters && n->schedule.pack == PYSIM_PACK_TILES;
 }
 
 /* Workspace bytes of one thread, or of all that share panels. */
 static pysim_status panels_workspace(const pysim_nest *n, int shared, int64_t *bytes) {
-    const int64_t window = panel_bytes(n, n->schedule.windows), filter = panel_bytes(n, n->schedule.filters);
+    const int64_t window = panel_bytes(n, n->schedule.windows * pysim_panel_bytes(n));
+    const int64_t filter = panel_bytes(n, n->schedule.filters * pysim_filter_bytes(n));
     const int64_t window_count = shared && !n->windows_packed ? window_tiles(n) : window_panels(n);
     int64_t windows, filters, total;
     if (window < 0 || filter < 0 || __builtin_mul_overflow(window, window_count, &windows) ||
@@ -134,7 +134,7 @@ static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int6
             int64_t f0, nf;
             pysim_nest_filters_of(n, f, &f0, &nf);
             if (in_rows(n, nc, nf)) continue;
-            char *panel = to + (f - begin) * x->filter_panel + c * n->schedule.filters * pysim_panel_bytes(n);
+            char *panel = to + (f - begin) * x->filter_panel + c * n->schedule.filters * pysim_filter_bytes(n);
             n->pack_filters(n, c0 + c, pysim_min(step, nc - c), f0, nf, panel);
         }
     if (x->profile) x->profile->pack_seconds += pysim_now() - start;
@@ -143,7 +143,7 @@ static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int6
 static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
     const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
-    const int64_t bytes = pysim_panel_bytes(n);
+    const int64_t bytes = pysim_panel_bytes(n), each = pysim_filter_bytes(n);
     channel_set set = {.n = n,
                        .x = x,
                        .c0 = c0,
@@ -154,7 +154,7 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
     if (n->filter_step) set.filters = (tiles){n->filter_data + c0 * n->filter_pitch * n->bytes, 0, 0};
     else if (n->pack_filters) set.filters = (tiles){x->filters, 0, x->filter_panel};
     else
-        set.filters = (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * bytes, 0, n->rows * set.row_k * s->filters * bytes};
+        set.filters = (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * each, 0, n->rows * set.row_k * s->filters * each};
     if (in_place) set.windows = (tiles){n->input + c0 * n->input_pitch * n->bytes, 0, s->windows * n->bytes};
     else if (n->windows_packed)
         set.windows = (tiles){n->input + pysim_nest_window_offset(n, c0, nc, 0) * bytes, 0, s->windows * pysim_nest_depth(n, nc) * bytes};
@@ -193,8 +193,7 @@ static void begin_tile(channel_set *set, int64_t t0, int64_t f0, int64_t nw, int
     if (set->x->profile) set->x->profile->kernel_calls++;
 }
 
-/* O_T (+)= F_T x I_T for one pair of tiles. Instructions between the loops over k of two tiles cost time: the core must issue them while it
- * still has multiply-adds of the first loop in its queues. */
+/* O_T (+)= F_T x I_T for one pair of tiles. What lies between two loops over k must issue while the first is in the queues. */
 static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     const pysim_nest *n = set->n;
     const pysim_schedule *s = &n->schedule;
@@ -210,7 +209,7 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
         set->store.filter_pitch = n->filter_row * n->bytes;
         filters = n->filter_data + (f0 * n->filter_row + set->c0) * n->bytes;
     } else set->store.filter_pitch = 0;
-    const int64_t skipped = r0 * set->row_k * s->filters * pysim_panel_bytes(n);
+    const int64_t skipped = r0 * set->row_k * s->filters * pysim_filter_bytes(n);
     if (n->rescale.scales && !n->row.rescales) {
         int32_t sums[PYSIM_TILE_RESULTS];
         n->row.run((r1 - r0) * set->row_k, filters + skipped, windows, set->window_pitch, sums, s->windows, nw, nf, &set->store);
@@ -308,7 +307,8 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
 
 static scratch scratch_of(const pysim_nest *n, char *workspace, int64_t windows, pysim_profile *profile) {
     scratch x = {
-        .window_panel = panel_bytes(n, n->schedule.windows), .filter_panel = panel_bytes(n, n->schedule.filters), .profile = profile};
+        .window_panel = panel_bytes(n, n->schedule.windows * pysim_panel_bytes(n)),
+        .filter_panel = panel_bytes(n, n->schedule.filters * pysim_filter_bytes(n)), .profile = profile};
     x.windows = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
     x.filters = x.windows + windows * x.window_panel;
     return x;

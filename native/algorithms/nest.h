@@ -95,8 +95,9 @@ typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *conte
 void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads, char *workspace,
                     pysim_profile *profile);
 
-/* Bytes of an element in panels, and from a window to the next in a row of one. */
+/* Bytes of an element in panels, in those of filters, and from a window to the next in a row of one. */
 static inline int64_t pysim_panel_bytes(const pysim_nest *n) { return n->row.panel_bytes ? n->row.panel_bytes : n->bytes; }
+static inline int64_t pysim_filter_bytes(const pysim_nest *n) { return n->row.filter_bytes ? n->row.filter_bytes : pysim_panel_bytes(n); }
 static inline int64_t pysim_window_bytes(const pysim_nest *n) { return n->row.group > 1 ? 4 : n->bytes; }
 
 /* Form tiles, whose panels have blocks of k; groups are 4 bytes. */

@@ -97,7 +97,11 @@ static const int32_t check_computes[] = {
 /* A row of depthwise.inc, which the algorithm of that name runs, not the loop nest. */
 static inline int check_is_blocks(const pysim_kernel_info *row) { return strcmp(row->form, "blocks") == 0; }
 static inline int check_is_taps(const pysim_kernel_info *row) { return strcmp(row->form, "taps") == 0; }
-static inline int check_is_groups(const pysim_kernel_info *row) { return strcmp(row->form, "groups") == 0 || strcmp(row->form, "pairs") == 0; }
+/* It bounds weights beforehand, and lists the rest: no product has them. */
+static inline int check_lists(const pysim_kernel_info *row) { return strcmp(row->form, "bounded") == 0; }
+static inline int check_is_groups(const pysim_kernel_info *row) {
+    return strcmp(row->form, "groups") == 0 || strcmp(row->form, "pairs") == 0 || check_lists(row);
+}
 /* Its panels of B may be made beforehand. */
 static inline int check_is_packed(const pysim_kernel_info *row) {
     return check_is_groups(row) || (strcmp(row->form, "tiles") == 0 && row->dtype != PYSIM_F32);

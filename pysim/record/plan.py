@@ -73,6 +73,7 @@ class Request(NamedTuple):
     contract         that plans must keep; None: any
     parts            on a GPU: the only numbers of parts of k that are candidates; none: those that may be fast
     most             None for the best schedule of each kind; cycles, if only the best of all is needed, and that within so many
+    bounded          whether nearly all weights of bytes fit products added in 16 bits; rows of form bounded are candidates only then
     """
 
     problem: Workload
@@ -94,6 +95,7 @@ class Request(NamedTuple):
     contract: Contract | GpuContract | None = None
     parts: tuple[int, ...] = ()
     most: float | None = None
+    bounded: bool = False
 
     @property
     def cpu(self) -> Machine:

@@ -23,6 +23,7 @@ _TABLES = {
         "fil": "vector lanes hold filters; each window value is broadcast",
         "groups": "vector lanes hold windows, each a group of neighbouring k of 4 bytes; each filter's group is broadcast",
         "pairs": "as groups: pairs of neighbouring k of s8, widened to 16 bits in panels",
+        "bounded": "as groups of s8, products of two groups added in 16 bits; weights that do not fit are listed behind the panel",
         "tiles": "tiles of 16x16 results on a matrix unit; of f32 six products of operands split in three bf16",
         "fused": "win in plain C, multiply-adds round once; for accuracy reproducible alone",
         "chain": "outer on a matrix unit, each result one chain along k; for accuracy reproducible alone",
@@ -73,11 +74,11 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @cached_property
     def group(self) -> int:
-        """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in form groups, two in pairs, a block in
-        tiles, else 1."""
+        """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in forms groups and bounded, two in pairs, a
+        block in tiles, else 1."""
         if self.form == "tiles":
             return _TILE_DEPTH[self.dtype]
-        return {"groups": 4 // SIZES[self.dtype], "pairs": 2}.get(self.form, 1)
+        return {"groups": 4 // SIZES[self.dtype], "bounded": 4, "pairs": 2}.get(self.form, 1)
 
     @cached_property
     def split(self) -> bool:
@@ -88,6 +89,22 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     def panel_bytes(self) -> int:
         """Bytes of an element in panels: of a split one, those of its three parts; of form pairs, those of a wider element."""
         return 3 * SIZES["bf16"] if self.split else SIZES[self.dtype] * (2 if self.form == "pairs" else 1)
+
+    @cached_property
+    def filter_bytes(self) -> int:
+        """The same in panels of filters: behind some stand lists that are twice as long."""
+        return self.panel_bytes * (3 if self.lists else 1)
+
+    @cached_property
+    def lists(self) -> bool:
+        """Whether weights are looked at beforehand, and those that do not fit listed."""
+        return self.form == "bounded"
+
+    @cached_property
+    def work(self) -> float:
+        """Multiply-adds of its unit that one of its own counts as: of two groups of bytes, which five instructions multiply and add, beside
+        two instructions of a pair."""
+        return 1.25 if self.lists else 1.0
 
     @cached_property
     def fused(self) -> bool:

@@ -36,7 +36,7 @@ GROUPS = {
 _FOLDERS = {"avx2": "x86", "avx512": "x86", "mma": "power10", "portable": "portable"}
 _ROOMS = ("abi", "algorithms", "algorithms/integers", "threads", "portable")  # where functions of other files are looked for
 _APART = {"abi/probe.c", "abi/worker.c"}
-NEST_FORMS = ("win", "fil", "outer", "groups", "pairs", "fused")  # of rows of kernels.inc
+NEST_FORMS = ("win", "fil", "outer", "groups", "pairs", "bounded", "fused")  # of rows of kernels.inc
 _DEFINED = re.compile(r"^(?!static|extern|typedef|return|else)[a-z][\w *]*?\b(\w+)(?:\(| = )", re.MULTILINE)
 _BY_MACRO = re.compile(r"^DEFINE_\w+\((?:\w+, )?(\w+__\w+)", re.MULTILINE)
 _PASTED = re.compile(r"#define \w+\(([^)]*)\)((?:.*\\\n)*.*)")
@@ -164,7 +164,7 @@ def _closure(start: Iterable[str]) -> list[str]:
 def _flags(row: Kernel) -> str:
     """The flags of the file that defines a row's kernel."""
     groups = GROUPS.get((row.target, row.dtype))
-    return f"{groups} -DTARGET={row.target}" if groups else FLAGS[row.target]
+    return f"{groups}{' -DBOUNDED' * row.lists} -DTARGET={row.target}" if groups else FLAGS[row.target]
 
 
 def _vectors_of(target: str) -> str:

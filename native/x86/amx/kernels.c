@@ -31,7 +31,7 @@ static void store_waiting(work *x, int64_t filters) {
     pysim_waiting *w = x->waiting;
     const int64_t first = x->stored;
     x->stored = pysim_min(first + filters, w->nf);
-    finish((const SUM *)(const void *)w->sums[!w->turn], (SUM *)(void *)w->out, w->out_pitch, w->nw, first, x->stored, &w->store);
+    finish((const SUM *)(const void *)w->sums[!w->turn], w->out, w->out_pitch, w->nw, first, x->stored, &w->store);
 }
 
 INLINE void work_step(work *x, const int step) {
@@ -46,7 +46,7 @@ static float *sums_beside(const work *x, float *own) { return x->waiting ? (floa
 static void end_beside(work *x, const float *sums, float *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
     pysim_waiting *w = x->waiting;
     if (!w) {
-        finish(sums, out, out_pitch, nw, 0, nf, store);
+        finish(sums, (char *)out, out_pitch, nw, 0, nf, store);
         return;
     }
     store_waiting(x, w->nf);

@@ -22,6 +22,7 @@ typedef uint16_t E, UNSIGNED;
 typedef int8_t E;
 typedef uint8_t UNSIGNED;
 #define NOT_FINITE(x) ((void)(x), 0)
+#define RESCALES
 #endif
 typedef UNSIGNED ROW __attribute__((vector_size(32 * sizeof(E)))), ROW_ANYWHERE __attribute__((vector_size(32 * sizeof(E)), aligned(1)));
 enum { STEPS = 1 }; /* a block has four products */
@@ -112,7 +113,7 @@ INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM 
     const finishing of = finishing_of(store);
     const int adds = store->old == out && !of.scales && store->beta >= 1 && store->beta <= 1;
     const int direct = nw % LANES == 0 && nf % TILE_ROWS == 0 && !of.scales && !of.bounded && !store->bias_filters && !store->bias_windows &&
-                       (adds || !store->old);
+                       !store->rescale.scales && (adds || !store->old);
     SUM *sums = direct ? out : own;
     const int64_t pitch = direct ? out_pitch : WIDE;
     beside x = beside_of(store, out, out_pitch, nw, nf, blocks);
@@ -124,7 +125,7 @@ INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM 
     if (direct) return;
     pysim_store rest = *store;
     if (adds) rest.old = NULL;
-    finish(own, out, out_pitch, nw, 0, nf, &rest);
+    finish(own, (char *)out, out_pitch, nw, 0, nf, &rest);
 }
 
 #define INTERLEAVED8(x, half)                                                                                                             \

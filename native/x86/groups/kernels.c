@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Micro-kernels and packing of forms `groups` and `pairs` (native/kernels.inc): 4 bytes of neighbouring k fill a lane of windows, and a filter's
+ * Micro-kernels and packing of forms `groups`, `pairs` and `bounded` (native/kernels.inc): 4 bytes of neighbouring k fill a lane of windows, and a filter's
  * 4 bytes are broadcast. Of groups of bytes one operand is unsigned; packing makes it so by adding 128, and the caller's bias takes 128 times the
  * other's sum off again. Pairs are two bytes that packing widens to 16 bits, both signed. Compiled once per target and type; TARGET names the
  * target. */
@@ -7,15 +7,20 @@
 #pragma GCC optimize("O2") /* at -O3 GCC reorders the products of pairs and spills: 5 % longer on a Zen 3 */
 #endif
 #include "vectors.h"
-#ifdef PAIRS
+#if defined PAIRS
 #define FORM pairs
-#include "pack_pairs.h"
+#elif defined BOUNDED
+#define FORM bounded
 #else
 #define FORM groups
+#endif
+#if defined HALVES || WIDTH == 512
 #include "pack.h"
+#else
+#include "pack_bytes.h"
 #endif
 #ifndef PACKING
-#ifndef HALVES
+#if !defined HALVES && !defined BOUNDED
 #include "portable/depthwise_portable.h"
 #include "depthwise.h"
 #endif
@@ -39,6 +44,7 @@ typedef WORDS FACTORS;
 typedef OPERAND FACTORS;
 #endif
 
+#ifndef BOUNDED
 /* `swapped`: filters are the unsigned operand. */
 INLINE void k_loop(const int nv, const int nf, const int swapped, int64_t groups, const uint32_t *f, int64_t f_pitch, const uint32_t *w,
                    int64_t w_pitch, SUMS acc[MAX_FILTERS][MAX_VECTORS]) {
@@ -58,6 +64,7 @@ INLINE void k_loop(const int nv, const int nf, const int swapped, int64_t groups
         }
     }
 }
+#endif
 
 #ifndef HALVES
 /* The scales of row j's vectors. */
@@ -68,8 +75,11 @@ INLINE void scales_of(const pysim_rescale *r, const int nv, int j, MASK tail, FL
         else if (j == 0) by[v] = v < nv - 1 ? I(loadu_ps)(r->scales + v * LANES) : f_load_mask(r->scales + v * LANES, tail);
 }
 
-INLINE void store_scaled(const int nv, const int nf, SUMS acc[MAX_FILTERS][MAX_VECTORS], void *out, int64_t out_pitch, int64_t nw,
-                         MASK tail, const pysim_rescale *r) {
+INLINE void store_scaled(const int nv, const int nf, int64_t first, SUMS acc[MAX_FILTERS][MAX_VECTORS], void *out, int64_t out_pitch,
+                         int64_t nw, MASK tail, const pysim_rescale *given) {
+    pysim_rescale own = *given; /* stores of bytes may change what pointers point to */
+    own.scales += first * own.filter_step;
+    const pysim_rescale *r = &own;
     FLOATS by[MAX_VECTORS];
     char *to = out;
     __asm__("" : "+r"(to));
@@ -86,24 +96,18 @@ INLINE void store_scaled(const int nv, const int nf, SUMS acc[MAX_FILTERS][MAX_V
         return;
     }
     const BYTE_ROW row = byte_row(r);
-    const pysim_rescale own = *r; /* stores of bytes may change what pointers point to */
 #pragma GCC unroll 16
     for (int j = 0; j < nf; j++, to += out_pitch) {
-        scales_of(&own, nv, j, tail, by);
+        scales_of(r, nv, j, tail, by);
         b_store_row(&row, nv, acc[j], by, (uint8_t *)to, nw);
     }
 }
 #endif
 
-INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const void *filters, int64_t f_pitch, const void *windows,
-                 int64_t w_pitch, T *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {
+/* Complete sums to results, of filters from `first` of the tile on; the bias of filters only if it is not in the sums yet (`biased`). */
+INLINE void finish(const int nv, const int nf, int64_t first, const int biased, SUMS acc[MAX_FILTERS][MAX_VECTORS], T *out,
+                   int64_t out_pitch, int64_t nw, const pysim_store *s) {
     const MASK tail = m_first(nw - (nv - 1) * LANES);
-    SUMS acc[MAX_FILTERS][MAX_VECTORS];
-#pragma GCC unroll 16
-    for (int j = 0; j < nf; j++)
-#pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) acc[j][v] = s_zero();
-    k_loop(nv, nf, swapped, k / GROUP, filters, f_pitch, windows, w_pitch, acc);
     /* One step at a time for all accumulators, as in lanes.h. */
     if (!(s->alpha >= 1 && s->alpha <= 1)) {
         const SUMS alpha = s_set1(FACTOR(s->alpha));
@@ -112,8 +116,8 @@ INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const
 #pragma GCC unroll 4
             for (int v = 0; v < nv; v++) acc[j][v] = s_fma(acc[j][v], alpha, s_zero());
     }
-    if (s->bias_filters) {
-        const T *bias = s->bias_filters;
+    if (s->bias_filters && !biased) {
+        const T *bias = (const T *)s->bias_filters + first;
 #pragma GCC unroll 16
         for (int j = 0; j < nf; j++) {
             const SUMS b = s_set1(bias[j]);
@@ -131,7 +135,7 @@ INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const
         }
     }
     if (s->old) {
-        const T *old = s->old;
+        const T *old = (const T *)s->old + first * out_pitch;
         const SUMS beta = s_set1(FACTOR(s->beta));
         __asm__("" : "+r"(old));
 #pragma GCC unroll 16
@@ -149,7 +153,7 @@ INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const
     }
 #ifndef HALVES
     if (s->rescale.scales) {
-        store_scaled(nv, nf, acc, out, out_pitch, nw, tail, &s->rescale);
+        store_scaled(nv, nf, first, acc, out, out_pitch, nw, tail, &s->rescale);
         return;
     }
 #endif
@@ -161,6 +165,24 @@ INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const
         if (WIDTH == 256 && nw == nv * LANES) s_store(out + (nv - 1) * LANES, acc[j][nv - 1]); /* masked stores are microcoded on Zen */
         else s_store_mask(out + (nv - 1) * LANES, acc[j][nv - 1], tail);
     }
+}
+
+#define NAME3(dtype, form, w, f, target) dtype##_##form##_##w##x##f##__##target
+#define NAME2(dtype, form, w, f, target) NAME3(dtype, form, w, f, target)
+#define NAME(w, f) NAME2(DTYPE, FORM, w, f, TARGET)
+
+#ifdef BOUNDED
+#include "bounded.h"
+#else
+INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const void *filters, int64_t f_pitch, const void *windows,
+                 int64_t w_pitch, T *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {
+    SUMS acc[MAX_FILTERS][MAX_VECTORS];
+#pragma GCC unroll 16
+    for (int j = 0; j < nf; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) acc[j][v] = s_zero();
+    k_loop(nv, nf, swapped, k / GROUP, filters, f_pitch, windows, w_pitch, acc);
+    finish(nv, nf, 0, 0, acc, out, out_pitch, nw, s);
 }
 
 /* Every tile size is an instance with constant bounds, shared by all rows; f_pitch: filters of the row. */
@@ -202,10 +224,8 @@ static const instance sizes[SWAPS][MAX_VECTORS + 1][MAX_FILTERS + 1] = {SIZES(LI
     void NAME(w, f)(ARGUMENTS) {                                                                                              \
         sizes[SWAPS > 1 && store->swapped][(nw + LANES - 1) / LANES][nf](k, filters, f, windows, window_pitch, out, out_pitch, nw, store); \
     }
-#define NAME3(dtype, form, w, f, target) dtype##_##form##_##w##x##f##__##target
-#define NAME2(dtype, form, w, f, target) NAME3(dtype, form, w, f, target)
-#define NAME(w, f) NAME2(DTYPE, FORM, w, f, TARGET)
 ROWS(ROW)
+#endif
 
 #ifdef PAIRS
 #include "winograd.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Packing of form `groups` (contract: native/kernel.h): GROUP elements of neighbouring k beside each other, for each window.
+ * Packing of form `groups` (contract: native/kernel.h) of halves, and of bytes for vectors of 512 bits: GROUP elements of neighbouring k beside
+ * each other, for each window.
  *
  *   dst[(p / GROUP)*pitch*GROUP + j*GROUP + p % GROUP] = element of window j at k = p, zeros where p reaches beyond k
  *
@@ -87,19 +88,10 @@ INLINE void store_groups(const ROW16 row[GROUP], const ROW16 flip, uint32_t *to,
     _mm512_mask_storeu_epi32(to, m_first(count), _mm512_xor_si512(all, _mm512_broadcast_i32x4(flip)));
 #else
     uint32_t part[STEP], *into = count < STEP ? part : to;
-#ifdef HALVES
     (void)flip;
     const __m256i low = _mm256_unpacklo_epi16(row[0], row[1]), high = _mm256_unpackhi_epi16(row[0], row[1]);
     _mm256_storeu_si256((__m256i *)(void *)into, _mm256_permute2x128_si256(low, high, 0x20));
     _mm256_storeu_si256((__m256i *)(void *)(into + 8), _mm256_permute2x128_si256(low, high, 0x31));
-#else
-    const __m128i low01 = _mm_unpacklo_epi8(row[0], row[1]), high01 = _mm_unpackhi_epi8(row[0], row[1]);
-    const __m128i low23 = _mm_unpacklo_epi8(row[2], row[3]), high23 = _mm_unpackhi_epi8(row[2], row[3]);
-    const __m128i four[4] = {_mm_unpacklo_epi16(low01, low23), _mm_unpackhi_epi16(low01, low23), _mm_unpacklo_epi16(high01, high23),
-                             _mm_unpackhi_epi16(high01, high23)};
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) _mm_storeu_si128((__m128i *)(void *)(into + 4 * i), _mm_xor_si128(four[i], flip));
-#endif
     if (count < STEP) memcpy(to, part, (size_t)count * sizeof *to);
 #endif
 }

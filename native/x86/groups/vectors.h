@@ -5,13 +5,14 @@
  *   HALVES    elements are bf16 and results FP32; else bytes and INT32
  *   PRODUCTS  the CPU multiplies groups in one instruction (VNNI, AVX-VNNI, AVX512-BF16)
  *   PACKING   packing of groups alone, for rows of form tiles
+ *   BOUNDED   form bounded (bounded.h)
  *
  * Without PRODUCTS a group is split into elements of even and of odd k, widened to FP32 or 16 bits (vpmaddwd). vpmaddubsw may
  * saturate: 255 * 127 + 255 * 127 leaves int16. Panels of bytes are widened while they are packed (PAIRS). */
 #include <immintrin.h>
 #include <string.h>
 
-#if !defined PRODUCTS && !defined HALVES && !defined PACKING
+#if !defined PRODUCTS && !defined HALVES && !defined PACKING && !defined BOUNDED
 #define PAIRS
 #endif
 

@@ -11,13 +11,15 @@ from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
 from pysim.record.plan import Layout
+from pysim.registry.cpu import kernels
 
 NAME = "gemm"
 QUANTISED = True
 COMPUTES = Gemm
 tolerance, prepare, largest_part = direct_sum, nothing_prepared, nest_part
 
-_NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters", rooms=2)
+_PACKS_A = tuple(dict.fromkeys(row.form for row in kernels() if not row.lists))  # forms
+_NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters", _PACKS_A, rooms=2)
 least_cycles, candidates, workspace_bytes = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes
 describe, nests = _NEST.describe, _NEST.nests
 

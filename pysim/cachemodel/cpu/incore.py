@@ -272,7 +272,7 @@ def k_depth(kernel: Kernel, width: int) -> int:
 
 def products_per_cycle(kernel: Kernel, unit: Unit, width: int) -> float:
     """Multiplications of a kernel in a cycle at most, by the multiply-adds of its unit. `width`: of a result, in operands."""
-    return kernel.lane_windows * kernel.lane_filters * k_depth(kernel, width) * unit.rate(kernel.dtype)
+    return kernel.lane_windows * kernel.lane_filters * k_depth(kernel, width) * unit.rate(kernel.dtype) / kernel.work
 
 
 def step_cycles(kernel: Kernel, unit: Unit, dtype: str, windows: int, filters: int) -> float:
@@ -282,7 +282,7 @@ def step_cycles(kernel: Kernel, unit: Unit, dtype: str, windows: int, filters: i
     outer_product = min(kernel.lane_windows, kernel.lane_filters) > 1
     in_vector = kernel.lane_windows * kernel.lane_filters * RESULT_BYTES[dtype] <= unit.vector_bytes
     spread = SPREAD_CYCLES * (along + across) if outer_product and in_vector else 0.0
-    return max(unit.step_cycles(dtype, along, across), along * across / unit.rate(dtype) + spread)
+    return max(unit.step_cycles(dtype, along, across), along * across * kernel.work / unit.rate(dtype) + spread)
 
 
 @lru_cache(maxsize=4096)

@@ -257,7 +257,7 @@ def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
 
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of packed panels of one thread, each rounded up to 64, as `pysim_workspace_bytes` answers."""
-    depth = nest.kernel_rows * _whole_groups(nest, schedule, schedule.channels * nest.kernel_w) * _panel_element(nest, schedule)
+    depth = nest.kernel_rows * _whole_groups(nest, schedule, schedule.channels * nest.kernel_w)
     window_tiles, filter_tiles = ceil_div(nest.windows, schedule.windows), ceil_div(nest.group_filters, schedule.filters)
     if schedule.stationary == "input_stationary":
         filter_panels, window_panels = min(schedule.k2, filter_tiles), min(schedule.k3, window_tiles)
@@ -265,15 +265,19 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
             window_panels = 1  # all filters pass by one tile before the next is packed
     else:
         filter_panels, window_panels = min(schedule.k3, filter_tiles), min(schedule.k2, window_tiles)
-    windows = window_panels * _aligned(depth * schedule.windows) if schedule.pack == "tiles" and not nest.windows_packed else 0
-    filters = 0 if nest.filters_packed else filter_panels * _aligned(depth * schedule.filters)
+    windows = (
+        window_panels * _aligned(depth * schedule.windows * _panel_element(nest, schedule))
+        if schedule.pack == "tiles" and not nest.windows_packed
+        else 0
+    )
+    filters = 0 if nest.filters_packed else filter_panels * _aligned(depth * schedule.filters * _filter_element(nest, schedule))
     return windows + filters + PANEL_ALIGN
 
 
 def panel_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of filters in panels, whole tiles."""
     tiles = ceil_div(nest.group_filters, schedule.filters)
-    return nest.groups * tiles * schedule.filters * nest.kernel_rows * channels_depth(nest, schedule) * _panel_element(nest, schedule)
+    return nest.groups * tiles * schedule.filters * nest.kernel_rows * channels_depth(nest, schedule) * _filter_element(nest, schedule)
 
 
 def window_panel_bytes(nest: Nest, schedule: Schedule) -> int:
@@ -299,6 +303,12 @@ def _panel_element(nest: Nest, schedule: Schedule) -> int:
     """Bytes of an element in panels."""
     kernel = cpu_kernel(schedule.kernel)
     return kernel.panel_bytes if kernel else nest.element_bytes
+
+
+def _filter_element(nest: Nest, schedule: Schedule) -> int:
+    """The same of filters."""
+    kernel = cpu_kernel(schedule.kernel)
+    return kernel.filter_bytes if kernel else nest.element_bytes
 
 
 def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:

@@ -69,7 +69,7 @@ def least_cycles(nest: Nest, request: Request, best: float, form: tilings.Forms 
     """A lower bound on all schedules of a nest by kernels of a form: multiplications at the highest rate of any kernel; if that is below
     `best`, all in-core work of the kernels for which it is."""
     on = request.cpu
-    kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel, form, request.accuracy).kernels
+    kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel, form, request.accuracy, request.bounded).kernels
     least = _multiplying(nest, on, kernels)
     if not kernels or min(least) > best:
         return min(least, default=0.0)
@@ -111,7 +111,7 @@ def candidates(
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
         return NestCandidates(one_schedule(nest, on, request.schedule, dtype), request.caches, (), algorithm)
-    rows = tilings.rows(on, dtype, request.micro_kernel, form, request.accuracy)
+    rows = tilings.rows(on, dtype, request.micro_kernel, form, request.accuracy, request.bounded)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
     most = np.inf if request.most is None else request.most

@@ -59,6 +59,12 @@ def _form_refuses(kernel: Kernel, form: Forms) -> Reason | None:
     return Reason("shape", f"it is of form {kernel.form}, and {' or '.join(forms)} is needed")
 
 
+def _weights_refuse(kernel: Kernel, micro_kernel: MicroKernel, bounded: bool) -> Reason | None:
+    if not kernel.lists or bounded or micro_kernel == kernel.name:
+        return None
+    return Reason("shape", "weights are not known to fit its sums of 16 bits")
+
+
 def _accuracy_refuses(kernel: Kernel, accuracy: Accuracy) -> Reason | None:
     reproducible = accuracy == "reproducible"
     if kernel.split and accuracy in ("ieee", "reproducible"):
@@ -74,10 +80,17 @@ def _accuracy_refuses(kernel: Kernel, accuracy: Accuracy) -> Reason | None:
 
 
 @lru_cache(maxsize=256)
-def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: Forms = None, accuracy: Accuracy = "standard") -> Rows:
+def rows(
+    machine: Machine,
+    dtype: str,
+    micro_kernel: MicroKernel = None,
+    form: Forms = None,
+    accuracy: Accuracy = "standard",
+    bounded: bool = False,
+) -> Rows:
     """The micro-kernels of `dtype` for the units of `machine`, restricted to `micro_kernel` and to a `form` or some if given.
-    `accuracy`: "ieee" takes those that multiply and add in the type, "reproducible" of these such whose multiply-adds round once; the slow
-    ones in plain C are for the latter alone.
+    `bounded`: as in a request. `accuracy`: "ieee" takes those that multiply and add in the type, "reproducible" of these such whose
+    multiply-adds round once; the slow ones in plain C are for the latter alone.
 
     Raises PlanError, which says what is missing, if the machine runs none of that type.
     """
@@ -85,7 +98,12 @@ def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: F
     for kernel in kernels():
         if kernel.dtype != dtype:
             others += 1
-        elif reason := row_refuses(kernel, machine, micro_kernel) or _form_refuses(kernel, form) or _accuracy_refuses(kernel, accuracy):
+        elif reason := (
+            row_refuses(kernel, machine, micro_kernel)
+            or _form_refuses(kernel, form)
+            or _weights_refuse(kernel, micro_kernel, bounded)
+            or _accuracy_refuses(kernel, accuracy)
+        ):
             rejected.append(Rejected(kernel.name, reason.sentence, reason.code))
         else:
             legal.append(kernel)

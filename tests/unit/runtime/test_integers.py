@@ -19,15 +19,15 @@ ROWS = [row for row in (*kernels(), *direct_kernels()) if row.dtype == "s8" and 
 RESULTS = ("s32", "u8", "s8", "f32")
 
 
-def random_problem(random: Any, depthwise: bool) -> Workload:
+def random_problem(random: Any, row: Kernel) -> Workload:
     size = random.integers
-    if depthwise:
+    if row.form == "taps":
         groups, kernel, dilations = int(size(2, 9)), (size(1, 6), size(1, 12)), (size(1, 3), size(1, 4 if size(3) else 40))
         sides = [int(size(1, 40)) + dilation * (taps - 1) for taps, dilation in zip(kernel, dilations, strict=True)]
         shape = f"g{groups}mb{size(1, 3)}ic{groups}ih{sides[0]}iw{sides[1]}oc{groups}kh{kernel[0]}kw{kernel[1]}"
         shape += f"dh{dilations[0] - 1}dw{dilations[1] - 1}"
         return parse(f"conv:{shape}sh{size(1, 4)}sw{size(1, 5)}ph{size(0, 4)}pw{size(0, 4)}:s8")
-    if size(2):
+    if size(2) and not row.lists:
         return parse(f"gemm:{size(1, 70)}x{size(1, 150)}x{size(1, 80)}:s8:{'nt'[size(2)]}{'nt'[size(2)]}")
     groups = size(1, 4)
     channels, filters = groups * size(1, 20), groups * size(1, 40)
@@ -48,7 +48,7 @@ def random_schedule(random: Any, row: Kernel, product: bool, channels: int) -> S
 def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
     random = np.random.default_rng(row.index)
     for trial in range(60 if row.form == "taps" else 24):
-        problem: Any = random_problem(random, row.form == "taps")
+        problem: Any = random_problem(random, row)
         product = not hasattr(problem, "filters")
         count, channels = (problem.n, problem.k) if product else (problem.filters, problem.channels // problem.groups)
         result = RESULTS[trial % 4]
@@ -70,6 +70,22 @@ def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
         expected = finished(sums, bias, integers, activation)
         assert y.dtype == expected.dtype
         np.testing.assert_array_equal(y, expected, f"{problem.text} {launch.schedule} {integers} {activation}")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.lists], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "weights", [(127, 127, 127), (-128, -128, -128), (64, 64, 65), (-64, -64, -65), (127, -128, 1), (43, 0, 42), (-43, 1, -43)]
+)
+def test_weights_beyond_what_16_bits_hold_are_listed_or_split(row: Kernel, weights: tuple[int, int, int]) -> None:
+    """Bytes of 255, any number of channels, weights whose sums over four leave 128 always, just, or hardly."""
+    random = np.random.default_rng(0)
+    for channels in (1, 3, 4, 5, 8, 9, 31, 64):
+        problem = parse(f"conv:ic{channels}ih6oc29kh{1 + channels % 2}:s8")
+        schedule = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, channels, 2, 2)
+        launch = Launch(problem, schedule, integers=Integers(True, 7))
+        x = np.full(launch.shapes[0], 255, np.uint8)
+        w = random.choice(np.array(weights, np.int8), launch._second_shape)
+        np.testing.assert_array_equal(launch.run(x, w), convolved(x.astype(np.int64) - 7, w.astype(np.int64), problem))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.form == "taps"], ids=lambda row: row.name)

@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Packing of form `pairs` (contract: native/kernel.h): two bytes of neighbouring k beside each other, each widened to 16 bits, for each window.
+ * Packing of bytes for vectors of 256 bits (contract: native/kernel.h): GROUP bytes of neighbouring k beside each other in 32 bits, for each
+ * window. Form `pairs` widens two of them to 16 bits each.
  *
- *   dst[(p / 2)*pitch*2 + j*2 + p % 2] = element of window j at k = p, zeros where p reaches beyond k
+ *   dst[(p / GROUP)*pitch*GROUP + j*GROUP + p % GROUP] = element of window j at k = p, zeros where p reaches beyond k
  *
  * 16 windows at a time. Which bytes of a row a tap takes is known for all channels: loads of 16 or 8 bytes that lie inside the row, and shuffles
  * that move bytes to their windows. */
 typedef int8_t E;
 #define DTYPE s8
-enum { GROUP = 2, STEP = 16, KNOWN_TAPS = 16, UNIT = 8 };
+#ifdef PAIRS
+enum { GROUP = 2 };
+#else
+enum { GROUP = 4 };
+#endif
+enum { STEP = 16, KNOWN_TAPS = 16, UNIT = 8 };
 
 /* Where a tap's 16 windows lie: windows 0-15 of stride 1, 0-7 and 8-15 of stride 2, each taken from two loads of 8 bytes by a shuffle; `outside`
  * has the padding's byte where a window is none. */
@@ -69,18 +75,36 @@ static __m128i any_row(const pysim_segment *s, const E *row, int64_t j, int64_t 
     return _mm_loadu_si128((const __m128i *)(const void *)line);
 }
 
-/* Interleaves two rows, widened, and stores the first `count` pairs. */
-INLINE void store_pairs(__m128i a, __m128i b, uint32_t *to, int64_t count) {
-    const __m256i low = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b)), high = _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(a, b));
-    if (count >= LANES) _mm256_storeu_si256((__m256i *)(void *)to, low);
-    if (count >= STEP) _mm256_storeu_si256((__m256i *)(void *)(to + LANES), high);
-    if (count % LANES == 0) return;
-    const __m256i last = count > LANES ? high : low;
-    to += count / LANES * LANES;
-    __m128i rest = _mm256_castsi256_si128(last);
-    if (count & 4) _mm_storeu_si128((__m128i *)(void *)to, rest), to += 4, rest = _mm256_extracti128_si256(last, 1);
-    if (count & 2) _mm_storel_epi64((__m128i *)(void *)to, rest), to += 2, rest = _mm_unpackhi_epi64(rest, rest);
-    if (count & 1) *to = (uint32_t)_mm_cvtsi128_si32(rest);
+/* Stores the first `count` of 16 windows' groups, four to a vector. */
+INLINE void store_some(const __m128i groups[4], uint32_t *to, int64_t count) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++, to += 4, count -= 4) {
+        if (count >= 4) {
+            _mm_storeu_si128((__m128i *)(void *)to, groups[i]);
+            continue;
+        }
+        __m128i rest = groups[i];
+        if (count & 2) _mm_storel_epi64((__m128i *)(void *)to, rest), to += 2, rest = _mm_unpackhi_epi64(rest, rest);
+        if (count & 1) *to = (uint32_t)_mm_cvtsi128_si32(rest);
+        return;
+    }
+}
+
+/* Interleaves GROUP rows and stores the first `count` groups. */
+INLINE void store_groups(const __m128i x[GROUP], uint32_t *to, int64_t count) {
+    const __m128i low = _mm_unpacklo_epi8(x[0], x[1]), high = _mm_unpackhi_epi8(x[0], x[1]);
+#ifdef PAIRS
+    const __m256i first = _mm256_cvtepi8_epi16(low), second = _mm256_cvtepi8_epi16(high);
+    const __m128i groups[4] = {_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1), _mm256_castsi256_si128(second),
+                               _mm256_extracti128_si256(second, 1)};
+    if (count < STEP) store_some(groups, to, count);
+    else _mm256_storeu_si256((__m256i *)(void *)to, first), _mm256_storeu_si256((__m256i *)(void *)(to + LANES), second);
+#else
+    const __m128i low2 = _mm_unpacklo_epi8(x[2], x[3]), high2 = _mm_unpackhi_epi8(x[2], x[3]);
+    const __m128i groups[4] = {_mm_unpacklo_epi16(low, low2), _mm_unpackhi_epi16(low, low2), _mm_unpacklo_epi16(high, high2),
+                               _mm_unpackhi_epi16(high, high2)};
+    store_some(groups, to, count);
+#endif
 }
 
 /* 16 windows of all channels. TAPS: a constant, or 0 of any number. */
@@ -91,26 +115,27 @@ INLINE void pack_windows_of(const int TAPS, const int stride, const pysim_segmen
     for (int64_t tap = 0; tap < taps; tap++) find_place(s, j, tap, &known[tap]);
     const E *row = s->row;
     int64_t p = 0, tap = 0;
-    if (TAPS == 1)
-        for (; p + GROUP <= k; p += GROUP, row += GROUP * s->row_channel, dst += pitch) {
-            const __m128i a = row_at(stride, row, known), b = row_at(stride, row + s->row_channel, known);
-            store_pairs(_mm_xor_si128(a, flip), _mm_xor_si128(b, flip), dst, count);
-        }
-    if (TAPS == 3)
-        for (; p + 2 * TAPS <= k; p += 2 * TAPS, row += GROUP * s->row_channel, dst += 3 * pitch) {
-            __m128i x[6];
-#pragma GCC unroll 6
-            for (int i = 0; i < 6; i++) x[i] = _mm_xor_si128(row_at(stride, row + (i / 3) * s->row_channel, &known[i % 3]), flip);
+    for (; TAPS && p + TAPS * GROUP <= k; p += TAPS * GROUP, row += GROUP * s->row_channel)
 #pragma GCC unroll 3
-            for (int i = 0; i < 3; i++) store_pairs(x[2 * i], x[2 * i + 1], dst + i * pitch, count);
+        for (int i = 0; i < TAPS; i++, dst += pitch) {
+            __m128i x[GROUP];
+#pragma GCC unroll 4
+            for (int g = 0; g < GROUP; g++) {
+                const int at = i * GROUP + g, from = TAPS ? at / TAPS : 0;
+                x[g] = _mm_xor_si128(row_at(stride, row + from * s->row_channel, &known[at - from * TAPS]), flip);
+            }
+            store_groups(x, dst, count);
         }
     for (; p < k; p += GROUP, dst += pitch) {
-        __m128i x[GROUP] = {_mm_setzero_si128(), _mm_setzero_si128()};
-        for (int i = 0; i < GROUP && p + i < k; i++) {
-            x[i] = _mm_xor_si128(row_at(stride, row, &known[tap]), flip);
+        __m128i x[GROUP];
+#pragma GCC unroll 4
+        for (int g = 0; g < GROUP; g++) {
+            x[g] = _mm_setzero_si128();
+            if (p + g >= k) continue;
+            x[g] = _mm_xor_si128(row_at(stride, row, &known[tap]), flip);
             if (++tap == taps) tap = 0, row += s->row_channel;
         }
-        store_pairs(x[0], x[1], dst, count);
+        store_groups(x, dst, count);
     }
 }
 
@@ -118,16 +143,20 @@ static void pack_any(const pysim_segment *s, int64_t j, uint32_t *dst) {
     const int64_t k = s->channels * s->taps, count = pysim_min(STEP, s->count - j);
     const __m128i flip = _mm_set1_epi8((char)s->flip);
     for (int64_t p = 0; p < k; p += GROUP, dst += s->pitch) {
-        __m128i x[GROUP] = {_mm_setzero_si128(), _mm_setzero_si128()};
-        for (int i = 0; i < GROUP && p + i < k; i++) {
+        __m128i x[GROUP];
+        for (int i = 0; i < GROUP; i++) {
             const E *row = s->row ? (const E *)s->row + (p + i) / s->taps * s->row_channel : NULL;
-            x[i] = _mm_xor_si128(any_row(s, row, j, (p + i) % s->taps), flip);
+            x[i] = p + i < k ? _mm_xor_si128(any_row(s, row, j, (p + i) % s->taps), flip) : _mm_setzero_si128();
         }
-        store_pairs(x[0], x[1], dst, count);
+        store_groups(x, dst, count);
     }
 }
 
+#ifdef BOUNDED
+#define PACK3(dtype, target, what) pack_##dtype##__##target##_bounded_##what
+#else
 #define PACK3(dtype, target, what) pack_##dtype##__##target##_##what
+#endif
 #define PACK2(dtype, target, what) PACK3(dtype, target, what)
 #define PACK(what) PACK2(DTYPE, TARGET, what)
 
@@ -145,29 +174,39 @@ void PACK(segment)(const pysim_segment *s, void *to) {
     }
 }
 
-/* Four pairs of a row, each to the next row of groups. */
-INLINE void scatter_pairs(const E *row, int64_t pitch, uint32_t *dst) {
+/* UNIT bytes of a row, each group to the next row of groups. */
+INLINE void scatter_groups(const E *row, int64_t pitch, uint32_t *dst) {
     uint64_t eight;
     memcpy(&eight, row, sizeof eight);
+#ifdef PAIRS
     const __m128i wide = _mm_cvtepi8_epi16(_mm_cvtsi64_si128((long long)eight));
     dst[0] = (uint32_t)_mm_cvtsi128_si32(wide), dst[pitch] = (uint32_t)_mm_extract_epi32(wide, 1);
     dst[2 * pitch] = (uint32_t)_mm_extract_epi32(wide, 2), dst[3 * pitch] = (uint32_t)_mm_extract_epi32(wide, 3);
+#else
+    dst[0] = (uint32_t)eight, dst[pitch] = (uint32_t)(eight >> 32);
+#endif
+}
+
+/* A group of the first `count` elements of a row and zeros. */
+INLINE uint32_t group_of(const E *row, int64_t count) {
+    uint32_t group = 0;
+    for (int64_t i = 0; i < pysim_min(count, GROUP); i++) {
+        const int bits = 32 / GROUP;
+        group |= ((uint32_t)row[i] & (0xFFFFFFFFu >> (32 - bits))) << (i * bits);
+    }
+    return group;
 }
 
 void PACK(transposed)(const void *from, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *to, int *not_finite);
 void PACK(transposed)(const void *from, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *to, int *not_finite) {
-    enum { AT_ONCE = 4 * GROUP };
     uint32_t *dst = to;
     (void)not_finite;
     for (int64_t i = 0; i < rows; i++, dst++) {
         const E *row = (const E *)from + i * ld;
         int64_t p = 0;
-        for (; p + AT_ONCE <= k; p += AT_ONCE) scatter_pairs(row + p, pitch, dst + p / GROUP * pitch);
-        for (; p < k; p += GROUP) {
-            const uint16_t first = (uint16_t)row[p], second = p + 1 < k ? (uint16_t)row[p + 1] : 0;
-            dst[p / GROUP * pitch] = first | (uint32_t)second << 16;
-        }
+        for (; p + UNIT <= k; p += UNIT) scatter_groups(row + p, pitch, dst + p / GROUP * pitch);
+        for (; p < k; p += GROUP) dst[p / GROUP * pitch] = group_of(row + p, k - p);
     }
     for (int64_t i = rows; i < pitch; i++, dst++)
-        for (int64_t p = 0; p < (k + 1) / GROUP; p++) dst[p * pitch] = 0;
+        for (int64_t p = 0; p < pysim_ceil_div(k, GROUP); p++) dst[p * pitch] = 0;
 }
