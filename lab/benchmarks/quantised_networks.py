@@ -4,10 +4,10 @@
     python lab/benchmarks/quantised_networks.py [MODEL:FORM ...] [--folder FOLDER] [--seconds 6] [-o FILE]
 
 MODEL is a name of timm's (random weights, calibrated with random images), FORM how ONNX Runtime's tool writes it: qdq (u8 x s8, by
-channel), qoperator (by tensor) or dynamic. Files are made once, in FOLDER. A sample is the CPU time of one call of each library, one
-after another: wall time of long calls is never undisturbed on a shared computer. Columns: the 10th percentile of each in ms, the peers'
-time over pysim's (median of the samples' ratios; above 1: pysim is faster), and whether results are ONNX Runtime's to the bit. Pin it to
-a core: `taskset -c 1`. JSON lines go to FILE, a header first.
+channel), qdq7 (the same with weights of 7 bits, for CPUs without VNNI), qoperator (by tensor) or dynamic. Files are made once, in FOLDER.
+A sample is the CPU time of one call of each library, one after another: wall time of long calls is never undisturbed on a shared computer.
+Columns: the 10th percentile of each in ms, the peers' time over pysim's (median of the samples' ratios; above 1: pysim is faster), and
+whether results are ONNX Runtime's to the bit. Pin it to a core: `taskset -c 1`. JSON lines go to FILE, a header first.
 """
 
 import argparse
@@ -75,8 +75,10 @@ def quantised(name: str, form: str, folder: Path) -> Path:
         if form == "dynamic":
             quantization.quantize_dynamic(ready, path, weight_type=weights)
         else:
-            about = {"quant_format": {"qdq": quantization.QuantFormat.QDQ, "qoperator": quantization.QuantFormat.QOperator}[form]}
-            about |= {"per_channel": form == "qdq", "activation_type": quantization.QuantType.QUInt8, "weight_type": weights}
+            by_channel = form in ("qdq", "qdq7")
+            about = {"quant_format": quantization.QuantFormat.QDQ if by_channel else quantization.QuantFormat.QOperator}
+            about |= {"per_channel": by_channel, "reduce_range": form == "qdq7", "weight_type": weights}
+            about |= {"activation_type": quantization.QuantType.QUInt8}
             quantization.quantize_static(ready, path, Images(), **about)
     return path
 
