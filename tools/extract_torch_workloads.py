@@ -61,16 +61,20 @@ def convolutions(model: nn.Module, *inputs: Tensor) -> list[str]:
     return lines
 
 
-class UNet3d(nn.Module):
-    """Two 3x3x3 convolutions without padding at each of four resolutions on either side; 2x2x2 up-convolutions; cropped shortcuts."""
+def _pair(sizes: tuple[int, int, int], norms: bool) -> nn.Module:
+    each = [(nn.Conv3d(a, b, 3), *((nn.BatchNorm3d(b), nn.ReLU()) if norms else ())) for a, b in itertools.pairwise(sizes)]
+    return nn.Sequential(*(layer for layers in each for layer in layers))
 
-    def __init__(self) -> None:
+
+class UNet3d(nn.Module):
+    """Two 3x3x3 convolutions without padding at each resolution on either side; 2x2x2 up-convolutions; cropped shortcuts."""
+
+    def __init__(self, resolutions: int = 3, norms: bool = True) -> None:
         super().__init__()
-        pairs = [(3, 32, 64), (64, 64, 128), (128, 128, 256), (256, 256, 512)]
-        self.down = nn.ModuleList([nn.Sequential(nn.Conv3d(a, b, 3), nn.Conv3d(b, c, 3)) for a, b, c in pairs])
-        self.up = nn.ModuleList([nn.ConvTranspose3d(size, size, 2, 2) for size in (512, 256, 128)])
-        joined = [(768, 256), (384, 128), (192, 64)]
-        self.join = nn.ModuleList([nn.Sequential(nn.Conv3d(a, b, 3), nn.Conv3d(b, b, 3)) for a, b in joined])
+        ends = [64 * 2**level for level in range(resolutions)]  # channels of each resolution
+        self.down = nn.ModuleList([_pair((ends[level - 1] if level else 3, end // 2, end), norms) for level, end in enumerate(ends)])
+        self.up = nn.ModuleList([nn.ConvTranspose3d(size, size, 2, 2) for size in ends[:0:-1]])
+        self.join = nn.ModuleList([_pair((3 * size, size, size), norms) for size in ends[-2::-1]])
         self.last, self.pool = nn.Conv3d(64, 3, 1), nn.MaxPool3d(2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,7 +167,7 @@ SETS: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "encodec": ("EnCodec at 24 kHz (arXiv 2210.13438), transformers', 24,000 samples, padded by it beforehand", encodec),
     "unet3d": (
         "3D U-Net: Figure 2 of arXiv 1606.06650, 132 x 132 x 116",
-        lambda: convolutions(UNet3d().to("meta"), torch.zeros(1, 3, 116, 132, 132, device="meta")),
+        lambda: convolutions(UNet3d(4, norms=False).to("meta"), torch.zeros(1, 3, 116, 132, 132, device="meta")),
     ),
     "slowfast": (
         "SlowFast 4x16, R50: Table 1 of arXiv 1812.03982, 32 frames of 224 x 224",

@@ -28,7 +28,7 @@ from products import lower_deciles
 import pysim
 from pysim.check.reference import reference
 from pysim.measure.store import environment
-from pysim.problem.text import SHIPPED, parse
+from pysim.problem.text import line_of, parse
 
 LAYERS = """
     r3d18:0 r3d18:1 r3d18:5 r3d18:6 r3d18:7 slowfast:1 slowfast:2 slowfast:4 slowfast:5 slowfast:60 slowfast:90 wav2vec2:0 wav2vec2:1
@@ -44,15 +44,6 @@ LAYERS = """
 """
 TOLERANCE = 1e-4
 REFERENCE_FLOPS = 3e8  # larger layers are compared with ONNX Runtime's result
-
-
-def line_of(word: str) -> str:
-    """A layer's line."""
-    name, _, number = word.partition(":")
-    if not number.isdigit():
-        return word
-    lines = [line for line in (SHIPPED / f"{name}.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return lines[int(number)].partition("_n")[0]
 
 
 def model_of(line: str) -> tuple[onnx.ModelProto, Any]:

@@ -329,6 +329,15 @@ def sets() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.txt"))
 
 
+def line_of(word: str) -> str:
+    """A benchdnn line as it stands, transposed ones too; of SET:NUMBER, a built-in set's layer of that number from 0, without its label."""
+    name, _, number = word.partition(":")
+    if not number.isdigit():
+        return word
+    lines = [line for line in read_text(SHIPPED / f"{name}.txt", _MAX_FILE_BYTES).splitlines() if not line.startswith("#")]
+    return lines[int(number)].partition("_n")[0]
+
+
 @cache
 def _shipped(name: str) -> tuple[Layer, ...]:
     return tuple(_read_lines(SHIPPED / f"{name}.txt"))

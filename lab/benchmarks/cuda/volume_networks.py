@@ -12,6 +12,7 @@ are root mean squares over that of the same model in float64. One line of JSON a
 import argparse
 import copy
 import json
+import sys
 import time
 from functools import partial
 from itertools import pairwise
@@ -23,6 +24,9 @@ from graphs import microseconds
 from torch import Tensor, nn
 
 import pysim.torch
+
+sys.path.append(str(Path(__file__).parents[3] / "tools"))
+from extract_torch_workloads import UNet3d
 
 
 class Block3d(nn.Module):
@@ -45,33 +49,6 @@ def r3d_18() -> nn.Module:
     stem = [nn.Conv3d(3, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3), bias=False), nn.BatchNorm3d(64), nn.ReLU()]
     blocks = [block for a, b in pairwise(sizes) for block in (Block3d(a, b, 1 + (a != b)), Block3d(b, b, 1))]
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(512, 400))
-
-
-def _pair(a: int, b: int, c: int) -> nn.Module:
-    return nn.Sequential(nn.Conv3d(a, b, 3), nn.BatchNorm3d(b), nn.ReLU(), nn.Conv3d(b, c, 3), nn.BatchNorm3d(c), nn.ReLU())
-
-
-class UNet3d(nn.Module):
-    """Two 3x3x3 convolutions without padding at each of three resolutions on either side; 2x2x2 up-convolutions; cropped shortcuts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.ModuleList([_pair(*of) for of in ((3, 32, 64), (64, 64, 128), (128, 128, 256))])
-        self.up = nn.ModuleList([nn.ConvTranspose3d(size, size, 2, 2) for size in (256, 128)])
-        self.join = nn.ModuleList([_pair(a, b, b) for a, b in ((384, 128), (192, 64))])
-        self.last, self.pool = nn.Conv3d(64, 3, 1), nn.MaxPool3d(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcuts = []
-        for level, stage in enumerate(self.down):
-            x = stage(self.pool(x) if level else x)
-            shortcuts.append(x)
-        for up, join, other in zip(self.up, self.join, shortcuts[-2::-1], strict=True):
-            x = up(x)
-            for axis in (2, 3, 4):
-                other = other.narrow(axis, (other.shape[axis] - x.shape[axis]) // 2, x.shape[axis])
-            x = join(torch.cat([other, x], 1))
-        return self.last(x)
 
 
 def dcgan() -> nn.Module:

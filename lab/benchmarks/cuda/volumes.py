@@ -10,7 +10,8 @@ networks beside PyTorch's in CUDA graphs.
 LAYER is a benchdnn line, or SET:NUMBER, a built-in set's layer of that number from 0; without one, LAYERS. Each library runs in both
 layouts, PyTorch with cudnn.benchmark; float32 plans have accuracy "strict", which allows no larger error than a direct sum's. Times are
 medians of interleaved graphs. An error is the largest over |x| * |w| of its element. Random volumes run beside products on a second
-stream. `--depthwise`: causal depthwise sequences beyond the L2, and the share of a copy's bandwidth that they reach.
+stream. A prediction is of a call in a graph: less the machine's `event_seconds`. `--depthwise`: causal depthwise sequences beyond the L2,
+and the share of a copy's bandwidth that they reach.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from torch.nn import functional
 
 import pysim
 from pysim.problem.conv import Conv
-from pysim.problem.text import SHIPPED, parse
+from pysim.problem.text import line_of, parse
 from pysim.problem.transposed import Moves, Transposed, transposed
 from pysim.runtime.cuda import interleave
 
@@ -128,6 +129,12 @@ def check(count: int, seed: int, seconds: float) -> None:
     print(f"{done} random convolutions, {wrong} wrong or refused; by algorithm {by}", flush=True)
 
 
+def predicted(plan: Any) -> float:
+    """Microseconds in a graph."""
+    events = plan.on.event_seconds
+    return round(1e6 * (plan.seconds - (events.value if events else 0.0)), 2)
+
+
 def measure(w: Conv) -> dict[str, Any]:
     """Microseconds of both libraries in both layouts."""
     x, filters = operands(w)
@@ -141,7 +148,7 @@ def measure(w: Conv) -> dict[str, Any]:
         plan = pysim.plan(w, "cuda", layout=layout, accuracy="strict" if w.dtype == "f32" else "standard")
         if layout == "nhwc" and w.batch == 1:
             line["error"] = error_of(w, *mine, plan.run(*mine))
-        line |= {f"kernel {layout}": plan.kernel, f"predicted {layout}": round(1e6 * (plan.seconds or 0), 2)}
+        line |= {f"kernel {layout}": plan.kernel, f"predicted {layout}": predicted(plan)}
         calls[f"pysim {layout}"] = lambda at, mine=mine, plan=plan: plan.run(*mine)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, w.dtype == "tf32"
     count = max(1, min(20, int(1e12 / w.flops)))
@@ -176,7 +183,7 @@ def measure_transposed(line: str, batch: int, dtype: str) -> dict[str, Any]:
         calls[f"pysim {layout}"] = partial(_interleaved, problem, plan, layout, own[0], own[2], out)
         calls[f"pysim {layout}"](0)
         error = float(((out - wide[0]).abs() / wide[1].clamp_min(1e-30)).max())
-        found |= {f"error {layout}": error, f"kernel {layout}": plan.kernel, f"predicted {layout}": round(1e6 * (plan.seconds or 0), 2)}
+        found |= {f"error {layout}": error, f"kernel {layout}": plan.kernel, f"predicted {layout}": predicted(plan)}
         calls[f"phases {layout}"] = lambda at, own=own, plan=plan: plan.run(own[0], own[2])
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, dtype == "tf32"
     return found | {name: round(value, 2) for name, value in microseconds(calls, 20, 5).items()}
@@ -185,15 +192,6 @@ def measure_transposed(line: str, batch: int, dtype: str) -> dict[str, Any]:
 def _interleaved(of: Transposed, plan: Any, layout: Any, x: Any, filters: Any, out: Any, at: int = 0) -> None:
     y = plan.run(x, filters)
     interleave(of, layout, out.element_size(), y.data_ptr(), out.data_ptr(), torch.cuda.current_stream().cuda_stream)
-
-
-def line_of(word: str) -> str:
-    """A layer's line."""
-    name, _, number = word.partition(":")
-    if not number.isdigit():
-        return word
-    lines = [line for line in (SHIPPED / f"{name}.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return lines[int(number)].partition("_n")[0]
 
 
 def measured(line: str, batch: int, dtype: str) -> dict[str, Any]:
