@@ -10,7 +10,7 @@ Worked number: tiles of 64 filters x 128 windows of conv:mb32ic64ih56oc64kh3ph1 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -52,7 +52,7 @@ class ByRow:
 
     def __init__(self, row: ConvKernel, w: Conv, layout: Layout, chunks: int = 1) -> None:
         self.row, self.layout, self.chunks = row, layout, chunks
-        self.w = in_type(as_image(w), row.dtype)
+        self.w = in_type(as_image(parts_of(w, layout).first), row.dtype)
         self.size, self.tiles = self.w.element_bytes, product_columns.product_tiles(row, layout)
         self.windows = Windows(self.w, layout, row.outputs)
 
@@ -188,12 +188,12 @@ class Rows:
         return in_type(problem, AS_HALVES.get(problem.dtype, problem.dtype)) if self.by.in_parts else problem
 
     def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
-        return refuses(self.NAME, self.multiplied(problem))
+        return refuses(self.NAME, self.multiplied(problem), layout)
 
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
         gpu, named = request.gpu, request.schedule
         w, known = self.multiplied(request.conv), gemm_attributes(gpu.capability_number)
-        made = cache(lambda row: self.by(row, w, request.layout))
+        made, (first, parts) = cache(lambda row: self.by(row, w, request.layout)), parts_of(w, request.layout)
         rows, rejected = legal_rows(request._replace(problem=w), self.NAME, made)
         variants = []
         for row in rows:
@@ -201,6 +201,8 @@ class Rows:
             for chunks in (named.splits,) if row.staged and isinstance(named, GpuSchedule) else one.chunk_counts():
                 of = one if chunks == 1 else self.by(row, w, request.layout, chunks)
                 variant = of.variant(gpu, known, request.prologue)
+                if parts > 1:
+                    variant = variant._replace(times=variant.times * w.flops / first.flops, passes=variant.passes * parts)
                 if occupancy(gpu, variant.attributes):
                     variants.append(variant)
                 else:
@@ -216,7 +218,7 @@ class Rows:
         row, tiles, total = of.row, of.row.tiles, round_up(sum(of.buffers.values()), ALIGN)
         if not (schedule.decomposition == "split_k" and schedule.splits <= row.reduces_in_cluster) and tiles.rows:
             accumulators = tiles.rows * tiles.columns * row.outputs**2 * SUM_BYTES[problem.dtype]
-            number = tiles_of(problem, row, of.window_count)
+            number = tiles_of(of.w, row, of.window_count)
             total += partial_bytes(schedule.decomposition, schedule.splits, number, tiles.blocks, accumulators)
         return total + ALIGN * bool(total)
 
@@ -228,7 +230,10 @@ class Rows:
         return None if of.order is None else in_parts(of.row, of.row.sums, of.order, schedule)
 
     def describe(self, plan: Plan) -> Description:
-        return launch_text.describe(plan, self.candidates, self.about, self.of(plan.conv, plan.launch, plan.layout).lines())
+        lines, parts = self.of(plan.conv, plan.launch, plan.layout).lines(), parts_of(plan.conv, plan.layout)
+        if parts.number > 1:
+            lines = (f"{'parts':<18}{parts.number} one after another, of up to {parts.first.text}", *lines)
+        return launch_text.describe(plan, self.candidates, self.about, lines)
 
 
 def order_of(w: Conv, *axes: str) -> str:
@@ -260,13 +265,13 @@ def conv_rows(name: str) -> tuple[ConvKernel, ...]:
     return tuple(row for row in conv_kernels() if row.algorithm == name)
 
 
-def refuses(name: str, w: Conv) -> Reason | None:
+def refuses(name: str, w: Conv, layout: Layout) -> Reason | None:
     """Why an algorithm of conv/ cannot compute a problem on any machine: no row has its type, or it is too large."""
     known = sorted({row.dtype for row in conv_rows(name)})
     if w.dtype not in known:
         there = f"the registry (native/cuda/conv) has {', '.join(known) or 'none'}"
         return Reason("type", f"there is no {w.dtype} CUDA kernel of it; {there}")
-    return too_large(w)
+    return too_large(parts_of(w, layout).first)
 
 
 def legal_rows(request: Request, name: str, made: Callable[[ConvKernel], ByRow]) -> tuple[list[ConvKernel], list[Rejected]]:
@@ -307,6 +312,36 @@ def tiles_of(w: Conv, row: ConvKernel, windows: int) -> int:
     return high * w.groups * wide
 
 
+class Parts(NamedTuple):
+    """A convolution as the library computes it: a `number` of parts one after another, of which the `first` is the largest."""
+
+    first: Conv
+    number: int
+
+
+@lru_cache(maxsize=64)
+def parts_of(w: Conv, layout: Layout) -> Parts:
+    """Parts whose operands lie one after another: of some images, or of one image under NCHW of some groups, or of one group of some
+    filters     (native/cuda/abi/conv.cu)."""
+    count = 1
+    for size in ("batch", "groups", "filters") if layout == "nchw" else ("batch",):
+        if not too_large(w):
+            break
+        whole = getattr(w, size)
+        low, high = 1, whole  # the most that fit
+        while low < high:
+            middle = low + (high - low + 1) // 2
+            low, high = (low, middle - 1) if too_large(_part(w, size, middle)) else (middle, high)
+        most = -(-whole // -(-whole // low))
+        w, count = _part(w, size, most), count * -(-whole // most)
+    return Parts(w, count)
+
+
+def _part(w: Conv, size: str, most: int) -> Conv:
+    more = {"channels": w.group_channels * most, "filters": w.group_filters * most} if size == "groups" else {}
+    return msgspec.structs.replace(w, **{size: most}, **more)
+
+
 @lru_cache(maxsize=64)
 def too_large(w: Conv) -> Reason | None:
     """Why no CUDA kernel takes a problem of this size."""
@@ -322,5 +357,6 @@ def too_large(w: Conv) -> Reason | None:
     }
     for name, elements in tensors.items():
         if elements > most["CONV_TENSOR"]:
-            return Reason("size", f"the {name} would have {elements:,} elements; the CUDA kernels take up to {most['CONV_TENSOR']:,}")
+            why = f"the {name} would have {elements:,} elements in one part; the CUDA kernels take up to {most['CONV_TENSOR']:,}"
+            return Reason("size", why)
     return None

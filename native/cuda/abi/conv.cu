@@ -2,6 +2,8 @@
  * Convolutions: check the arguments, lay out the workspace, launch. The contract with the families is in conv/conv.h. */
 #include "conv/conv.h"
 
+#include <algorithm>
+
 #include "abi/operation.h"
 #include "abi/registry.h"
 #include "core/decomposition.cuh"
@@ -48,6 +50,69 @@ pysim_conv folded(const pysim_conv &from) {
     return s;
 }
 
+struct Tensor {
+    const char *name;
+    double elements; /* in double: the products may overflow int64 */
+};
+/* A tensor of more elements than kernels take; name NULL: there is none. */
+Tensor too_large(const pysim_conv &s) {
+    const Outputs out(s);
+    const double windows = (double)out.d * (double)out.h * (double)out.w;
+    const Tensor tensors[] = {
+        {"input", (double)s.batch * (double)s.channels * (double)s.depth * (double)s.height * (double)s.width},
+        {"filters", (double)s.filters * (double)(s.channels / s.groups) * (double)s.kernel_d * (double)s.kernel_h * (double)s.kernel_w},
+        {"output", (double)s.batch * (double)s.filters * windows},
+        {"windows of all groups", (double)s.groups * ((double)s.batch * windows + limit::SPARE_WINDOWS)}};
+    for (const Tensor &tensor : tensors)
+        if (tensor.elements > (double)limit::CONV_TENSOR) return tensor;
+    return {};
+}
+
+/* Larger tensors are computed in parts, whose operands lie one after another: of some images each, or of one image under NCHW of some groups, or of one
+ * group of some filters. */
+struct Parts {
+    int64_t images, groups, filters; /* of a part; of a group */
+    int64_t image_parts, group_parts, filter_parts;
+
+    int64_t count() const { return image_parts * group_parts * filter_parts; }
+    /* The part with these numbers. */
+    pysim_conv of(const pysim_conv &from, int64_t image, int64_t group, int64_t filter) const {
+        pysim_conv s = from;
+        s.batch = std::min(images, from.batch - image * images), s.groups = std::min(groups, from.groups - group * groups);
+        s.channels = from.channels / from.groups * s.groups;
+        s.filters = std::min(filters, from.filters / from.groups - filter * filters) * s.groups;
+        return s;
+    }
+};
+/* As few parts as fit, of equal sizes but the last. */
+Parts parts_of(const pysim_conv &s, int layout) {
+    Parts p = {s.batch, s.groups, s.filters / s.groups, 1, 1, 1};
+    if (!too_large(s).name) return p;
+    const auto over = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+    const auto cut = [&](int64_t Parts::*size, int64_t Parts::*parts) {
+        const int64_t all = p.*size;
+        int64_t low = 1, high = all; /* the most that fit, by bisection; else 1 */
+        while (low < high) {
+            p.*size = low + (high - low + 1) / 2;
+            if (too_large(p.of(s, 0, 0, 0)).name) high = p.*size - 1;
+            else low = p.*size;
+        }
+        p.*size = over(all, over(all, low)), p.*parts = over(all, p.*size);
+        return too_large(p.of(s, 0, 0, 0)).name != nullptr;
+    };
+    if (cut(&Parts::images, &Parts::image_parts) && layout == PYSIM_NCHW && cut(&Parts::groups, &Parts::group_parts))
+        cut(&Parts::filters, &Parts::filter_parts);
+    return p;
+}
+
+/* The first part, which is the largest. */
+pysim_cuda_conv first_part(const pysim_cuda_conv *c) {
+    pysim_cuda_conv part = *c;
+    const pysim_conv s = with_depth(c->shape);
+    part.shape = parts_of(s, c->layout).of(s, 0, 0, 0);
+    return part;
+}
+
 pysim_status check_conv(const pysim_cuda_conv *c) {
     const pysim_conv s = with_depth(c->shape);
     const struct {
@@ -75,20 +140,10 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
         return fail(PYSIM_BAD_ARGUMENT, "the kernel spans %lld slices, more than the %lld of the padded input", (long long)deep,
                     (long long)(s.depth + s.pad_front + s.pad_back));
     if ((unsigned)c->layout > 1) return fail(PYSIM_BAD_ARGUMENT, "layout is %d; expected 0 (NCHW) or 1 (NHWC)", c->layout);
-    const Outputs out(s);
-    const double windows = (double)out.d * (double)out.h * (double)out.w;
-    const double limit = limit::CONV_TENSOR; /* in double: the products may overflow int64 */
-    const struct {
-        const char *name;
-        double elements;
-    } tensors[] = {{"input", (double)s.batch * (double)s.channels * (double)s.depth * (double)s.height * (double)s.width},
-                   {"filters", (double)s.filters * (double)(s.channels / s.groups) * (double)s.kernel_d * (double)s.kernel_h * (double)s.kernel_w},
-                   {"output", (double)s.batch * (double)s.filters * windows},
-                   {"windows of all groups", (double)s.groups * ((double)s.batch * windows + limit::SPARE_WINDOWS)}};
-    for (const auto &tensor : tensors)
-        if (tensor.elements > limit)
-            return fail(PYSIM_UNSUPPORTED, "the %s would have %.0f elements; the CUDA kernels take up to %.0f", tensor.name,
-                        tensor.elements, limit);
+    const Tensor tensor = too_large(first_part(c).shape);
+    if (tensor.name)
+        return fail(PYSIM_UNSUPPORTED, "the %s would have %.0f elements in one part; the CUDA kernels take up to %.0f", tensor.name,
+                    tensor.elements, (double)limit::CONV_TENSOR);
     return check_dtypes(s.dtype, c->out_dtype);
 }
 
@@ -222,7 +277,9 @@ pysim_status attributes(const pysim_cuda_problem *problem, int32_t kernel, pysim
     pysim_status status = check_conv(c);
     if (status == PYSIM_OK) status = registry.find(kernel, c->shape.dtype, &row);
     if (status == PYSIM_OK) status = sms_for(*row, &sms);
-    return status == PYSIM_OK ? check(row->attributes(conv_of(c, nullptr, row), out), "the kernel's attributes") : status;
+    if (status != PYSIM_OK) return status;
+    const pysim_cuda_conv part = first_part(c);
+    return check(row->attributes(conv_of(&part, nullptr, row), out), "the kernel's attributes");
 }
 
 pysim_status workspace_bytes(const Call &call, int64_t *bytes) {
@@ -231,20 +288,60 @@ pysim_status workspace_bytes(const Call &call, int64_t *bytes) {
     Workspace w;
     pysim_status status = check_conv(c);
     if (status == PYSIM_OK) status = check_schedule(c, call.schedule, &row);
-    if (status == PYSIM_OK) status = workspace_of(conv_of(c, call.schedule, row), *row, &w);
+    if (status != PYSIM_OK) return status;
+    const pysim_cuda_conv part = first_part(c);
+    status = workspace_of(conv_of(&part, call.schedule, row), *row, &w);
     if (status == PYSIM_OK) *bytes = w.total;
     return status;
 }
 
-pysim_status run(const Call &call) {
+/* Calls run(part's call) for each part of a convolution until one fails. */
+template <class Run> pysim_status in_parts(const Call &call, Run run) {
+    const pysim_cuda_conv &c = call.problem->conv;
+    const pysim_status status = check_conv(&c);
+    if (status != PYSIM_OK) return status;
+    const pysim_conv s = with_depth(c.shape);
+    const Parts p = parts_of(s, c.layout);
+    if (p.count() == 1) return run(call);
+    const Outputs out(s);
+    const int64_t element = dtypes[s.dtype].bytes, result = dtypes[c.out_dtype].bytes, channels = s.channels / s.groups,
+                  filters = s.filters / s.groups, pixels = s.depth * s.height * s.width, windows = out.d * out.h * out.w;
+    const int64_t of_filter = channels * s.kernel_d * s.kernel_h * s.kernel_w;
+    const auto at = [](const void *of, int64_t bytes) { return of ? (const char *)of + bytes : nullptr; };
+    for (int64_t number = 0; number < p.count(); number++) {
+        const int64_t i = number / (p.group_parts * p.filter_parts), g = number / p.filter_parts % p.group_parts, f = number % p.filter_parts;
+        const int64_t image = i * p.images, group = g * p.groups, filter = group * filters + f * p.filters;
+        pysim_cuda_problem problem = *call.problem;
+        problem.conv.shape = p.of(s, i, g, f);
+        pysim_cuda_epilogue e = *call.epilogue;
+        e.bias = at(e.bias, filter * result), e.scale = at(e.scale, filter * scale_bytes(c.out_dtype));
+        pysim_cuda_prologue prologue = {};
+        if (e.prologue) {
+            prologue = *e.prologue;
+            const int64_t first = group * channels, of_image = prologue.by_image ? image * s.channels : 0;
+            prologue.scale = (decltype(prologue.scale))at(prologue.scale, (of_image + first) * (int64_t)sizeof(float));
+            prologue.shift = (decltype(prologue.shift))at(prologue.shift, first * (int64_t)sizeof(float));
+            e.prologue = &prologue;
+        }
+        Call part = call;
+        part.problem = &problem, part.epilogue = &e;
+        part.first = at(call.first, (image * s.channels + group * channels) * pixels * element);
+        part.second = at(call.second, filter * of_filter * element);
+        part.result = const_cast<char *>(at(call.result, (image * s.filters + filter) * windows * result));
+        const pysim_status done = run(part);
+        if (done != PYSIM_OK) return done;
+    }
+    return PYSIM_OK;
+}
+
+pysim_status run_part(const Call &call) {
     const ConvRow *row = nullptr;
     const pysim_cuda_conv *c = &call.problem->conv;
     const pysim_cuda_epilogue *e = call.epilogue;
     Workspace w;
     Conv v;
     int sms = 0;
-    pysim_status status = check_conv(c);
-    if (status == PYSIM_OK) status = check_schedule(c, call.schedule, &row);
+    pysim_status status = check_schedule(c, call.schedule, &row);
     if (status == PYSIM_OK) status = conv_of(c, call.schedule, row, e, &v);
     if (status == PYSIM_OK) status = workspace_of(v, *row, &w);
     if (status == PYSIM_OK) status = check_operands(c, v, e, call.first, call.second, call.result, call.workspace, call.workspace_bytes);
@@ -262,11 +359,10 @@ pysim_status run(const Call &call) {
     return status == PYSIM_OK ? row->launch(v, sms, call.stream) : status;
 }
 
-pysim_status plain_loops(const Call &call) {
+pysim_status plain_loops_of_part(const Call &call) {
     const pysim_cuda_conv *c = &call.problem->conv;
-    pysim_status status = check_conv(c);
     Conv v;
-    if (status == PYSIM_OK) status = conv_of(c, nullptr, nullptr, call.epilogue, &v);
+    pysim_status status = conv_of(c, nullptr, nullptr, call.epilogue, &v);
     if (status != PYSIM_OK) return status;
     status = check_operands(c, v, call.epilogue, call.first, call.second, call.result, nullptr, 0);
     if (status != PYSIM_OK) return status;
@@ -274,6 +370,9 @@ pysim_status plain_loops(const Call &call) {
     return check(conv_reference(v, call.stream), "the reference");
 }
 }
+
+pysim_status run(const Call &call) { return in_parts(call, run_part); }
+pysim_status plain_loops(const Call &call) { return in_parts(call, plain_loops_of_part); }
 
 const Operation convolutions = {[](int32_t kernel) { return is_available(registry, kernel); }, attributes, workspace_bytes, run,
                                 plain_loops};

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pysim.algorithms.convolution import ByRow, Rows, legal_rows, order_in_memory
+from pysim.algorithms.convolution import ByRow, Rows, legal_rows, order_in_memory, parts_of
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import launch_text
 from pysim.cachemodel.gpu.copy_kernels import Pass
@@ -42,7 +42,8 @@ class Products(NamedTuple):
 
 
 def products_of(w: Conv, layout: Layout) -> Products:
-    """The products of a convolution."""
+    """The products of a convolution, of a large one those of its first part."""
+    w = parts_of(w, layout).first
     size, windows, k, filters = w.element_bytes, w.windows, w.products, w.group_filters
     if layout == "nchw":
         pitch = windows if w.pointwise else round_up(windows * size, 16) // size
@@ -77,7 +78,9 @@ class ByProducts(Rows):
         """Nothing: filters already are a matrix."""
 
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
-        gpu, w, named = request.gpu, request.conv, request.schedule
+        gpu, named = request.gpu, request.schedule
+        w, parts = parts_of(request.conv, request.layout)
+        share = request.conv.flops / w.flops
         rows, rejected = legal_rows(request, self.NAME, lambda row: self.by(row, w, request.layout))
         of = products_of(w, request.layout)
         products = tuple(kernel for kernel in gemm_kernels() if not kernel.residues)
@@ -96,7 +99,8 @@ class ByProducts(Rows):
                 one = one._replace(columns=one.columns._replace(max_stream_blocks=gemm.iterations_of(least, kernel)))
             schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
             numbers = (*one.numbers, *["model.passes.column_"] * bool(copies))
-            result.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=copies, numbers=numbers))
+            times, passes_ = of.times * share, copies * parts
+            result.append(one._replace(kernel=rows[0].name, schedule=schedule, times=times, passes=passes_, numbers=numbers))
         return Candidates(request, tuple(result), (self.NAME,), tuple(rejected), prunes(request, limit))
 
     def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:

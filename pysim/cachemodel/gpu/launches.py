@@ -79,7 +79,7 @@ class Variant(NamedTuple):
     threads: Threads | None = None
     family: GpuFamily | None = None
     kind: int = 0
-    times: int = 1
+    times: float = 1
     chunks: int = 0
     passes: tuple[Pass, ...] = ()
     assumed: tuple[str, ...] = ()
