@@ -157,7 +157,8 @@ class Grouped(ByThreads):
 
     def multiplied(self, t: Tiling) -> tuple[float, float, float]:
         """Warp tiles of a rectangle; instructions and wavefronts of a k-iteration of one."""
-        across = SINGLE_FILTERS // 8 if self.single else 2 if self.w.group_filters > 8 else 1  # filters of a warp / those of an instruction
+        most = SINGLE_FILTERS // 8 if self.single else 2
+        across = most if self.w.group_filters > 16 else min(most, -(-self.w.group_filters // 8))  # filters of a warp / of an instruction
         warp_tiles = t.groups * -(-t.filters // (8 * across)) * -(-t.high * t.wide // WARP_WINDOWS)
         loads, rounds = 4 + across, 2 if self.size == 4 else 0
         masks = 8 if self.w.kernel_w % t.fold else 0

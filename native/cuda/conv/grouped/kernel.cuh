@@ -5,8 +5,9 @@
  * A block (tiles.h) loads the pixels of its windows to shared memory once for all taps, and its filters. The assignment of k to a lane's words is free
  * if A and B agree: a lane has a unit of 8 bytes, two words, of neighbouring channels of one tap. Four lanes have four units, of one tap or of several:
  * 16 (tf32: 8) of k, of which only the last k-iteration wastes some. A warp computes 32 windows x 8 or 16 filters of a group at a time; its
- * accumulators pass through shared memory, so that stores are contiguous. With `single` it computes 32 filters of the only group and stores from
- * registers: windows (NCHW) or filters (NHWC) are permuted along an instruction's m and n so that a lane has neighbours.
+ * accumulators pass through shared memory, so that stores are contiguous. With `single` it computes up to 32 filters of the only group and stores from
+ * registers: windows (NCHW) or filters (NHWC) are permuted along an instruction's m and n so that a lane has neighbours. Under NHWC up to 16 filters are
+ * too few for that: four lanes exchange windows.
  *
  * Filters in the NHWC order [filter][tap][channel] with whole units are copied; others are gathered by elements, or by neighbours of an image row (NCHW), and
  * padded with zeros to whole units. Pixels outside the image are zeros.
@@ -32,7 +33,7 @@ template <class T, bool NHWC> __device__ constexpr int filter_at(int j, int unit
 }
 
 /* Loads the filters of a block, [filter][tap][channels in whole units], padded with zeros to whole k-iterations. */
-template <class T, bool SINGLE> __device__ inline void stage_filters(const Grouped &g, const Block &b, char *to) {
+template <class T, int TILES, bool SINGLE> __device__ inline void stage_filters(const Grouped &g, const Block &b, char *to) {
     enum { OF = UNIT / sizeof(T) };
     const Conv &c = g.c;
     const int real = g.t.taps * g.t.units, count = (SINGLE ? g.t.slots : b.groups * b.filters) * (int)g.by_steps.divisor;
@@ -43,7 +44,8 @@ template <class T, bool SINGLE> __device__ inline void stage_filters(const Group
         int filter = slot;
         if constexpr (SINGLE) { /* in the order in which its lanes have them */
             const int j = in_turn / 8, unit = in_turn % 8 / 2, e = in_turn % 2;
-            filter = min(slot - in_turn + (c.nhwc ? filter_at<T, true>(j, unit, e) : in_turn), b.filters - 1);
+            const bool permuted = c.nhwc && TILES * 8 == ACROSS;
+            filter = min(slot - in_turn + (permuted ? filter_at<T, true>(j, unit, e) : in_turn), b.filters - 1);
         }
         if (g.whole) {
             const int first = at * g.whole, some = first < real * UNIT ? g.whole : 0;
@@ -266,6 +268,25 @@ template <int TILES, bool NHWC> __device__ inline void in_turns(const float (&su
         for (int e = 0; e < 8; e++) of[t * 8 + e] = NHWC ? sum[t / 2][e / 2][t % 2 * 2 + e % 2] : sum[e % 4 / 2][t][e % 2 * 2 + e / 4];
 }
 
+/* The same of NHWC with 8 or 16 filters: a lane has two filters of four windows, and gets eight filters of the window of its number among its four lanes. */
+template <int TILES> __device__ inline void exchanged(const float (&sum)[2][TILES][4], float (&of)[TILES * 8]) {
+    const int lane = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+#pragma unroll
+        for (int e = 0; e < 8; e++) of[t * 8 + e] = sum[e / 4][t][e % 4]; /* filters 0 and 1 of window 0, of window 1 ... */
+#pragma unroll
+        for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (!(e / 2 & bit)) {
+                    float &low = of[t * 8 + e], &high = of[t * 8 + e + 2 * bit];
+                    const float got = __shfl_xor_sync(~0u, lane & bit ? low : high, bit);
+                    (lane & bit ? low : high) = got;
+                }
+    }
+}
+
 /* The epilogue from registers: stores 16 bytes of a window's filters at a time (NHWC; 32 for f32 results of a 16-bit type), or four windows of a row.
  * The loop over tiles is rolled and shifts the accumulators down, since unrolled activation functions made compilation ten times as long. */
 template <class T, class Out, int TILES, bool NHWC> __device__ inline void store_single(const Grouped &g, const Block &b, int first, int n,
@@ -283,21 +304,23 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
         x += b.q, position = (b.slice * c.slice_rows + y) * c.out_w + x;
         return window < windows && y < c.slice_rows && x < c.out_w;
     };
+    constexpr bool FEW = NHWC && TILES < 4; /* an iteration per tile of filters; else per window of a lane */
     float of[TILES * 8];
-    in_turns<TILES, NHWC>(sum, of);
-    static_assert(TILES == 4, "one iteration per window of a lane, or per tile of filters");
+    if constexpr (FEW) exchanged<TILES>(sum, of);
+    else in_turns<TILES, NHWC>(sum, of);
 #pragma unroll 1
     for (int tile = 0; tile < TILES; tile++) {
         int position;
         if constexpr (NHWC) {
             enum { WIDE = 16 / sizeof(T) };
-            if (place_of(first + tile * 8 + row, position)) {
+            if (place_of(first + (FEW ? unit : tile) * 8 + row, position)) {
 #pragma unroll
                 for (int v = 0; v < 8; v += WIDE) {
                     float acc[WIDE];
 #pragma unroll
                     for (int e = 0; e < WIDE; e++) acc[e] = of[v + e];
-                    to.store(b.image * plane + position, b.filter + n + filter_at<T, true>(v / 2, unit, 0), acc);
+                    const int filter = FEW ? tile * 8 + v : filter_at<T, true>(v / 2, unit, 0);
+                    to.store(b.image * plane + position, b.filter + n + filter, acc);
                 }
             }
         } else { /* the braces are needed: nvcc 13 drops the code after an untaken statement that has a pragma */
@@ -397,16 +420,15 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_al
     }
 }
 
-/* A warp multiplies TILES x 8 filters; ACROSS / 8 tiles mean `single`. */
-template <class T, int TILES, bool NHWC> __global__ void __launch_bounds__(THREADS, TILES * 8 == ACROSS ? SINGLE_BLOCKS : BLOCKS)
+/* A warp multiplies TILES x 8 filters. */
+template <class T, int TILES, bool NHWC, bool SINGLE> __global__ void __launch_bounds__(THREADS, SINGLE ? SINGLE_BLOCKS : BLOCKS)
     grouped_kernel(const __grid_constant__ Grouped g) {
-    constexpr bool SINGLE = TILES * 8 == ACROSS;
     if constexpr (CODE_CAPABILITY >= 80) {
         PYSIM_DYNAMIC_SHARED(shared);
         int part;
         const int tile = g.by_part.of((int)blockIdx.x, part);
         const Block b(g, part, tile);
-        stage_filters<T, SINGLE>(g, b, shared + g.t.at_filters);
+        stage_filters<T, TILES, SINGLE>(g, b, shared + g.t.at_filters);
         stage_windows<T, NHWC, SINGLE>(g, b, shared + g.t.at_windows);
         commit_async();
         list_units<T>(g, (int *)shared);
@@ -421,9 +443,10 @@ template <class T, int TILES, bool NHWC> __global__ void __launch_bounds__(THREA
 
 /* Calls f with the kernel for the convolution's layout and filters. */
 template <class T, bool SINGLE, class F> cudaError_t choose(const Conv &c, F f) {
-    if constexpr (SINGLE) return c.nhwc ? f(grouped_kernel<T, ACROSS / 8, true>) : f(grouped_kernel<T, ACROSS / 8, false>);
-    else if (c.filters > 8) return c.nhwc ? f(grouped_kernel<T, 2, true>) : f(grouped_kernel<T, 2, false>);
-    else return c.nhwc ? f(grouped_kernel<T, 1, true>) : f(grouped_kernel<T, 1, false>);
+    if constexpr (SINGLE)
+        if (c.filters > 16) return c.nhwc ? f(grouped_kernel<T, 4, true, SINGLE>) : f(grouped_kernel<T, 4, false, SINGLE>);
+    if (c.filters > 8) return c.nhwc ? f(grouped_kernel<T, 2, true, SINGLE>) : f(grouped_kernel<T, 2, false, SINGLE>);
+    else return c.nhwc ? f(grouped_kernel<T, 1, true, SINGLE>) : f(grouped_kernel<T, 1, false, SINGLE>);
 }
 
 inline Grouped prepare(const Conv &c, const Tiling &t, int sms) {
