@@ -39,6 +39,7 @@ UNPACK_INSTRUCTIONS = 5.0  # of each of two elements that are loaded as a word (
 # Where rows stream through registers: instructions of a row to find its taps; lines that a load of weights touches, k apart in lanes along
 # filters (fitted: lab/data/h200/depthwise.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
+SKIPPED_ROW_INSTRUCTIONS = 40.0  # of a row that an image of one row does not have (fitted: lab/data/h200/volumes.jsonl)
 PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on ResNeXt-50's first layer, NHWC)
 
 
@@ -159,9 +160,10 @@ class Depthwise(ByThreads):
         thread = thread_of(gpu.sms.value, filters_of(self.row), w, self.layout)
         line = (thread.columns - 1) * w.stride_w + w.kernel_w
         row_loads = line - (line - w.kernel_w // 2) // thread.piece * (thread.piece - 1)
-        rows_read = distinct(thread.rows, w.kernel_h, w.stride_h * thread.spacing, w.dilation_h)
+        rows_out = min(thread.rows, w.out_h)  # of an image of fewer rows the others are skipped
+        rows_read = min(w.height, distinct(rows_out, w.kernel_h, w.stride_h * thread.spacing, w.dilation_h))
         loads = rows_read * row_loads * channels
-        weights = thread.filters * thread.channels * taps * channels * (1 if thread.in_registers else thread.rows)
+        weights = thread.filters * thread.channels * taps * channels * (1 if thread.in_registers else rows_out)
         across = -(-w.out_w // thread.columns)
         warps = w.batch * w.groups * -(-w.group_filters // thread.filters) * thread.high(w) * across / WARP / thread.channels
         # a warp's lanes are in `rows` of line_bytes; under NHWC lanes of adjacent groups are a group's channels apart
@@ -175,17 +177,19 @@ class Depthwise(ByThreads):
         weight_lines = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.channels_last else warp_filters
         part_line = 1.0 if windows.channels_last or not thread.in_registers or channels > 1 else PART_LINE
         wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + part_line)) + weights * weight_lines
-        halo = rows_read / (thread.rows * min(w.stride_h, w.kernel_h))
+        halo = rows_read / (rows_out * min(w.stride_h, w.kernel_h))
         requested = windows.bytes * w.filters / w.channels / thread.filters * channels * max(1.0, halo)
-        products = thread.rows * thread.columns * taps * thread.filters * thread.channels * channels
+        products = rows_out * thread.columns * taps * thread.filters * thread.channels * channels
         index = STRIP_INSTRUCTIONS if thread.rows > 1 else ONE_OUTPUT_INSTRUCTIONS
         instructions = index + loads * LOAD_INSTRUCTIONS + products + (0 if thread.in_registers and channels == 1 else weights)
         if thread.channels > 1:
             instructions += (loads * thread.channels + weights) * UNPACK_INSTRUCTIONS
         if thread.filters > 1 and windows.channels_last:  # a lane's filters are adjacent, and it stores them one by one
-            wavefronts += thread.rows * thread.columns * thread.filters * WARP * thread.filters * size / LINE_BYTES
+            wavefronts += rows_out * thread.columns * thread.filters * WARP * thread.filters * size / LINE_BYTES
         if not thread.in_registers:
-            instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
+            high = (STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1
+            there = min(w.height, high)
+            instructions += (there * ROW_INSTRUCTIONS + (high - there) * SKIPPED_ROW_INSTRUCTIONS) * channels
         rounds = 2 if thread.in_registers else rows_read * w.kernel_w / 4  # of loads, one after another
         waits = gpu.l1_latency_cycles.value * channels * rounds + ISSUE_LATENCY * instructions
         block = msgspec.structs.replace(BLOCK, registers=registers(thread, taps, line))
