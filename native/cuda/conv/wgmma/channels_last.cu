@@ -156,7 +156,7 @@ template <class T> Job job_of(const ChannelsLast &of) {
     };
     if (of.fold.rows) return {of, 0, blocks((int64_t)of.images * of.fold.rows)};
     const int64_t images = (int64_t)of.images * of.groups, places = (int64_t)of.rows * of.width;
-    if (of.last || of.wide != of.width || places < EDGE / 2 || of.padded < EDGE / 2) return {of, 0, blocks(images * of.rows)};
+    if (of.last || of.wide != of.width || places < EDGE / 3 || of.padded < EDGE / 2) return {of, 0, blocks(images * of.rows)};
     const bool words = !of.every.plane && places % PAIR<T> == 0 && (uintptr_t)of.from % 4 == 0;
     return {of, words ? PAIR<T> : 1, (unsigned)(images * ceil_div((int)places, EDGE) * ceil_div(of.padded, EDGE))};
 }

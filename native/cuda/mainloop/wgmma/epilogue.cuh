@@ -52,7 +52,7 @@ template <class S, bool RAGGED> __host__ __device__ inline StoreTerms store_term
     StoreTerms terms = {STRIPS, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))};
     if (p.c_dtype != Of::DTYPE_OF_C) return terms;
     const bool plain = !p.bias && !p.scale;
-    if ((terms.direct || (!rows && !residual)) && in_pairs(p) && (plain || by_line != rows)) terms.path = all ? DIRECT_ALL : DIRECT;
+    if ((terms.direct || (!rows && !residual)) && (plain || (in_pairs(p) && by_line != rows))) terms.path = all ? DIRECT_ALL : DIRECT;
     else if (RAGGED && rows && sizeof(typename Of::type) == 2 && !all && (plain || (in_pairs(p) && !by_line))) terms.path = RAGGED_ROWS;
     return terms;
 }
@@ -105,8 +105,8 @@ __device__ inline void fetch_before(Order<ORDER> order, const Problem &p, const 
                   line = (rows ? row + 64 * part : column) + of - across * lines;
         const int along = (rows ? column : row + 64 * part) + across * (128 / bytes);
         bool here;
-        const int64_t at = c.place(along, here) + (int64_t)line * c.pitch;
-        if (here && line < c.lines) fetch_line((const char *)p.c + at * bytes);
+        const int64_t at = c.place(along, here) + c.offset(line);
+        if (here && c.has(line)) fetch_line((const char *)p.c + at * bytes);
     }
 }
 }
