@@ -39,7 +39,7 @@ UNPACK_INSTRUCTIONS = 5.0  # of each of two elements that are loaded as a word (
 # Where rows stream through registers: instructions of a row to find its taps; lines that a load of weights touches, k apart in lanes along
 # filters (fitted: lab/data/h200/depthwise.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
-SKIPPED_ROW_INSTRUCTIONS = 40.0  # of a row that an image of one row does not have (fitted: lab/data/h200/volumes.jsonl)
+SKIPPED_ROW_INSTRUCTIONS = 40.0  # of a row that an image of one row does not have (by hand, on ten layers of an H200)
 PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on ResNeXt-50's first layer, NHWC)
 
 
@@ -160,8 +160,11 @@ class Depthwise(ByThreads):
         thread = thread_of(gpu.sms.value, filters_of(self.row), w, self.layout)
         line = (thread.columns - 1) * w.stride_w + w.kernel_w
         row_loads = line - (line - w.kernel_w // 2) // thread.piece * (thread.piece - 1)
-        rows_out = min(thread.rows, w.out_h)  # of an image of fewer rows the others are skipped
-        rows_read = min(w.height, distinct(rows_out, w.kernel_h, w.stride_h * thread.spacing, w.dilation_h))
+        # of an image of fewer rows the others are skipped; by threads of several filters they were not timed
+        rows_out = min(thread.rows, w.out_h) if thread.filters == 1 else thread.rows
+        rows_read = min(
+            w.height if thread.filters == 1 else math.inf, distinct(rows_out, w.kernel_h, w.stride_h * thread.spacing, w.dilation_h)
+        )
         loads = rows_read * row_loads * channels
         weights = thread.filters * thread.channels * taps * channels * (1 if thread.in_registers else rows_out)
         across = -(-w.out_w // thread.columns)
@@ -188,7 +191,7 @@ class Depthwise(ByThreads):
             wavefronts += rows_out * thread.columns * thread.filters * WARP * thread.filters * size / LINE_BYTES
         if not thread.in_registers:
             high = (STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1
-            there = min(w.height, high)
+            there = min(w.height, high) if thread.filters == 1 else high
             instructions += (there * ROW_INSTRUCTIONS + (high - there) * SKIPPED_ROW_INSTRUCTIONS) * channels
         rounds = 2 if thread.in_registers else rows_read * w.kernel_w / 4  # of loads, one after another
         waits = gpu.l1_latency_cycles.value * channels * rounds + ISSUE_LATENCY * instructions
