@@ -77,7 +77,8 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
     if k.by_warpgroups:
         number = THIRDS if k.thirds else NUMBERS[k.dtype]
         return f"wgmma_kernel<pysim::hopper::Shape<{number}, {k.rows}, {k.columns}, {k.warp_rows}, {k.warp_columns}, " + (
-            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}, {str(k.pingpong).lower()}, {k.depth * SIZES[k.dtype]}>, "
+            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}, {str(k.pingpong).lower()}, "
+            f"{k.depth // k.taps * SIZES[k.dtype]}, {k.taps}>, "
             f"pysim::hopper::{operands}>"
         )
     if not k.tensor:

@@ -62,7 +62,8 @@ class Tiles(NamedTuple):
     `group`: threads that share a warp tile (a warp or a warpgroup). `producer`: a further warpgroup only loads. For ablations: without
     `vectors` elements move one by one, without `spread` rows of shared memory are neither swizzled nor padded. `promotion`: FP32
     operands are split into TF32 halves (three products) or (`thirds`) BF16 thirds (six products, which take as long), and accumulators are
-    added to FP32 registers every `promotion` of k. `pingpong`: two sets of warpgroups alternate over a block's tiles.
+    added to FP32 registers every `promotion` of k. `pingpong`: two sets of warpgroups alternate over a block's tiles. `taps`: of a
+    k-iteration, which multiply the same rows, shifted by one each.
     """
 
     dtype: str
@@ -84,6 +85,7 @@ class Tiles(NamedTuple):
     promotion: int = 0
     thirds: bool = False
     pingpong: bool = False
+    taps: int = 1
 
     @property
     def products(self) -> int:
@@ -286,7 +288,8 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     Tiles are filters x windows, 0 if the algorithm has none; blocks of a cluster multicast shared loads. `outputs`: a window is a tile of
     outputs x outputs pixels (Winograd's F(2x2) and F(4x4): 2 and 4). `makes_product`: the schedule names a row of gemm/. `fused`: one
     kernel has all phases (Winograd's transforms and products, im2win's gather). `staged`: separate kernels, run per chunk of windows.
-    `keeps_tensor`: im2win's tensor is stored in the workspace. `folds`: space-to-depth, for any kernel size. `alignment`: base addresses of
+    `keeps_tensor`: im2win's tensor is stored in the workspace. `row_taps`: taps of a kernel's row in a k-iteration (0: one), each of
+    `block_k`. `folds`: space-to-depth, for any kernel size. `alignment`: base addresses of
     input and filters are multiples of this many bytes (1: of their elements). `finite`: operands that must be finite, an index of
     NEEDS_FINITE. `prologue`: it accepts one, on some problems. `volumes`: it computes volumes, too. `pingpong`, `promotion`: see Tiles.
     `tensor_threads`, `reduces_in_cluster`, `replaced_on`, `ablation`: see GemmKernel.
@@ -316,6 +319,7 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     staged: bool = False
     keeps_tensor: bool = False
     reduces_in_cluster: int = 0
+    row_taps: int = 0
     folds: bool = False
     pingpong: bool = False
     promotion: int = 0
@@ -392,14 +396,15 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @cached_property
     def tiles(self) -> Tiles:
         """Its tiles: filters are rows, windows are columns; zeros if it has none."""
-        block, warp = (self.block_filters, self.block_windows, self.block_k), (self.warp_filters, self.warp_windows)
+        taps = self.row_taps or 1
+        block, warp = (self.block_filters, self.block_windows, self.block_k * taps), (self.warp_filters, self.warp_windows)
         sizes = (*block, *warp, self.thread_filters, self.thread_windows, self.stages, self.cluster_filters, self.cluster_windows)
         group = self.tensor_threads or WARP
         by_warpgroups, vectors = group == WARPGROUP, self.variant != "no_vector"
         thirds = self.promotion > 0 and not by_warpgroups
-        return Tiles(
-            self.dtype, self.pipe, *sizes, group, by_warpgroups, vectors, promotion=self.promotion, thirds=thirds, pingpong=self.pingpong
-        )
+        promotion, pingpong = self.promotion, self.pingpong
+        tiles = Tiles(self.dtype, self.pipe, *sizes, group, by_warpgroups, vectors, promotion=promotion, thirds=thirds, pingpong=pingpong)
+        return tiles._replace(taps=taps)
 
 
 NEEDS_FINITE: tuple[Finite, ...] = (

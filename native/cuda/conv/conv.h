@@ -53,6 +53,7 @@ struct Conv {
     short halves;                        /* 1: the row takes filters in halves (core/split.cuh) */
     short folds;                         /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
     short step_bytes;                    /* bytes of a window's channels in one k-iteration */
+    short row_taps;                      /* taps of a kernel's row that a k-iteration of the row has; 0: one (conv/wgmma/kernel.cuh) */
     int gemm;                            /* the schedule's row of gemm/, or -1 */
     /* A window is one pixel; windows are all pixels. */
     bool one_pixel() const { return taps() == 1 && !(pad_top | pad_left | pad_bottom | pad_right | pad_front | pad_back); }

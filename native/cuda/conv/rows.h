@@ -28,6 +28,7 @@ struct ConvColumns {
     int staged = 0;             /* 1: Winograd's transforms and products are separate kernels, run on one chunk of windows after another */
     int keeps_tensor = 0;       /* 1: im2win's tensor is stored in the workspace */
     int reduces_in_cluster = 0; /* see gemm/rows.h */
+    int row_taps = 0;           /* a k-iteration has that many taps of a kernel's row, from one load of pixels (conv/wgmma/kernel.cuh); 0: one */
     int folds = 0;              /* 1: space-to-depth: squares of pixels become channels, for any kernel size (conv/wgmma/operands.cu) */
     int pingpong = 0;           /* see gemm/rows.h */
     int promotion = 0;          /* see gemm/rows.h */

@@ -185,6 +185,11 @@ void specialize(pysim_conv &s, Draw &draw, const pysim_cuda_conv_info &row) {
         if (few || draw.below(3) == 0)
             s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
     }
+    if (strstr(row.name, "_taps")) { /* rows of outputs shorter and longer than a tile; channels of one or several k-iterations, whole or not */
+        const int vector = 16 / bytes_of[s.dtype];
+        s.kernel_w = 3, s.stride_w = s.dilation_w = 1, s.width = 3 + draw.below(draw.below(2) ? 20 : 300);
+        if (draw.below(4)) s.groups = 1, s.channels = vector * (1 + draw.below(18)), s.filters = vector * (1 + draw.below(20)) + (draw.below(4) ? 0 : draw.below(8));
+    }
     if (!strcmp(row.family, "pointwise")) { /* tiles and groups of filters, filled or not; up to several blocks of k */
         const int vector = 16 / bytes_of[s.dtype], vectors[] = {1, 2, 3, 4, 5, 8, 9, 12, 16};
         s.groups = 1, s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = 1, s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;

@@ -15,16 +15,19 @@ namespace {
 using namespace pysim;
 using namespace pysim::hopper;
 
-/* C in planes, NCHW: images of `plane` windows; the windows of a filter are contiguous. */
+/* C in planes, NCHW: images of `plane` windows; the windows of a filter are contiguous. Of S::TAPS > 1 and BY_ROWS: of `per` rows of the product the last
+ * TAPS - 1 are none of C. */
 struct Planes {
     int plane;
+    Divisor per;
 };
 
+template <class S> constexpr bool RAGGED = S::TAPS == 1; /* as in products; not in convolutions, which alone have several taps */
 template <class S> StoreTerms terms_of(const Problem &p, Planes planes, bool rows) {
-    return store_terms_of<S, true>(p, rows, !rows || p.by_row, rows ? p.ldc : planes.plane, rows ? p.n : planes.plane);
+    return store_terms_of<S, RAGGED<S>>(p, rows, !rows || p.by_row, rows ? p.ldc : planes.plane, rows ? p.n : planes.plane);
 }
 
-template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p, const StoreTerms &terms,
+template <class S, ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p, const StoreTerms &terms,
                                                                        Planes planes, Use use) {
     const int plane = planes.plane;
     const bool rows = order.by_rows();
@@ -35,7 +38,10 @@ template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORD
         const int last = min(along, p.m - 1);
         return (int64_t)(last / plane) * p.n * plane + last % plane;
     };
-    use(Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, terms.by_line, terms.vectors, terms.direct});
+    const int lines = rows ? p.m : p.n, length = rows ? p.n : p.m;
+    if constexpr (S::TAPS > 1)
+        use(Target{place, Gapped{pitch, planes.per, S::TAPS - 1}, lines, length, terms.by_line, terms.vectors, terms.direct});
+    else use(Target{place, pitch, lines, length, terms.by_line, terms.vectors, terms.direct});
 }
 
 /* ONE: one code for strips serves both orders. */
@@ -56,10 +62,10 @@ template <class S, ResultOrder ORDER, bool ONE> __global__ void store_tiles(Prob
                 acc[part][i] = r < p.m && c < p.n ? sums[(int64_t)r * p.n + c] : Acc(77);
             }
         const auto store_by = [&](auto order, auto store) {
-            with_target_of(order, p, terms, planes, [&](const auto &target) { store(order, target); });
+            with_target_of<S>(order, p, terms, planes, [&](const auto &target) { store(order, target); });
         };
         store_by(Order<ORDER>(), [&](auto order, const auto &target) {
-            if (terms.path != STRIPS) return store_directly<S, true>(order, terms.path, p, target, row, column, acc);
+            if (terms.path != STRIPS) return store_directly<S, RAGGED<S>>(order, terms.path, p, target, row, column, acc);
             if constexpr (!ONE) store_by_strips<S>(order, p, target, row, column, acc);
         });
         if constexpr (ONE)
@@ -75,7 +81,12 @@ template <class S, ResultOrder ORDER> __global__ void define(Problem p, Planes p
     with_result<S::DTYPE, Acc>(p.c_dtype, [&](auto result) {
         const Epilogue<Acc, typename decltype(result)::type> e(p);
         for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < (int64_t)p.m * p.n; i += (int64_t)gridDim.x * blockDim.x) {
-            const int r = (int)(i / p.n), c = (int)(i % p.n), plane = planes.plane;
+            const int c = (int)(i % p.n), plane = planes.plane;
+            int r = (int)(i / p.n), place;
+            if (const int before = planes.per.of(r, place); S::TAPS > 1) {
+                if (place > (int)planes.per.divisor - S::TAPS) continue;
+                r -= before * (S::TAPS - 1);
+            }
             auto &at = e.c[ORDER == BY_ROWS ? r * p.ldc + c : ((int64_t)(r / plane) * p.n + c) * plane + r % plane];
             const Acc one[1] = {sums[i]};
             std::decay_t<decltype(at)> value[1] = {at};
@@ -99,16 +110,19 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     p.c_dtype = types[draw(3) ? 0 : draw(type_count)];
     const int result = bytes_of[p.c_dtype], wide = 16 / result;
     p.n = draw(2) ? 1 + draw(2 * S::BLOCK_N + 40) : draw(2) ? 8 * (1 + draw(S::BLOCK_N / 3)) : S::BLOCK_N * (1 + draw(3));
-    Planes planes = {draw(3) ? wide * (1 + draw(20)) : 1 + draw(100)};
+    Planes planes = {};
+    planes.plane = draw(3) ? wide * (1 + draw(20)) : 1 + draw(100);
     p.m = ORDER == BY_COLUMNS ? planes.plane * (1 + draw(2 * S::BLOCK_M / planes.plane + 2)) : 1 + draw(2 * S::BLOCK_M + 40);
     p.ldc = ORDER == BY_COLUMNS ? 0 : draw(3) ? (p.n + wide - 1) / wide * wide + wide * draw(2) : p.n + draw(4);
     if (ORDER == BY_ROWS && p.ldc >= wide && draw(2)) p.n = (int)(p.ldc - p.ldc % wide), p.ldc = p.n; /* whole vectors */
+    planes.per = Divisor((unsigned)(S::TAPS + draw(3) * draw(30)));
+    if (S::TAPS > 1) p.m = (p.m + (int)planes.per.divisor - 1) / (int)planes.per.divisor * (int)planes.per.divisor;
     const int offset = draw(8) ? 0 : 1;
     p.alpha = draw(2) ? 1 : -2, p.beta = draw(2) ? 0 : draw(2) ? 1 : -2;
     const bool whole = sizeof(Acc) == 4 && Acc(0.5f) == Acc(0);
-    p.by_row = (short)(ORDER == BY_ROWS && !draw(6)), p.activation = activation_of((unsigned)draw(1 << 16), whole);
+    p.by_row = (short)(ORDER == BY_ROWS && S::TAPS == 1 && !draw(6)), p.activation = activation_of((unsigned)draw(1 << 16), whole);
     p.low = -1, p.high = 1;
-    const long long rows = ORDER == BY_ROWS ? p.m : p.m / planes.plane * (long long)p.n, length = ORDER == BY_ROWS ? p.n : planes.plane;
+    const long long rows = ORDER == BY_ROWS ? (S::TAPS > 1 ? p.m / (int)planes.per.divisor * ((int)planes.per.divisor - S::TAPS + 1) : p.m) : p.m / planes.plane * (long long)p.n, length = ORDER == BY_ROWS ? p.n : planes.plane;
     const long long pitch = ORDER == BY_ROWS ? p.ldc : planes.plane;
     Acc *const sums = (Acc *)buffer_sums.at((size_t)p.m * p.n * 4);
     each((long long)p.m * p.n, fill, (void *)sums, whole ? PYSIM_S32 : PYSIM_F32, (long long)p.m, (long long)p.n, (long long)p.n, seed, 6);
@@ -154,7 +168,7 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
 template <class S> void check_shape(const char *name, int wanted) {
     const long long before = failures;
     for (int i = 0; i < wanted; i++) {
-        if constexpr (S::DTYPE == PYSIM_S8 || S::DTYPE == PYSIM_F8) run<S, BY_ROWS, false>(mix(2u * (unsigned)i + 1), name);
+        if constexpr (S::DTYPE == PYSIM_S8 || S::DTYPE == PYSIM_F8 || S::TAPS > 1) run<S, BY_ROWS, false>(mix(2u * (unsigned)i + 1), name);
         else if (i % 3) run<S, BY_ROWS, true>(mix(2u * (unsigned)i + 1), name), run<S, BY_COLUMNS, true>(mix(2u * (unsigned)i + 2), name);
         else run<S, BY_ROWS, false>(mix(2u * (unsigned)i + 1), name), run<S, BY_COLUMNS, false>(mix(2u * (unsigned)i + 2), name);
     }
@@ -178,6 +192,7 @@ int main(int argc, char **argv) {
     if (capability < 90) return printf("the device has no stmatrix\n"), 77;
     check_shape<Shape<PYSIM_F16, 128, 96, 64, 96, 4, 1, 1>>("f16 64x96", wanted);
     check_shape<Shape<PYSIM_F16, 128, 128, 128, 128, 4, 1, 1>>("f16 128x128", wanted);
+    check_shape<Shape<PYSIM_F16, 256, 64, 256, 64, 3, 1, 1, 0, true, 128, 3>>("f16 256x64, taps", wanted);
     check_shape<Shape<PYSIM_BF16, 64, 128, 64, 64, 4, 1, 1>>("bf16 64x64", wanted);
     check_shape<Shape<PYSIM_TF32, 64, 96, 64, 96, 4, 1, 1>>("tf32 64x96", wanted);
     check_shape<Shape<PYSIM_TF32, 128, 32, 128, 32, 4, 1, 1>>("tf32 128x32", wanted);

@@ -3,9 +3,9 @@
 
 The input is copied first where its channels are not contiguous in whole 16 bytes, or a group's channels are not whole k-iterations. Each
 tap (in a copy with padded rows, each row of taps) is padded to whole k-iterations of 128 or 64 bytes of channels. With a stride, a copy
-may fold the pixels of a stride x stride square into channels; the copy of a pointwise convolution has only the pixels that it reads. L2 is
-asked for every tap. Under NCHW most pointwise convolutions read windows from the planes directly, 128 bytes at once; tf32 windows then pass
-through registers.
+may fold the pixels of a stride x stride square into channels; the copy of a pointwise convolution has only the pixels that it reads. L2
+is asked for every tap, or by rows of variant `taps` once for the taps of a kernel's row. Under NCHW most pointwise convolutions read
+windows from the planes directly, 128 bytes at once; tf32 windows then pass through registers.
 
 f32 convolutions are three products of tf32 halves (native/cuda/core/split.cuh): filters are split by a pass before, windows in registers.
 
@@ -31,6 +31,8 @@ from pysim.record.cost import Reason
 from pysim.registry.cuda import Attributes, cuda_limits
 
 INT_MAX = (1 << 31) - 1
+# Stores of single elements that one takes where results are no whole vectors (by hand, on 20 layers: lab/notebook/gpu-convolutions.md)
+STRIPS = 5.0
 
 
 class ChannelsLast(ByRow, ABC):
@@ -124,9 +126,12 @@ class Wgmma(ChannelsLast):
         w, row, most = self.w, self.row, cuda_limits()
         kind, slices = ("TMA_VOLUME", "slices, rows") if w.is_volume else ("TMA", "rows")
         stride, span, corner = most["TMA_STRIDE"], most[f"{kind}_SPAN"] - 1, most[f"{kind}_CORNER"]
-        axes = [w.slices] * w.is_volume + [w.rows, w.columns]
-        why = ""
-        if row.folds and not self.folded:
+        columns = w.columns if not row.row_taps else w.columns._replace(kernel=1)
+        axes = [w.slices] * w.is_volume + [w.rows, columns]
+        why = self.taps_refusal()
+        if why:
+            pass
+        elif row.folds and not self.folded:
             why = "it takes a stride above 1 and few channels, which it copies"
         elif max(axis.stride for axis in axes) > stride:
             why = f"it takes strides of up to {stride}"
@@ -139,6 +144,19 @@ class Wgmma(ChannelsLast):
         elif row.promotion and w.filters * w.taps > most["LAYOUT_CONVERSION_ROWS"]:
             why = f"it splits up to {most['LAYOUT_CONVERSION_ROWS']} taps of all filters into halves"
         return Reason("shape", why) if why else None
+
+    def taps_refusal(self) -> str:
+        """Why its taps cannot share pixels, where they would."""
+        w, taps = self.w, self.row.row_taps
+        if not taps:
+            return ""
+        if self.layout != "nhwc" or self.copied:
+            return "it takes channels last, of each group whole k-iterations or all 16 bytes"
+        if w.kernel_w != taps or w.stride_w > 1 or w.dilation_w > 1:
+            return f"it takes rows of {taps} taps without stride and dilation"
+        if w.groups * self.window_count > (most := cuda_limits()["CONV_TENSOR"]):
+            return f"its windows, {('one', 'two')[taps - 2]} more in a row, would be more than {most:,}"
+        return ""
 
     # Windows
 
@@ -163,10 +181,16 @@ class Wgmma(ChannelsLast):
 
     @property
     def window_count(self) -> int:
-        return self.w.batch * (self.plane_windows if self.in_planes else self.w.windows)
+        w = self.w
+        if self.row.row_taps:  # one for each pixel of a padded row
+            return w.batch * w.out_d * w.out_h * (w.out_w + self.row.row_taps - 1)
+        return w.batch * (self.plane_windows if self.in_planes else w.windows)
 
     def requested_bytes(self, l1_bytes: float) -> float:
-        return float(self.windows.number * self.w.products * self.w.groups * self.size)
+        w, taps, block = self.w, self.row.row_taps, self.row.block_windows
+        if taps:
+            return float(self.window_count * (block + taps - 1) / block * w.products / taps * w.groups * self.size)
+        return float(self.windows.number * w.products * w.groups * self.size)
 
     # K-iterations
 
@@ -195,6 +219,8 @@ class Wgmma(ChannelsLast):
     def boxes_unfolded(self) -> Boxes:
         """A row for each row of taps, or for each tap."""
         w, padded = self.w, self.padded_bytes
+        if self.row.row_taps:
+            return Boxes(w.kernel_rows, padded)
         return Boxes(w.kernel_rows, w.kernel_w * padded) if self.rows_of_taps else Boxes(w.taps, padded)
 
     @property
@@ -218,11 +244,17 @@ class Wgmma(ChannelsLast):
     @property
     def k(self) -> int:
         """In whole k-iterations."""
-        return self.boxes.iterations(self.iteration_bytes) * self.row.block_k
+        return self.iterations * self.row.tiles.depth
+
+    @property
+    def iterations(self) -> int:
+        return self.boxes.iterations(self.iteration_bytes)
 
     @property
     def order(self) -> str:
         """Each tap is padded to whole k-iterations, or each row of taps is."""
+        if self.row.row_taps:
+            return order_of(self.w, "slices", "rows", "channels", "columns") + f" of {self.row.block_k} channels"
         order, w = order_of(self.w, "slices", "rows", "columns", "channels"), self.w
         if self.folded:
             return f"{order}, folded by the stride"
@@ -234,7 +266,7 @@ class Wgmma(ChannelsLast):
         """Whether filters stay in shared memory from tile to tile (native/cuda/mainloop/wgmma/kernel.cuh): one tile has them all, and its
         k-iterations use the same stages each time."""
         one_tile = self.w.groups == 1 and self.w.filters <= self.row.block_filters * self.row.cluster_filters
-        return one_tile and self.row.stages % (self.k // self.row.block_k) == 0
+        return one_tile and self.row.stages % self.iterations == 0
 
     # Operands
 
@@ -288,13 +320,22 @@ class Wgmma(ChannelsLast):
         variant = self.tiled(gpu, known, work, passes, "model.row_ends_per_cycle", *of_passes)
         columns = variant.columns
         assert columns is not None
-        columns = columns._replace(max_cluster_splits=self.row.reduces_in_cluster, **self.boxes_and_sectors())
+        columns = columns._replace(
+            max_cluster_splits=self.row.reduces_in_cluster, unaligned_c=STRIPS * self.by_strips, **self.boxes_and_sectors()
+        )
         if self.filters_stay:
             share = min(1.0, gpu.sms.value // self.tiles.blocks / -(-columns.m // columns.tile_m))
             columns = columns._replace(
                 requested_bytes_b=columns.requested_bytes_b * share, b_parts=columns.b_parts * share, row_ends_b=columns.row_ends_b * share
             )
         return variant._replace(columns=columns)
+
+    @property
+    def by_strips(self) -> bool:
+        """Whether pixels, or planes, of results are no whole vectors, so that elements are stored (native/cuda/mainloop/wgmma)."""
+        w = self.w
+        lines = (w.filters, w.group_filters) if self.layout == "nhwc" else (w.windows,)
+        return any(line * self.size % VECTOR_BYTES for line in lines)
 
     @property
     def pitch_bytes(self) -> int:
@@ -312,7 +353,7 @@ class Wgmma(ChannelsLast):
             "lines_a": lines_of_row(self.pitch_bytes, self.iteration_bytes),
             "lines_b": lines_of_row(self.filters_bytes // w.filters, self.iteration_bytes),
             "row_ends_a": float(ends * self.window_count * w.groups),
-            "row_ends_b": float(ends * w.group_filters),
+            "row_ends_b": float(ends * w.group_filters * max(1, self.row.row_taps)),
             "sectors": sectors_of((w.filters if self.layout == "nhwc" else w.windows) * self.size),
         }
 

@@ -58,7 +58,11 @@ class Work(NamedTuple):
 
 def stage_bytes(tiles: Tiles) -> int:
     """Bytes of both operands in one shared-memory stage, without padding."""
-    return round((tiles.rows + tiles.columns * tiles.parts) * tiles.depth * SIZES[tiles.dtype])
+    row = tiles.depth * SIZES[tiles.dtype]
+    first = tiles.rows * row
+    if tiles.taps > 1:  # its rows serve all taps
+        first = -(-(tiles.rows + tiles.taps - 1) * row // tiles.taps // ALIGNMENT) * ALIGNMENT
+    return round(first + tiles.columns * tiles.parts * row)
 
 
 def loads_side_by_side(tiles: Tiles) -> bool:

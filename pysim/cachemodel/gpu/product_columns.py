@@ -63,6 +63,7 @@ def columns_of(
         sustained=gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.clock_hz,
         conversions=0,
         conversion_bytes=0,
+        a_parts=(tiles.rows + tiles.taps - 1) / tiles.rows / tiles.taps,
         b_parts=tiles.parts,
         unaligned_c=False,
         max_cluster_splits=0,

@@ -114,6 +114,7 @@ class Columns(NamedTuple):
     sustained: Number  # Hz
     conversions: Number  # operands that are copied first, in one launch
     conversion_bytes: Number  # read and written by these copies
+    a_parts: Number  # times that the bytes of A are loaded: less than once, where a load serves several taps
     b_parts: Number  # times that the bytes of B are read, where B comes as parts of its numbers
     unaligned_c: Number  # whether rows of C are no whole vectors
     max_cluster_splits: Number  # split-K up to this many parts is reduced in a cluster
@@ -314,7 +315,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, of: Counts, hot: bool) -> Traff
     # TMA fills the parts of boxes outside an operand, which takes as long as the parts inside
     m = np.where(of.tiles_m > 1, of.tiles_m * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
     n = np.where(of.tiles_n > 1, of.tiles_n * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
-    boxes = (m * of.tiles_n + c.b_parts * n * of.tiles_m) * (of.all_iterations * c.block_k) * c.element_bytes
+    boxes = (c.a_parts * m * of.tiles_n + c.b_parts * n * of.tiles_m) * (of.all_iterations * c.block_k) * c.element_bytes
     outside = np.where(c.producer > 0, np.maximum(0, boxes - requested), 0)
     row_ends = c.row_ends_a * of.tiles_n + c.row_ends_b * of.tiles_m
     l2_bytes = requested + outside + c.bytes_c + 2 * partial

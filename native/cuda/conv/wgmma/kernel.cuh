@@ -12,6 +12,10 @@
  * Limits of that mode on four dimensions: corners in -128..127, offsets in 0..255, strides up to 8. Volumes are its five dimensions, with a tap more and a
  * corner more: -16..15, 0..31.
  *
+ * Rows of taps (S::TAPS): without a stride along w, the windows of a row's taps are the same pixels, shifted by one each. A window is then any pixel of a
+ * padded row, a stage has TAPS - 1 pixels more than windows, and TAPS tiles of filters multiply them. Windows of the last TAPS - 1 pixels of a row are no
+ * results. 64 -> 64 channels of volumes: L2 is asked for a third of the windows.
+ *
  * Planes (planes() of operands.cu): under NCHW a pointwise convolution's windows are the pixels of a channel, so A is MN-major and read in place. A box
  * is 128 bytes of windows of one image, for as many channels as a stage has k. Windows are numbered as if images were whole boxes.
  *
@@ -31,10 +35,10 @@ struct Gathered {
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
     /* Whether the input is planes as they lie; else TMA gathers pixels. */
-    template <class S> static __device__ bool planes(const Windows &c) { return !S::Element::SPLIT && !c.pitch; }
+    template <class S> static __device__ bool planes(const Windows &c) { return !S::Element::SPLIT && S::TAPS == 1 && !c.pitch; }
     template <class S, class Take> static __device__ void with_majors(const Windows &c, Take take) {
         constexpr std::integral_constant<int, 0> K;
-        if constexpr (S::Element::SPLIT > 0) take(K, K);
+        if constexpr (S::Element::SPLIT > 0 || S::TAPS > 1) take(K, K);
         else planes<S>(c) ? take(std::integral_constant<int, 1>(), K) : take(K, K);
     }
 
@@ -63,7 +67,7 @@ struct Gathered {
             const int line = quotient(tap, c.kernel_w), t = c.volumes ? quotient(line, c.kernel_h) : 0;
             behind = t * c.dilation_d, down = (line - t * c.kernel_h) * c.dilation_h, across = (tap - line * c.kernel_w) * c.dilation_w;
         }
-        static __device__ int bytes_a(const Windows &) { return S::A_BYTES; }
+        static __device__ int bytes_a(const Windows &) { return S::A_ROWS * S::ROW; }
         static __device__ int bytes_b(const Windows &) { return S::B_BYTES; }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
             if (planes<S>(c)) return load_planes(to, map, barrier, blocks);
@@ -88,10 +92,11 @@ struct Gathered {
             }
         }
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
-            load_filters(to, map, barrier, filter, blocks);
-            if (S::Element::SPLIT) load_filters(to + S::B_BYTES / 2, map, barrier, filter + c.groups * c.filters, blocks);
+#pragma unroll
+            for (int i = 0; i < S::TAPS; i++) load_filters(to + i * S::TAP_BYTES, map, barrier, tap * S::TAPS + i, filter, blocks);
+            if (S::Element::SPLIT) load_filters(to + S::B_BYTES / 2, map, barrier, tap, filter + c.groups * c.filters, blocks);
         }
-        __device__ void load_filters(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, uint16_t blocks) const {
+        __device__ void load_filters(uint32_t to, const CUtensorMap *map, uint32_t barrier, int tap, int first, uint16_t blocks) const {
             if (S::CLUSTER_M > 1) tensor_load_multicast(to, map, barrier, channel, tap, first, blocks);
             else tensor_load(to, map, barrier, channel, tap, first);
         }
@@ -124,9 +129,13 @@ struct Gathered {
                 here = along < p.n;
                 return (int64_t)along;
             };
-            use(order, p, Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, !rows, terms.vectors, terms.direct}, row);
+            const int lines = rows ? p.m : p.n, length = rows ? p.n : p.m;
+            if constexpr (S::TAPS > 1)
+                use(order, p, Target{place, Gapped{pitch, c.per_row, S::TAPS - 1}, lines, length, !rows, terms.vectors, terms.direct}, row);
+            else use(order, p, Target{place, pitch, lines, length, !rows, terms.vectors, terms.direct}, row);
         };
-        if constexpr (ONE && !FEW_REGISTERS<S>) by(Order<EITHER>{c.nhwc != 0});
+        if constexpr (S::TAPS > 1) by(Order<BY_ROWS>()); /* NHWC only */
+        else if constexpr (ONE && !FEW_REGISTERS<S>) by(Order<EITHER>{c.nhwc != 0});
         else if (c.nhwc) by(Order<BY_ROWS>());
         else by(Order<BY_COLUMNS>());
     }
@@ -141,6 +150,8 @@ struct Gathered {
         reduction.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc(&v)[4]) {
             bool exists[2] = {at_row < p.m, at_row + 8 < p.m};
             int64_t first[2] = {at_row, at_row + 8};
+            if constexpr (S::TAPS > 1)
+                for (int h = 0; h < 2; h++) exists[h] = exists[h] && Gapped{1, c.per_row, S::TAPS - 1}.at(at_row + 8 * h, first[h]);
             if (!rows) first[0] = find(c, p.m, at_row, exists[0]), first[1] = find(c, p.m, at_row + 8, exists[1]);
             store_four<S>(
                 e, v, pairs, [&](int h, int i) { return rows ? first[h] * pitch + at + i : first[h] + (at + i) * pitch; },
@@ -195,7 +206,7 @@ template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows 
     const cuuint32_t steps[] = {1, (cuuint32_t)c.stride_w, (cuuint32_t)c.stride_h, c.volumes ? (cuuint32_t)c.stride_d : 1, 1};
     if (windows_encoder().error != cudaSuccess) return windows_encoder().error;
     const CUresult result = windows_encoder().call(map, map_type<S>(), 4 + c.volumes, const_cast<void *>(c.in), sizes, pitches, lower, upper,
-                                                   S::BLOCK_K, S::A_SHARE, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(S::ROW),
+                                                   S::BLOCK_K, S::A_SHARE + S::TAPS - 1, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(S::ROW),
                                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -220,7 +231,7 @@ template <class S> cudaError_t describe_planes(CUtensorMap *map, const Windows &
 }
 
 template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows &c) {
-    const int taps = c.taps();
+    const int taps = c.taps() * S::TAPS;
     const cuuint64_t tap = (cuuint64_t)c.channels * S::BYTES;
     const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters * (1 + S::Element::SPLIT)},
                      pitches[] = {tap, tap * taps};

@@ -70,6 +70,7 @@ bool rows_of_taps(const Conv &c) {
 namespace {
 int64_t steps_unfolded(const Conv &c) {
     const int64_t block = c.step_bytes / dtypes[c.dtype].bytes, channels = padded_channels(c);
+    if (c.row_taps) return (int64_t)c.kernel_d * c.kernel_h * ((channels + block - 1) / block);
     const int64_t of_row = rows_of_taps(c) ? (c.kernel_w * channels + block - 1) / block : c.kernel_w * ((channels + block - 1) / block);
     return c.kernel_d * c.kernel_h * of_row;
 }
@@ -137,13 +138,19 @@ const char *refuses(const Conv &c) {
             : stride(stride), before(before), span((kernel - 1) * (int64_t)dilation), after(end - span) {}
     } axes[] = {{c.kernel_d, c.stride_d, c.dilation_d, c.pad_front, c.pad_back},
                 {c.kernel_h, c.stride_h, c.dilation_h, c.pad_top, c.pad_bottom},
-                {c.kernel_w, c.stride_w, c.dilation_w, c.pad_left, c.pad_right}};
+                {c.row_taps ? 1 : c.kernel_w, c.stride_w, c.dilation_w, c.pad_left, c.pad_right}};
     const auto any = [&](auto is) { return (c.volumes && is(axes[0])) || is(axes[1]) || is(axes[2]); };
     using namespace limit;
     static_assert(TMA_STRIDE == 8 && TMA_SPAN == 256 && TMA_CORNER == 128, "what the sentences say");
     static_assert(TMA_VOLUME_SPAN == 32 && TMA_VOLUME_CORNER == 16, "what the sentences say");
     const int64_t most = c.volumes ? TMA_VOLUME_SPAN : TMA_SPAN, corner = c.volumes ? TMA_VOLUME_CORNER : TMA_CORNER;
     if (c.prologue.any() && !copied(c)) return "it takes a prologue only of an input that it copies";
+    if (c.row_taps) {
+        if (!c.nhwc || copied(c)) return "it takes channels last, of each group whole k-iterations or all 16 bytes";
+        if (c.kernel_w != c.row_taps || c.stride_w > 1 || c.dilation_w > 1) return "it takes rows of 3 taps without stride and dilation";
+        if ((double)c.groups * c.batch * c.out_h * (c.out_w + c.row_taps - 1) > limit::CONV_TENSOR)
+            return "its windows, two more in a row, would be more than 1,073,741,824";
+    }
     if (c.folds && !folded(c)) return "it takes a stride above 1 and few channels, which it copies";
     if (any([](const Axis &axis) { return axis.stride > TMA_STRIDE; })) return "it takes strides of up to 8";
     if (any([&](const Axis &axis) { return axis.span >= most; }))
@@ -210,6 +217,7 @@ Operands as_pixels(const Conv &c, Windows &to, bool copy) {
         to.channels = to.run = c.kernel_w * channels, to.kernel_w = 1;
     }
     Every every = {};
+    if (c.row_taps) to.kernel_w = 1;
     int high = c.rows();
     if (sparse(c)) {
         every = {c.stride_h, c.stride_w, c.width, c.height * c.width};

@@ -14,13 +14,17 @@
 namespace pysim {
 namespace {
 
-/* Clusters of S::BLOCKS blocks of S::BLOCK_M windows x S::BLOCK_N filters. */
+/* Clusters of S::BLOCKS blocks of S::BLOCK_M windows x S::BLOCK_N filters. Rows whose taps share pixels number a window for each pixel of a padded row. */
 template <class S, bool FOLDS> struct Wgmma {
     static void tile(Conv &c) {
-        c.halves = S::Element::SPLIT, c.folds = FOLDS, c.step_bytes = S::ROW;
+        c.halves = S::Element::SPLIT, c.folds = FOLDS, c.step_bytes = S::ROW, c.row_taps = S::TAPS > 1 ? S::TAPS : 0;
         c.tile_m = S::BLOCK_M * S::CLUSTER_M, c.tile_n = S::BLOCK_N * S::CLUSTER_N, c.cluster = S::BLOCKS;
         if (hopper::planes(c))
             c.windows = c.batch * hopper::windows_of_plane(c), c.per_image = Divisor((unsigned)hopper::windows_of_plane(c));
+        if (c.row_taps && !hopper::refuses(c)) {
+            const int wide = c.out_w + c.row_taps - 1;
+            c.windows = c.batch * c.out_h * wide, c.per_image = Divisor((unsigned)(c.out_h * wide)), c.per_row = Divisor((unsigned)wide);
+        }
         c.group_tiles = ceil_div(c.windows, c.tile_m);
         c.product.m = c.groups * c.group_tiles * c.tile_m, c.product.n = c.filters;
         const int64_t k = hopper::steps_of(c) * S::BLOCK_K;
@@ -43,7 +47,7 @@ Rows<ConvRow> conv_wgmma::PYSIM_UNIT() {
         constexpr rows::ConvColumns c = rows::lines[line];
         if constexpr (c.dtype == rows::PYSIM_UNIT) {
             using S = hopper::Shape<c.dtype, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion,
-                                    c.pingpong != 0, c.block.k * hopper::Element<c.dtype>::BYTES>;
+                                    c.pingpong != 0, c.block.k * hopper::Element<c.dtype>::BYTES, c.row_taps ? c.row_taps : 1>;
             static_assert(c.thread.n == 64 && c.thread.m == c.warp.m, "an instruction is as wide as its warpgroup's tile");
             static_assert(c.reduces_in_cluster == S::MAX_CLUSTER_PARTS, "as many parts as fit into a cluster");
             using Of = Wgmma<S, c.folds != 0>;

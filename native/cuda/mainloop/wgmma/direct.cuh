@@ -76,11 +76,16 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
         const int line = rows ? row + 64 * part + 16 * warp + lane / 4 : column + thread / WINDOWS;
         const int at = rows ? column + lane % 4 * (NARROW ? VECTOR : 2) : row + 64 * part + thread % WINDOWS * VECTOR;
         bool here;
-        Out *const to = (Out *)e.c + c.place(at, here) + (int64_t)line * c.pitch;
+        static_assert(!Target<Place, Pitch>::GAPPED || (ORDER == BY_ROWS && NARROW), "gaps between rows of two-byte results");
+        Out *const to = (Out *)e.c + c.place(at, here) + c.offset(line);
+        const int64_t other = c.GAPPED ? c.offset(line + step) - c.offset(line) : 0; /* the second line of a thread's */
         const auto exists = [&](int piece, int i) {
-            return (rows ? at + 32 * piece < c.length : here) && line + step * i + piece_lines * piece < c.lines;
+            return (rows ? at + 32 * piece < c.length : here) && c.has(line + step * i + piece_lines * piece);
         };
-        const auto place = [&](int piece, int i) { return to + (int64_t)(step * i + piece_lines * piece) * c.pitch + piece_along * piece; };
+        const auto place = [&](int piece, int i) {
+            if constexpr (Target<Place, Pitch>::GAPPED) return to + i * other + piece_along * piece;
+            else return to + c.offset(step * i + piece_lines * piece) + piece_along * piece;
+        };
         Out *const first_slot = own + (rows ? lane / 4 * ROWS_PITCH + (lane % 4 ^ lane / 8) * VECTOR
                                             : thread / WINDOWS * COLUMNS_PITCH + thread % WINDOWS * VECTOR);
         const auto slot = [&](int piece, int i) { return (uint4 *)(first_slot + piece % 2 * buffer + step * i * pitch); };
@@ -109,13 +114,13 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
             bool there;
             const int first = row + 64 * part + 16 * warp;
             const Out *const from = own + piece % 2 * buffer + lane % VECTOR;
-            Out *const lies = (Out *)e.c + c.place(column + lane, there) + (int64_t)first * c.pitch + 32 * piece;
+            Out *const lies = (Out *)e.c + c.place(column + lane, there) + c.offset(first) + 32 * piece;
             const bool inside = column + 32 * piece + lane < c.length;
 #pragma unroll
             for (int r = 0; r < 16; r++) {
                 const auto value =
                     *(const typename pysim::Word<sizeof(Out)>::type *)(from + r * ROWS_PITCH + (lane / VECTOR ^ r % 8 / 2) * VECTOR);
-                Access<sizeof(Out)>::store(lies + (int64_t)r * c.pitch, value, inside && first + r < c.lines);
+                Access<sizeof(Out)>::store(lies + c.offset(r), value, inside && first + r < c.lines);
             }
         };
         /* Stores a piece after the barrier behind its writes. */
@@ -126,10 +131,10 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
                 bool there;
                 const int of = thread / 64, window = thread % 64, first = piece_columns * piece;
                 const Out *const from = own + piece % 2 * buffer;
-                Out *const lies = (Out *)e.c + c.place(row + 64 * part + window, there) + (int64_t)(column + first + of) * c.pitch;
+                Out *const lies = (Out *)e.c + c.place(row + 64 * part + window, there) + c.offset(column + first + of);
 #pragma unroll
                 for (int i = 0; i < (NARROW ? 32 : 16); i += 2)
-                    if (there && column + first + of + i < c.lines) lies[(int64_t)i * c.pitch] = from[(of + i) * COLUMNS_PITCH + window];
+                    if (there && column + first + of + i < c.lines) lies[c.offset(i)] = from[(of + i) * COLUMNS_PITCH + window];
             } else {
 #pragma unroll
                 for (int i = 0; i < 2; i++) Access<16>::store(place(piece, i), *slot(piece, i), exists(piece, i));
@@ -208,7 +213,7 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
             if (count % 2) sync();
         } else {
             const auto there = [&](int slice, int i) { return at + 32 * slice + i / 2 * 8 < c.length && line + i % 2 * 8 < c.lines; };
-            const auto pair = [&](int slice, int i) { return to + i % 2 * 8 * c.pitch + 32 * slice + i / 2 * 8; };
+            const auto pair = [&](int slice, int i) { return to + i % 2 * c.offset(8) + 32 * slice + i / 2 * 8; };
             const auto fetch_pairs = [&](int slice, int first) {
 #pragma unroll
                 for (int i = 0; i < 8; i += FEW_REGISTERS ? 2 : 1)

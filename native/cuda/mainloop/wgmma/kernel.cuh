@@ -232,17 +232,20 @@ template <class S, int MN_MAJOR> __device__ inline uint64_t matrix_of(uint32_t a
 }
 
 /* Issues the products of one stage as one wgmma group. a(bytes), b(bytes): descriptors at an offset from the start of this warpgroup's rows. FIRST: the
- * accumulators start from zeros. */
+ * accumulators start from zeros. The swizzle depends on the address alone, so A may begin at any row (seen on an H200). */
 template <class S, int TA, int TB, bool FIRST, class OfA, class OfB>
 __device__ __forceinline__ void multiply(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], OfA a, OfB b) {
     /* bytes to the next 32 bytes of k: along a K-major row, or 16 rows of an MN-major operand */
     constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
     mma_fence();
 #pragma unroll
-    for (int k = 0; k < S::ROW / 32; k++)
+    for (int tap = 0; tap < S::TAPS; tap++)
 #pragma unroll
-        for (int part = 0; part < S::PARTS; part++)
-            Product<S::DTYPE>::template add<TA, TB>(acc[part], a(part * 64 * S::ROW + k * NEXT_A), b(k * NEXT_B), !FIRST || k);
+        for (int k = 0; k < S::ROW / 32; k++)
+#pragma unroll
+            for (int part = 0; part < S::PARTS; part++)
+                Product<S::DTYPE>::template add<TA, TB>(acc[part], a((part * 64 + tap) * S::ROW + k * NEXT_A),
+                                                        b(tap * S::TAP_BYTES + k * NEXT_B), !FIRST || tap || k);
     mma_commit();
 }
 

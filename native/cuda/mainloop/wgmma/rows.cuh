@@ -56,11 +56,11 @@ __device__ __forceinline__ void store_rows(const EpilogueTerms<T> &e, const Targ
 
     const int at = column + lane % Buffer::VECTORS * VECTOR, length = c.length - at;
     bool here;
-    const int64_t place = c.place(at, here), step = (int64_t)Buffer::ROWS * c.pitch;
+    const int64_t place = c.place(at, here), step = c.GAPPED ? 0 : c.offset(Buffer::ROWS);
 #pragma unroll
     for (int part = 0; part < S::PARTS; part++) {
         const int line = row + 64 * part + 16 * warp + lane / Buffer::VECTORS, lines = c.lines - line;
-        Out *const lies = kept((Out *)e.c + place + (int64_t)line * c.pitch);
+        Out *const lies = kept((Out *)e.c + place + (c.GAPPED ? 0 : c.offset(line)));
 #pragma unroll
         for (int buffer = 0; buffer < BUFFERS; buffer++) {
             T x[VALUES];
@@ -101,10 +101,14 @@ __device__ __forceinline__ void store_rows(const EpilogueTerms<T> &e, const Targ
             }
             __syncwarp();
 #pragma unroll
-            for (int i = 0; i < Buffer::STORES; i++)
-                Access<16>::store(lies + Buffer::COLUMNS * buffer + i * step,
+            for (int i = 0; i < Buffer::STORES; i++) {
+                int64_t at_line = i * step;
+                bool there = here && Buffer::ROWS * i < lines;
+                if constexpr (Target<Place, Pitch>::GAPPED) there = c.pitch.at(line + Buffer::ROWS * i, at_line) && there;
+                Access<16>::store(lies + Buffer::COLUMNS * buffer + at_line,
                                   *(const uint4 *)(memory + from[i % 2] + i / 2 * 2 * Buffer::ROWS * Buffer::BYTES),
-                                  here && Buffer::COLUMNS * buffer < length && Buffer::ROWS * i < lines);
+                                  there && Buffer::COLUMNS * buffer < length);
+            }
             __syncwarp();
         }
     }

@@ -22,13 +22,14 @@ template <> struct Element<PYSIM_TF32X3> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT
 template <> struct Element<BF16X6> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 2 }; using Acc = float; };
 /* clang-format on */
 
-/* The tiles of a row. ROW: bytes of k in a stage, the width of TMA's and wgmma's swizzle. PROMOTION: k after which tensor-core accumulators are added to f32
+/* The tiles of a row. ROW: bytes of k in a stage, the width of TMA's and wgmma's swizzle. TAPS: a stage has TAPS tiles of B, which multiply the rows of A
+ * from the first, second ... on: neighbouring taps of a convolution, whose windows lie in memory one after another. PROMOTION: k after which tensor-core accumulators are added to f32
  * registers; 0: never. PINGPONG: two sets of warpgroups alternate over a block's tiles, so that one multiplies while the other stores. */
 template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0,
-          bool PINGPONG_ = false, int ROW_ = 128>
+          bool PINGPONG_ = false, int ROW_ = 128, int TAPS_ = 1>
 struct Shape {
     static constexpr int DTYPE = DTYPE_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARP_M = WARP_M_, WARP_N = WARP_N_, STAGES = STAGES_,
-                         CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1, ROW = ROW_;
+                         CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1, ROW = ROW_, TAPS = TAPS_;
     using Element = hopper::Element<DTYPE>;
     using Acc = typename Element::Acc;
     static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N;
@@ -41,7 +42,8 @@ struct Shape {
     /* instructions along m; accumulators of each; slices of 16 accumulators in all */
     static constexpr int PARTS = WARP_M / 64, ACCUMULATORS = WARP_N / 2, SLICES = PARTS * ACCUMULATORS / 16;
     static constexpr int B_ROW = Element::SPLIT == 2 ? 64 : ROW; /* bytes of k of one column of B, per number of an element */
-    static constexpr int A_BYTES = BLOCK_M * ROW, B_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT), STAGE_BYTES = A_BYTES + B_BYTES;
+    static constexpr int A_ROWS = BLOCK_M + TAPS - 1, A_BYTES = (A_ROWS * ROW + 1023) / 1024 * 1024, TAP_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT),
+                         B_BYTES = TAPS * TAP_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
     /* rows that one block loads of an operand tile that the cluster shares; of an MN-major tile whole boxes of BLOCK_K (share_of) */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
     /* parts that a cluster reduces: as many as it has room for, and the stages for what a block receives (parts.cuh) */
@@ -52,6 +54,7 @@ struct Shape {
     static constexpr int SHARED_BYTES = STAGING_OFFSET + CONSUMERS * STAGING_BYTES + 1024;
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
     static_assert(ROW == 128 || (ROW == 64 && BYTES == 2), "the swizzles that exist; operands read into registers need rows of 128 bytes");
+    static_assert(TAPS == 1 || (CLUSTER_N == 1 && Element::SPLIT == 0), "A of several taps is not shared, nor read into registers");
     static_assert(A_SHARE % 32 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
     static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0,
                   "promotions of whole stages");

@@ -3,6 +3,7 @@
  * shared memory. */
 #ifndef PYSIM_CUDA_WGMMA_STAGING_CUH
 #define PYSIM_CUDA_WGMMA_STAGING_CUH
+#include "core/divisor.h"
 #include "core/epilogue.cuh"
 #include "core/ptx.cuh"
 
@@ -119,13 +120,38 @@ template <class Acc> struct DefaultResult<PYSIM_F8, Acc> : DefaultResult<PYSIM_F
 template <class S> constexpr bool FEW_REGISTERS =
     sizeof(typename DefaultResult<S::DTYPE, typename S::Acc>::type) == 4 && S::PARTS * S::ACCUMULATORS >= 96;
 
-/* C under a tile, as `lines` lines of `length` elements: element `along` of line l is C[place(along, here) + l pitch], and exists if `here`. Bias and
+/* The pitch of lines of which the last `none` of every `per` consecutive ones are none of C. */
+struct Gapped {
+    int64_t pitch;
+    Divisor per;
+    int none;
+    /* Where a line begins; false: it is none. */
+    __device__ bool at(int line, int64_t &offset) const {
+        int place;
+        offset = (line - (int64_t)per.of(line, place) * none) * pitch;
+        return place < (int)per.divisor - none;
+    }
+};
+
+/* C under a tile, as `lines` lines of `length` elements: element `along` of line l is C[place(along, here) + offset(l)], and exists if `here` and has(l). Bias and
  * scale have one value per line (`by_line`) or per element. `vectors`: C is made of aligned vectors of four elements; `direct`: of 16 bytes. */
 template <class Place, class Pitch> struct Target {
     Place place;
     Pitch pitch;
     int lines, length;
     bool by_line, vectors, direct;
+    static constexpr bool GAPPED = std::is_same_v<Pitch, Gapped>;
+    __device__ int64_t offset(int line) const {
+        int64_t at;
+        if constexpr (GAPPED) pitch.at(line, at);
+        else at = (int64_t)line * pitch;
+        return at;
+    }
+    __device__ bool has(int line) const {
+        int64_t at;
+        if constexpr (GAPPED) return line < lines && pitch.at(line, at);
+        else return line < lines;
+    }
 };
 template <class Place, class Pitch> __device__ Target(Place, Pitch, int, int, bool, bool, bool) -> Target<Place, Pitch>;
 

@@ -16,7 +16,7 @@ template <int V, class Acc, class Out, class Place, class Pitch> class Share {
     const Strip of;
     int down, across; /* the thread's first line and element of a strip */
     int line, along;  /* the same in C */
-    Out *first;
+    int64_t first;
     bool exists;
 
     /* Offsets of a strip from the first strip, in lines and elements. */
@@ -24,9 +24,11 @@ template <int V, class Acc, class Out, class Place, class Pitch> class Share {
     __device__ int lines_of(int strip, int vector) const { return (of.rows ? strip % 2 * 8 : strip * 16) + vector * step(); }
     __device__ int elements_of(int strip) const { return of.rows ? strip / 2 * 32 : 0; }
     __device__ bool here(int strip, int vector) const {
-        return (of.rows ? along + elements_of(strip) < c.length : exists) && line + lines_of(strip, vector) < c.lines;
+        return (of.rows ? along + elements_of(strip) < c.length : exists) && c.has(line + lines_of(strip, vector));
     }
-    __device__ Out *place(int strip, int vector) const { return first + (int64_t)lines_of(strip, vector) * c.pitch + elements_of(strip); }
+    __device__ Out *place(int strip, int vector) const {
+        return (Out *)e.c + first + c.offset(line + lines_of(strip, vector)) + elements_of(strip);
+    }
 
 public:
     /* `row`, `column`: the first of the warpgroup. */
@@ -35,7 +37,7 @@ public:
         down = of.rows ? lane / (32 / V) : thread / (64 / V), across = of.rows ? lane % (32 / V) * V : thread % (64 / V) * V;
         line = (of.rows ? row + thread / 32 * 16 : column) + down;
         along = (of.rows ? column : row) + across;
-        first = (Out *)e.c + c.place(along, exists) + (int64_t)line * c.pitch;
+        first = c.place(along, exists);
     }
 
     /* result = factor accumulator + term + beta before */

@@ -9,7 +9,7 @@ import pytest
 
 from pysim import planner
 from pysim.algorithms.gpu.wgmma import ALGORITHM, Wgmma
-from pysim.cachemodel.gpu import product_columns, waves
+from pysim.cachemodel.gpu import mainloop, product_columns, waves
 from pysim.cachemodel.gpu.launches import columns_of
 from pysim.cachemodel.gpu.mainloop import estimated
 from pysim.cachemodel.gpu.occupancy import unable
@@ -37,7 +37,7 @@ def conv(text: str, dtype: str = "f16") -> Conv:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_a_product_of_windows_and_filters(row):
-    assert row.block_k * SIZES[row.dtype] in (64, 128)
+    assert row.block_k * SIZES[row.dtype] in (64, 128) and row.tiles.depth == row.block_k * max(1, row.row_taps)
     product = product_columns.product_tiles(row, "nchw")
     assert product == product_columns.product_tiles(row, "nhwc")
     assert (product.rows, product.columns) == (row.block_windows, row.block_filters)
@@ -64,6 +64,36 @@ def test_a_row_is_a_product_of_windows_and_filters(row):
 )
 def test_each_tap_has_whole_steps_of_channels_unless_rows_of_taps_take_fewer(text, layout, k):
     assert Wgmma(ROW, conv(text), layout).k == k
+
+
+TAPS = next(row for row in ROWS if row.row_taps and row.block_k == 64 and row.tiles.blocks == 1)
+
+
+def test_rows_of_taps_load_pixels_once_and_number_a_window_for_each():
+    w = conv("conv:mb2ic64id6ih14oc64kd3kh3pd1ph1")
+    shared, each = (Wgmma(row, w, "nhwc") for row in (TAPS, ROW))
+    assert shared.k == each.k == 27 * 64 and shared.iterations == 9
+    assert shared.window_count == 2 * 6 * 14 * 16 and each.window_count == 2 * 6 * 14 * 14
+    block = TAPS.block_windows
+    assert shared.requested_bytes(1e9) == pytest.approx(shared.window_count * (block + 2) / block * 9 * 64 * 2)
+    assert mainloop.stage_bytes(shared.tiles) == -(-(block + 2) * 128 // 1024) * 1024 + 3 * TAPS.block_filters * 128
+    assert shared.order == "slices, rows, channels, columns of 64 channels"
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "says"),
+    [
+        ("conv:mb1ic64ih8oc8kh3ph1", "nchw", "channels last"),
+        ("conv:mb1ic60ih8oc8kh3ph1", "nhwc", "channels last"),
+        ("conv:mb1ic64ih8oc8kh3kw5ph1pw2", "nhwc", "rows of 3 taps"),
+        ("conv:mb1ic64ih8oc8kh3sh2ph1", "nhwc", "rows of 3 taps"),
+        ("conv:mb1ic64ih8oc8kh3ph1dh1", "nhwc", "rows of 3 taps"),
+    ],
+)
+def test_taps_that_cannot_share_pixels_are_refused(text, layout, says):
+    reason = Wgmma(TAPS, conv(text), layout).refusal()
+    assert reason and says in reason.sentence
+    assert not Wgmma(TAPS, conv("conv:mb1ic64ih8oc8kh5kw3sh2sw1ph1dh1dw0"), "nhwc").refusal(), "strides and dilations down"
 
 
 def test_steps_of_64_bytes_leave_fewer_channels_to_fill_and_groups_of_32_where_they_are():

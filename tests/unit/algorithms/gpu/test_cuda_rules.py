@@ -166,6 +166,10 @@ def shape(draw: random.Random, row: ConvKernel) -> dict[str, int]:
             "stride_h": draw.randint(2, 4),
             "stride_w": draw.randint(1, 4),
         }
+    if row.row_taps and draw.random() < 0.8:
+        vector = 16 // SIZES[row.dtype]
+        w |= {"groups": 1, "channels": vector * draw.randint(1, 20), "filters": w["filters"] // groups, "stride_w": 1, "dilation_w": 1}
+        return w | {"kernel_w": row.row_taps, "kernel_h": draw.randint(1, 4)} | (volume(draw, row) if draw.random() < 0.4 else {})
     return w | draw.choice(LIMITS)(draw) | (volume(draw, row) if draw.random() < (0.4 if row.volumes else 0.1) else {})
 
 
@@ -291,7 +295,7 @@ def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel,
         if (says := refusal(row, w, layout)) and says.code != "size":
             with pytest.raises(NativeError, match=re.escape(f"{row.name}: {says.sentence}")):
                 library_convolution_bytes(w, schedule, layout)
-    refuses_planes = row.algorithm == "pointwise" or row.variant == "sequence"
+    refuses_planes = row.algorithm == "pointwise" or row.variant == "sequence" or row.row_taps
     assert answered > PROBLEMS / 3 or (layout == "nchw" and refuses_planes)
 
 
