@@ -29,8 +29,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
+from inspect import ismethod
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CH
 import torch
 import torch._dynamo
 import torch._inductor.compile_fx as inductor
+import torch._inductor.scheduler as scheduler
+import torch._inductor.select_algorithm as selection
 from models import PRECISIONS, Candidates, captured, timed, under
 from zoo import NETWORKS, model_and_input
 
@@ -48,6 +51,7 @@ from pysim.torch.capture import compiled
 
 DEVICE = "cuda"
 TYPES = ("half", "tf32", "f32")
+MEASURE = (selection.AlgorithmSelectorCache, "benchmark_in_current_process"), (scheduler.Scheduler, "benchmark_codegened_module")
 KERNEL_NAME = 80  # letters of a kernel's name that are kept
 Call = Callable[[], Any]
 
@@ -57,7 +61,7 @@ class Turn:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a")
-        self._held = self._kept = False
+        self._held = False
 
     def take(self) -> None:
         if not self._held:
@@ -65,25 +69,33 @@ class Turn:
             self._held = True
 
     def leave(self) -> None:
-        if self._held and not self._kept:
+        if self._held:
             torch.cuda.synchronize()
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._held = False
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Until its end `leave` leaves nothing."""
+    def taken(self) -> Iterator[None]:
+        held = self._held
         self.take()
-        self._kept = True
         try:
             yield
         finally:
-            self._kept = False
+            if not held:
+                self.leave()
 
 
 def compile_beside_others(turn: Turn) -> None:
-    """From now on Inductor compiles while others have the GPU, and what it compiled runs in turn."""
+    """From now on Inductor compiles while others have the GPU; what it compiled runs in turn, and what it measures meanwhile."""
     compile_fx = inductor.compile_fx
+    for owner, name in MEASURE:
+        measuring = getattr(owner, name)
+
+        def in_turn(*args: Any, _measuring: Any = measuring, **kwargs: Any) -> Any:
+            with turn.taken():
+                return _measuring(*args, **kwargs)
+
+        setattr(owner, name, staticmethod(in_turn) if ismethod(measuring) else in_turn)
 
     def compiling(*args: Any, **kwargs: Any) -> Any:
         turn.leave()
@@ -126,8 +138,7 @@ def add_pytorchs(found: Candidates, model: Any, x: Any, precision: str, extras: 
     for mode in ("default", *modes):
         turn.leave()
         call = partial(torch.compile(model, mode=mode, dynamic=False), x)
-        with turn.kept() if mode == "max-autotune" else nullcontext():  # which measures while it compiles
-            found.add(f"compile {mode}", lambda call=call: call)
+        found.add(f"compile {mode}", lambda call=call: call)
     turn.take()
     if call := found.calls.get("compile default"):
         found.add("compile default graph", partial(captured, call))

@@ -2,7 +2,7 @@
 """The expected time on a GPU of what a graph computes between its layers: by PyTorch's operators one by one, and fused by its compiler.
 
     one by one   sum over operators of max(launch, (what it reads + what it writes) / bandwidth, elements x cycles of the kernel)
-    fused        sum over kernels of max(launch, bytes / bandwidth / 0.55), where a kernel is a set of connected operators of one level
+    fused        sum over kernels of `compiler_seconds.fused_seconds`, where a kernel is a set of connected operators of one level
     level(x)     the largest of its inputs' levels; one more behind a layer, a library's call, a reduction of images, a long concatenation
 
 The compiler computes operators of one level in one kernel. It reads each value from outside once, and writes those that other kernels,
@@ -22,7 +22,7 @@ from pysim.machine.gpu import Gpu
 from pysim.network.graph import Node
 from pysim.torch.capture.effects import Effects, is_pure, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS
-from pysim.torch.layers.compiler_seconds import FUSED_SHARE
+from pysim.torch.layers.compiler_seconds import fused_seconds
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS
 
 # Calls of libraries, with which the compiler fuses nothing
@@ -65,7 +65,7 @@ def seconds_between(
     a_cycle = 1 / (on.sms.value * on.frequency_hz.value)
     return Between(
         sum(max(each, moved / bandwidth, cycles * a_cycle) for moved, cycles in _work_alone(_Rest(graph, alone, effects), alone)),
-        sum(max(least, moved / bandwidth / FUSED_SHARE) for moved in _moved_by_kernels(_Rest(graph, fused, effects))),
+        sum(fused_seconds(*kernel, on) for kernel in _kernels(_Rest(graph, fused, effects))),
     )
 
 
@@ -79,9 +79,12 @@ def is_static(example: Any) -> bool:
 
 
 def bytes_of(node: fx.Node) -> int:
+    return sum(one.numel() * one.element_size() for one in _tensors_of(node))
+
+
+def _tensors_of(node: fx.Node) -> list[Any]:
     example = node.meta.get("example_value")
-    tensors = example if isinstance(example, list | tuple) else [example]
-    return sum(one.numel() * one.element_size() for one in tensors if is_static(one))
+    return [one for one in (example if isinstance(example, list | tuple) else [example]) if is_static(one)]
 
 
 def _copies(node: fx.Node) -> bool:
@@ -136,8 +139,8 @@ def _work_alone(rest: _Rest, nodes: Sequence[Node]) -> Iterator[tuple[int, float
         yield sum(map(bytes_of, place.all_input_nodes)) + bytes_of(place) + again, cycles
 
 
-def _moved_by_kernels(rest: _Rest) -> list[int]:
-    """The bytes that each kernel of a compiler reads and writes."""
+def _kernels(rest: _Rest) -> list[tuple[int, int]]:
+    """The elements over which each kernel of a compiler runs, and the bytes that it reads and writes."""
     level = dict[fx.Node, int]()
     for node in rest.graph.nodes:
         level[node] = max((level[one] + rest.ends_kernel(one) for one in node.all_input_nodes), default=0)
@@ -147,12 +150,13 @@ def _moved_by_kernels(rest: _Rest) -> list[int]:
             if level[one] == level[node] and one in kernels and kernels[one] is not kernels[node]:
                 kernels[one] |= kernels[node]
                 kernels |= dict.fromkeys(kernels[node], kernels[one])
-    moved = []
+    found = []
     for together in {id(one): one for one in kernels.values()}.values():
         read = {one for node in together for one in rest.sources(node)} - together
         written = [node for node in together if not together.issuperset(rest.readers(node))]
-        moved.append(sum(map(bytes_of, (*read, *written))) + sum(map(_read_again, together)))
-    return moved
+        elements = max((one.numel() for node in (*read, *together) for one in _tensors_of(node)), default=0)
+        found.append((elements, sum(map(bytes_of, (*read, *written))) + sum(map(_read_again, together))))
+    return found
 
 
 def _read_again(node: fx.Node) -> int:

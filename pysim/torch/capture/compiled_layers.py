@@ -8,7 +8,7 @@ Operands made of parameters are further inputs of the graph, behind its own.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,13 +22,15 @@ from pysim.problem.gemm import Gemm
 from pysim.record.plan import Plan
 from pysim.torch import operators
 from pysim.torch.capture.between import is_fused, is_static
-from pysim.torch.capture.effects import Effects
+from pysim.torch.capture.effects import Effects, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewriting import layer_of
 from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, own_seconds
 from pysim.torch.layers.fused_layer import Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
 from pysim.torch.precision import TENSORS, ModelAccuracy, settings, types_of
+
+_POOLS = ("max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d")  # read a value several times
 
 
 class Operand(NamedTuple):
@@ -119,13 +121,22 @@ def choose_layers(
 ) -> list[Chosen]:
     """All layers; nothing is computed from parameters yet. `margin`: by which a plan must win."""
     places = {node.name: node for node in module.graph.nodes}
-    chosen = []
-    for node in nodes:
+    chosen, absorbed = list[Chosen](), set[str]()  # the operators in the kernels of the layers taken so far
+    for node in reversed(nodes):  # what reads a layer's result is chosen before it
         if node.op in WEIGHTED_OPS:
             layer = layer_of(node, places)
             layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
-            chosen.append(Chosen(node, layer, _taken(node, layer, places, static, inputs, margin)))
-    return chosen
+            taken = _taken(node, layer, places, static, inputs, margin, _fuses_on(node, layer, places, absorbed))
+            absorbed |= {*node.absorbed} if taken is not None else set()
+            chosen.append(Chosen(node, layer, taken))
+    return chosen[::-1]
+
+
+def _fuses_on(node: Node, layer: FusedLayer, places: dict[str, fx.Node], absorbed: Collection[str]) -> bool:
+    """Whether the compiler computes what follows a layer in the kernels of all that reads it. Norms are not computed twice."""
+    readers = places[node.output].users
+    once = len(readers) == 1 and not any(name_of_operator(one) in _POOLS for one in readers)
+    return all(is_fused(one) and one.name not in absorbed for one in readers) and (layer.epsilon is None or once)
 
 
 def insert_layers(
@@ -179,10 +190,16 @@ def _may_overwrite_residual(node: Node, places: dict[str, fx.Node], order: dict[
 
 
 def _taken(
-    node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any], margin: float
+    node: Node,
+    layer: FusedLayer,
+    places: dict[str, fx.Node],
+    static: dict[fx.Node, int],
+    inputs: Sequence[Any],
+    margin: float,
+    fuses_on: bool,
 ) -> Taken | None:
     """The layer as pysim computes it; None if it is left to the compiler. The layer remembers why."""
-    one = _decided(node, layer, places, static, inputs, margin)
+    one = _decided(node, layer, places, static, inputs, margin, fuses_on)
     if isinstance(one, Decision):
         layer.remember(one)
         return None
@@ -190,7 +207,13 @@ def _taken(
 
 
 def _decided(
-    node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any], margin: float
+    node: Node,
+    layer: FusedLayer,
+    places: dict[str, fx.Node],
+    static: dict[fx.Node, int],
+    inputs: Sequence[Any],
+    margin: float,
+    fuses_on: bool,
 ) -> Taken | Decision:
     operands = [places[name] if name else None for name in node.inputs]
     parameters = [*operands[1:RESIDUAL_INPUT], *[None] * (RESIDUAL_INPUT - len(operands))]
@@ -211,13 +234,13 @@ def _decided(
     except PysimError as error:
         return layer.left(str(error))
     residual = operands[RESIDUAL_INPUT] if len(operands) > RESIDUAL_INPUT else None
-    adds, fuses_on = residual is not None, all(map(is_fused, places[node.output].users))
+    adds, shifts = residual is not None, layer.kind == "Conv" and given[1] is not None  # whose bias the compiler adds apart
     dtype = layer.result_type(TENSORS[plan.workload.dtype], given, None if residual is None else residual.meta["example_value"])
     if dtype is not result.dtype:
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
     seconds, expected = (
         own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation),
-        compiler_seconds(plan.workload, on, layer.passes, adds, fuses_on),
+        compiler_seconds(plan.workload, on, layer.passes + shifts, adds, fuses_on),
     )
     if math.isinf(margin) or seconds * (1 + margin) > expected:
         return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)

@@ -27,7 +27,6 @@ from pysim.record.plan import Plan
 from pysim.torch.layers.expected_cpu import kind_of, work_of
 
 MARGIN = 0.02  # by which a plan must win
-FUSED_SHARE = 0.55  # of the bandwidth: what the compiler's own kernels reach (eight networks, lab/data/h200/models-compilers.jsonl)
 FEW_CHANNELS = 8  # cuDNN has kernels of their own for images
 
 
@@ -39,66 +38,91 @@ class _Shares(NamedTuple):
 
 _SHARES = {  # by type and kind of layer
     "half": {
-        "1x1": _Shares(0.64, 0.90, 4.8e-6),
-        "dense": _Shares(0.73, 0.45, 10.1e-6),
-        "few channels": _Shares(0.13, 0.17, 5.1e-6),
-        "by channel": _Shares(0.18, 0.82, 5.4e-6),
-        "by group": _Shares(1.00, 0.56, 8.9e-6),
-        "product": _Shares(0.80, 0.80, 4.0e-6),
+        "1x1": _Shares(0.56, 0.91, 5.1e-6),
+        "dense": _Shares(0.68, 0.49, 9.2e-6),
+        "few channels": _Shares(0.07, 0.36, 9.8e-6),
+        "by channel": _Shares(0.18, 0.82, 5.5e-6),
+        "by group": _Shares(0.05, 1.00, 6.5e-6),
+        "product": _Shares(0.60, 0.78, 5.3e-6),
     },
     "tf32": {
-        "1x1": _Shares(0.51, 0.85, 6.5e-6),
-        "dense": _Shares(0.75, 0.49, 14.1e-6),
-        "few channels": _Shares(0.08, 0.45, 6.5e-6),
-        "by channel": _Shares(0.07, 1.00, 1.8e-6),
+        "1x1": _Shares(0.45, 0.83, 6.4e-6),
+        "dense": _Shares(0.54, 0.47, 9.4e-6),
+        "few channels": _Shares(0.11, 0.36, 12.0e-6),
+        "by channel": _Shares(0.08, 1.00, 2.9e-6),
         "by group": _Shares(0.22, 0.99, 11.9e-6),
-        "product": _Shares(0.29, 0.53, 7.6e-6),
+        "product": _Shares(0.75, 0.80, 6.0e-6),
     },
     "f32": {
-        "1x1": _Shares(0.44, 0.35, 7.0e-6),
-        "dense": _Shares(0.60, 0.51, 25.3e-6),
-        "few channels": _Shares(0.31, 0.28, 9.5e-6),
-        "by channel": _Shares(0.08, 0.68, 13.7e-6),
+        "1x1": _Shares(0.42, 0.23, 13.6e-6),
+        "dense": _Shares(0.62, 0.10, 25.0e-6),
+        "few channels": _Shares(0.31, 0.26, 10.5e-6),
+        "by channel": _Shares(0.09, 0.75, 4.7e-6),
         "by group": _Shares(0.22, 0.56, 11.9e-6),
-        "product": _Shares(0.59, 0.29, 8.8e-6),
+        "product": _Shares(0.60, 0.42, 10.9e-6),
     },
 }
-# Cycles of a multiprocessor for each result that an epilogue takes longer than a plain one, tile for tile: of 64 layers and products and
-# eight networks on an H200 (lab/data/h200/epilogues.jsonl, models-compilers.jsonl). Half as many in depthwise kernels
+# The compiler's own kernels: a launch, and the longer of their bytes at a share of the bandwidth and of their elements by cycles of a
+# multiprocessor. Norms of images that are channels last take 0.5 cycles an element whatever they add
+_FUSED_LAUNCH, _FUSED_SHARE, _FUSED_CYCLES = 1.2e-6, 0.95, 0.5
+# What a plan takes in a network: a share of its own seconds, and a time
+_IN_NETWORK = {"half": (0.90, 1.5e-6), "f32": (1.05, 0.7e-6)}
+# Cycles of a multiprocessor for each result that an epilogue takes longer, tile for tile. Half as many in depthwise kernels
 _EPILOGUE_CYCLES = {
-    "half": {"norm": 0.15, "residual": 0.2, "silu": 0.6, "sigmoid": 0.6, "hard_swish": 0.6, "gelu": 0.75, "gelu_tanh": 0.75},
-    "f32": {"norm": 0.08, "residual": 0.18, "silu": 0.4, "sigmoid": 0.4, "hard_swish": 0.4, "gelu": 0.55, "gelu_tanh": 0.55},
+    "half": {"norm": 0.2, "residual": 0.05, "silu": 0.6, "sigmoid": 0.2, "hard_swish": 0.34, "gelu": 0.8, "gelu_tanh": 0.8},
+    "f32": {"norm": 0.05, "residual": 0.05, "silu": 0.45, "sigmoid": 0.3, "hard_swish": 0.33, "gelu": 0.62, "gelu_tanh": 0.62},
 }
-_RESULTS = 128 * 128  # of a tile
-_FILTERS = 64  # that cuDNN computes for a few: 3 of 64 channels, 3x3, 16 images of 192x192 took 108 us in float16
+_RESULTS = 64 * 64  # of a tile
+_FILTERS = 96  # that cuDNN computes for a few: 3 of 64 channels, 3x3, 16 images of 192x192 took 108 us in float16
 # Pixels and filters that cuDNN's kernels for images give a multiprocessor, on tensor cores: small problems leave some idle
 _TILE = 256, 128
 _ONE_ROW = _Shares(0.7, 0.7, 3e-6)  # products of one row, and convolutions of one pixel
+# Products of a few rows, and convolutions of one pixel of a few images: a launch, and a time for each product that a result sums
+_MOST_ROWS = 32
+_FEW_ROWS = {"half": (4.4e-6, 1.3e-9), "tf32": (6.3e-6, 1.5e-9), "f32": (5.6e-6, 32e-9)}
+_VECTOR = 8  # channels of 16 bytes in 16-bit types; other numbers are copied first, which takes
+_PADDING = 4e-6
+
+
+def fused_seconds(elements: int, moved: int, on: Gpu) -> float:
+    """A kernel that the compiler makes itself, which reads and writes `moved` bytes."""
+    cycles = elements * _FUSED_CYCLES / (on.sms.value * on.frequency_hz.value)
+    return float(_FUSED_LAUNCH + max(cycles, moved / on.memory_bytes_per_second.value / _FUSED_SHARE))
 
 
 def compiler_seconds(problem: Workload, on: Gpu, passes: int, adds: bool, fuses_on: bool) -> float:
     """`passes`: how many operators follow that a plan has in its epilogue; `adds`: one of them adds a residual; `fuses_on`: everything that
     reads their result fuses with them."""
-    kind, work, rates = _kind_of(problem), work_of(problem), on.fma_per_cycle
-    dtype = "half" if problem.dtype in ("f16", "bf16") else problem.dtype
+    work, summed = work_of(problem), 2 * adds * work_of(problem).output / on.memory_bytes_per_second.value / _FUSED_SHARE
+    one_pass = fused_seconds(work.output // SIZES[problem.dtype], (2 + adds) * work.output, on)
+    return _alone_seconds(problem, on) + (summed if fuses_on else one_pass if passes else 0.0)
+
+
+def _alone_seconds(problem: Workload, on: Gpu) -> float:
+    kind, work, rates, size = _kind_of(problem), work_of(problem), on.fma_per_cycle, SIZES[problem.dtype]
+    dtype = "half" if size == 2 else problem.dtype
+    if kind == "few rows":
+        launch, each = _FEW_ROWS.get(dtype, _FEW_ROWS["f32"])
+        rows, summed = (problem.m, problem.k) if isinstance(problem, Gemm) else (problem.batch, problem.products)
+        padded = size == 2 and (summed % _VECTOR or work.output // size // rows % _VECTOR)
+        return launch + each * summed + (_PADDING if padded else 0.0)
     shares = _SHARES.get(dtype, _SHARES["f32"]).get(kind, _ONE_ROW)
     fastest = rates["f32"] if kind == "by channel" else rates.get(f"tensor_{problem.dtype}") or rates.get(problem.dtype) or rates["f32"]
     peak = 2 * fastest.value * on.sms.value * on.frequency_hz.value
-    bandwidth = on.memory_bytes_per_second.value
-    arithmetic, memory = problem.flops / peak / shares.flops, sum(work) / bandwidth / shares.bytes
+    arithmetic, memory = problem.flops / peak / shares.flops, sum(work) / on.memory_bytes_per_second.value / shares.bytes
     if isinstance(problem, Conv) and kind == "few channels" and dtype != "f32":
         arithmetic /= min(1.0, -(-problem.batch * problem.windows // _TILE[0]) * -(-problem.filters // _TILE[1]) / on.sms.value)
     if isinstance(problem, Conv) and kind == "dense" and problem.filters < FEW_CHANNELS:
         arithmetic *= _FILTERS / problem.filters
-    one_way = work.output / bandwidth / FUSED_SHARE
-    after = 2 * adds * one_way if fuses_on else (2 + adds) * one_way + on.model.pass_seconds.value if passes else 0.0
-    return float((arithmetic**3 + memory**3) ** (1 / 3) + shares.launch + after)
+    return float((arithmetic**3 + memory**3) ** (1 / 3) + shares.launch)
 
 
 def _kind_of(problem: Workload) -> str:
-    kind = kind_of(problem)
-    if isinstance(problem, Gemm) or problem.windows == 1:
-        return "row" if kind in ("pixel", "1x1") else kind  # one pixel of each image: products of a few rows
+    kind, pixel = kind_of(problem), isinstance(problem, Conv) and problem.groups == problem.windows == 1
+    if 1 < (problem.m if isinstance(problem, Gemm) else problem.batch if pixel else 0) <= _MOST_ROWS:
+        return "few rows"
+    if isinstance(problem, Gemm) or pixel:
+        return "row" if kind == "pixel" else kind
     return "few channels" if kind == "dense" and problem.channels < FEW_CHANNELS else kind
 
 
@@ -107,7 +131,8 @@ def own_seconds(plan: Plan, on: Gpu, adds: bool, normed: bool = False, activatio
     work, dtype = work_of(plan.workload), plan.workload.dtype
     residual = work.output / on.memory_bytes_per_second.value if adds else 0.0
     parts = {"norm": normed, "residual": adds, str(activation): True}
-    cycles = sum(value for part, value in _EPILOGUE_CYCLES["half" if SIZES[dtype] == 2 else "f32"].items() if parts.get(part))
-    tiles = work.output / SIZES[dtype] / _RESULTS
+    size = "half" if SIZES[dtype] == 2 else "f32"
+    cycles = sum(value for part, value in _EPILOGUE_CYCLES[size].items() if parts.get(part))
+    tiles, (share, more) = work.output / SIZES[dtype] / _RESULTS, _IN_NETWORK[size]
     each = _RESULTS * cycles / on.frequency_hz.value * (0.5 if kind_of(plan.workload) == "by channel" else 1.0)
-    return (plan.seconds or 0.0) + residual + each * math.ceil(tiles / on.sms.value)
+    return share * (plan.seconds or 0.0) + more + residual + each * math.ceil(tiles / on.sms.value)

@@ -19,7 +19,7 @@ from pysim.torch.capture import between as between_module  # noqa: E402
 from pysim.torch.capture import compiled, compiled_layers  # noqa: E402
 from pysim.torch.capture.effects import effects_of  # noqa: E402
 from pysim.torch.capture.nodes import graph_of  # noqa: E402
-from pysim.torch.layers.compiler_seconds import FUSED_SHARE  # noqa: E402
+from pysim.torch.layers.compiler_seconds import fused_seconds  # noqa: E402
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_gpu", "fresh_compiler")
@@ -350,8 +350,8 @@ def cycle():
 def test_a_compiler_saves_what_operators_write_for_each_other():
     size, on = (1, 1, 4096, 4096), load("h200")
     between, one = between_of(Gate(), size, size, size), 4 * 2**24 / on.memory_bytes_per_second.value
-    assert between.alone == pytest.approx(8 * one) and between.fused == pytest.approx(4 * one / FUSED_SHARE)
-    assert compiled.saved(between, []) == pytest.approx(1 - 0.5 / FUSED_SHARE)
+    assert between.alone == pytest.approx(8 * one) and between.fused == fused_seconds(2**24, 4 * 4 * 2**24, on)
+    assert compiled.saved(between, []) == pytest.approx(1 - between.fused / between.alone)
     assert between_of(Gate(), *[(1, 1, 1, 1)] * 3, in_cuda_graph=False).alone == pytest.approx(3 * HOST_SECONDS)
 
 
@@ -359,19 +359,21 @@ def test_a_compiler_reads_an_image_twice_around_its_mean():
     between, one = between_of(Squeezed(), (64, 256, 64, 64)), 4 * 2**26 / load("h200").memory_bytes_per_second.value
     cycles = (between_module._INDEXED["adaptive_avg_pool2d"] + between_module._BROADCAST) * 2**26  # the mean, the product
     assert between.alone == pytest.approx(2 * one + cycles * cycle(), rel=0.01)
-    assert between.fused == pytest.approx(4 * one / FUSED_SHARE, rel=0.01)  # silu and mean read x and write y; the product 2
+    twice = 2 * fused_seconds(2**26, 2 * 4 * 2**26, load("h200"))  # silu and mean read x and write y; the product reads y and writes
+    assert between.fused == pytest.approx(twice, rel=0.01)
 
 
 def test_a_compiler_copies_long_concatenations():
-    one = 4 * 2**24 / load("h200").memory_bytes_per_second.value
-    assert between_of(Joined(8), (4, 64, 256, 256)).fused == pytest.approx(9 * one / FUSED_SHARE)
-    assert between_of(Joined(9), (4, 64, 256, 256)).fused == pytest.approx((1 + 9 + 2 * 9) * one / FUSED_SHARE)
+    one, on = 2**24, load("h200")
+    assert between_of(Joined(8), (4, 64, 256, 256)).fused == fused_seconds(8 * one, 4 * 9 * one, on)
+    copied = fused_seconds(9 * one, 4 * (1 + 9) * one, on) + fused_seconds(9 * one, 4 * 2 * 9 * one, on)
+    assert between_of(Joined(9), (4, 64, 256, 256)).fused == pytest.approx(copied)
 
 
 def test_shuffles_are_copies_that_a_compiler_fuses():
     between, one = between_of(Shuffled(), (4, 64, 256, 256)), 4 * 2**24 / load("h200").memory_bytes_per_second.value
     assert between.alone == pytest.approx(4 * one + between_module._INDEXED["pixel_shuffle"] * 2**24 * cycle())
-    assert between.fused == pytest.approx((2 + 3) * one / FUSED_SHARE)  # sectors of two of its eight
+    assert between.fused == fused_seconds(2**24, 4 * (2 + 3) * 2**24, load("h200"))  # sectors of two of its eight
 
 
 @torch.no_grad()
