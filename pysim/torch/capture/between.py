@@ -39,11 +39,13 @@ _JOINING = ("cat", "concat", "concatenate")
 _JOINED = 8  # parts that Inductor joins where it reads them (max_pointwise_cat_inputs); more are copied
 
 
+# Of images that are channels last, few multiprocessors sum: 7 to 10 us each in three networks of batch 16 on an H200
+_MEANS, _MEAN_LAUNCHES = ("adaptive_avg_pool2d", "mean", "sum"), 3
 # Cycles of a multiprocessor for each element (of what is larger, the input or the result) in PyTorch's kernels that find each element's
 # place by itself, in images that are channels last: eight float16 networks of batch 16 on an H200 (lab/data/h200/models-compilers.jsonl)
 _INDEXED = {
     **dict.fromkeys(_SHUFFLES, 2.1), **dict.fromkeys(_JOINING, 0.6), **dict.fromkeys(_IN_NCHW, 4.2),
-    **dict.fromkeys(("adaptive_avg_pool2d", "mean", "sum"), 0.5), **dict.fromkeys(("max_pool2d", "avg_pool2d"), 1.0),
+    **dict.fromkeys(_MEANS, 0.5), **dict.fromkeys(("max_pool2d", "avg_pool2d"), 1.0),
     **dict.fromkeys(("interpolate", "upsample"), 1.6),
 }  # fmt: skip
 _BROADCAST = 0.7  # the same of two tensors of different shapes
@@ -64,7 +66,10 @@ def seconds_between(
     each = least if in_cuda_graph else HOST_SECONDS
     a_cycle = 1 / (on.sms.value * on.frequency_hz.value)
     return Between(
-        sum(max(each, moved / bandwidth, cycles * a_cycle) for moved, cycles in _work_alone(_Rest(graph, alone, effects), alone)),
+        sum(
+            max(each, launches * least, moved / bandwidth, cycles * a_cycle)
+            for moved, cycles, launches in _work_alone(_Rest(graph, alone, effects), alone)
+        ),
         sum(fused_seconds(*kernel, on) for kernel in _kernels(_Rest(graph, fused, effects))),
     )
 
@@ -124,19 +129,20 @@ class _Rest:
         return node not in self.kept or name in _OF_IMAGES or (name in _JOINING and len(node.all_input_nodes) > _JOINED)
 
 
-def _work_alone(rest: _Rest, nodes: Sequence[Node]) -> Iterator[tuple[int, float]]:
-    """The bytes that each operator reads and writes, those before a layer included, and the cycles of finding its elements."""
+def _work_alone(rest: _Rest, nodes: Sequence[Node]) -> Iterator[tuple[int, float, int]]:
+    """The bytes that each operator reads and writes, those before a layer included, the cycles of finding its elements, and how many
+    launches it takes as long as at least."""
     places = {node.name: node for node in rest.graph.nodes}
     for node in nodes:
         if node.attributes.get("input_op") is not None:
-            yield 2 * bytes_of(places[node.inputs[0]]), 0.0
+            yield 2 * bytes_of(places[node.inputs[0]]), 0.0, 1
     for place in rest.kept:
         name, examples = name_of_operator(place), [one.meta.get("example_value") for one in (place, *place.all_input_nodes)]
         shapes = [one.shape for one in examples if is_static(one) and one.dim()]
         again = 5 * bytes_of(place) if name in _IN_NCHW else 0
         broadcasts = len(shapes) > 2 and len({*shapes[1:]}) > 1 and shapes[0] in shapes[1:]
         cycles = _INDEXED.get(name, _BROADCAST if broadcasts else 0.0) * max((shape.numel() for shape in shapes), default=0)
-        yield sum(map(bytes_of, place.all_input_nodes)) + bytes_of(place) + again, cycles
+        yield sum(map(bytes_of, place.all_input_nodes)) + bytes_of(place) + again, cycles, _MEAN_LAUNCHES if name in _MEANS else 1
 
 
 def _kernels(rest: _Rest) -> list[tuple[int, int]]:
