@@ -16,7 +16,8 @@ Models and inputs are channels last, for all alike. Calls are timed as in models
 A line of the output has for each way: milliseconds, the largest difference from float64 over the largest output, root mean squares of both,
 bytes at the peak of a call and bytes held between calls. `expected`: seconds that `pysim.torch.capture.compiled` expects, by which the
 default chooses: [between layers one by one, between layers compiled, layers by pysim, layers by the faster one]. `layers`: how many, and
-how many of them pysim computes by default; `decisions` (with profile): their expected times.
+how many of them pysim computes by default; `decisions` (with profile): their expected times, and the operators after them
+that a plan computes.
 """
 
 import argparse
@@ -107,19 +108,20 @@ def compile_beside_others(turn: Turn) -> None:
     inductor.compile_fx = compiling
 
 
-def noted_expectations() -> list[list[float]]:
-    """What `compiled` expects of each graph from now on."""
-    expected, saved = list[list[float]](), compiled.saved
+def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]]]:
+    """What `compiled` expects of each graph from now on; by layer, the operators that its kernel computes beside its own."""
+    expected, parts, saved = list[list[float]](), dict[str, list[str]](), compiled.saved
 
     def noted(between: Any, layers: Any) -> float:
         decisions = [one for layer in layers for one in layer.decisions]
         known = [(one.predicted_seconds, one.torch_seconds) for one in decisions if one.predicted_seconds and one.torch_seconds]
         sums = sum(ours for ours, _ in known), sum(min(pair) for pair in known)
         expected.append([float(f"{one:.4g}") for one in (between.alone, between.fused, *sums)])
+        parts.update((layer.name, [*layer.replaced]) for layer in layers)
         return saved(between, layers)
 
     compiled.saved = noted
-    return expected
+    return expected, parts
 
 
 def kernels_of(call: Call) -> list[tuple[str, float]]:
@@ -151,7 +153,7 @@ def add_pytorchs(found: Candidates, model: Any, x: Any, precision: str, extras: 
 
 
 def add_pysims(found: Candidates, model: Any, x: Any, extras: list[str], turn: Turn) -> dict[str, Any]:
-    expected = noted_expectations()
+    expected, parts = noted_expectations()
     ours = pysim.torch.optimize(model, cuda_graph="caller")
     ours(x)
     turn.take()
@@ -180,7 +182,7 @@ def add_pysims(found: Candidates, model: Any, x: Any, extras: list[str], turn: T
         "graphs": len(expected),
     }
     row |= {"layers": [len(decisions), sum(one.runs == "pysim" for one in decisions)], "notes": pysim.torch.report(ours).notes}
-    table = [[one.layer, one.problem, one.runs, one.predicted_seconds, one.torch_seconds] for one in decisions]
+    table = [[one.layer, one.problem, one.runs, one.predicted_seconds, one.torch_seconds, parts.get(one.layer)] for one in decisions]
     return row | ({"decisions": table} if "profile" in extras else {})
 
 

@@ -240,7 +240,7 @@ def _decided(
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
     seconds, expected = (
         own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation),
-        compiler_seconds(plan.workload, on, layer.passes + shifts, adds, fuses_on),
+        compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on),
     )
     if math.isinf(margin) or seconds * (1 + margin) > expected:
         return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)

@@ -90,34 +90,41 @@ def fused_seconds(elements: int, moved: int, on: Gpu) -> float:
     return float(_FUSED_LAUNCH + max(cycles, moved / on.memory_bytes_per_second.value / _FUSED_SHARE))
 
 
-def compiler_seconds(problem: Workload, on: Gpu, passes: int, adds: bool, fuses_on: bool) -> float:
-    """`passes`: how many operators follow that a plan has in its epilogue; `adds`: one of them adds a residual; `fuses_on`: everything that
-    reads their result fuses with them."""
+def compiler_seconds(problem: Workload, on: Gpu, passes: bool, adds: bool, fuses_on: bool) -> float:
+    """`passes`: operators follow that a plan has in its epilogue; `adds`: one of them adds a residual; `fuses_on`: everything that reads
+    their result fuses with them."""
     work, summed = work_of(problem), 2 * adds * work_of(problem).output / on.memory_bytes_per_second.value / _FUSED_SHARE
     one_pass = fused_seconds(work.output // SIZES[problem.dtype], (2 + adds) * work.output, on)
     return _alone_seconds(problem, on) + (summed if fuses_on else one_pass if passes else 0.0)
 
 
 def _alone_seconds(problem: Workload, on: Gpu) -> float:
-    kind, work, rates, size = _kind_of(problem), work_of(problem), on.fma_per_cycle, SIZES[problem.dtype]
+    kind, size = kind_beside(problem), SIZES[problem.dtype]
     dtype = "half" if size == 2 else problem.dtype
     if kind == "few rows":
         launch, each = _FEW_ROWS.get(dtype, _FEW_ROWS["f32"])
         rows, summed = (problem.m, problem.k) if isinstance(problem, Gemm) else (problem.batch, problem.products)
-        padded = size == 2 and (summed % _VECTOR or work.output // size // rows % _VECTOR)
+        padded = size == 2 and (summed % _VECTOR or work_of(problem).output // size // rows % _VECTOR)
         return launch + each * summed + (_PADDING if padded else 0.0)
     shares = _SHARES.get(dtype, _SHARES["f32"]).get(kind, _ONE_ROW)
+    arithmetic, memory = rooflines(problem, on)
+    return float(((arithmetic / shares.flops) ** 3 + (memory / shares.bytes) ** 3) ** (1 / 3) + shares.launch)
+
+
+def rooflines(problem: Workload, on: Gpu) -> tuple[float, float]:
+    """Seconds of its arithmetic on the multiprocessors that a library's kernels fill, at their peak, and of its bytes at the bandwidth."""
+    kind, rates = kind_beside(problem), on.fma_per_cycle
     fastest = rates["f32"] if kind == "by channel" else rates.get(f"tensor_{problem.dtype}") or rates.get(problem.dtype) or rates["f32"]
-    peak = 2 * fastest.value * on.sms.value * on.frequency_hz.value
-    arithmetic, memory = problem.flops / peak / shares.flops, sum(work) / on.memory_bytes_per_second.value / shares.bytes
-    if isinstance(problem, Conv) and kind == "few channels" and dtype != "f32":
+    arithmetic = problem.flops / (2 * fastest.value * on.sms.value * on.frequency_hz.value)
+    if isinstance(problem, Conv) and kind == "few channels" and problem.dtype != "f32":
         arithmetic /= min(1.0, -(-problem.batch * problem.windows // _TILE[0]) * -(-problem.filters // _TILE[1]) / on.sms.value)
     if isinstance(problem, Conv) and kind == "dense" and problem.filters < FEW_CHANNELS:
         arithmetic *= _FILTERS / problem.filters
-    return float((arithmetic**3 + memory**3) ** (1 / 3) + shares.launch)
+    return arithmetic, sum(work_of(problem)) / on.memory_bytes_per_second.value
 
 
-def _kind_of(problem: Workload) -> str:
+def kind_beside(problem: Workload) -> str:
+    """The kind of a layer, by which a library's kernels for it differ."""
     kind, pixel = kind_of(problem), isinstance(problem, Conv) and problem.groups == problem.windows == 1
     if 1 < (problem.m if isinstance(problem, Gemm) else problem.batch if pixel else 0) <= _MOST_ROWS:
         return "few rows"
@@ -126,13 +133,17 @@ def _kind_of(problem: Workload) -> str:
     return "few channels" if kind == "dense" and problem.channels < FEW_CHANNELS else kind
 
 
+def epilogue_results(problem: Workload, on: Gpu) -> int:
+    """The results that the multiprocessor with the most tiles stores."""
+    return _RESULTS * math.ceil(work_of(problem).output / SIZES[problem.dtype] / _RESULTS / on.sms.value)
+
+
 def own_seconds(plan: Plan, on: Gpu, adds: bool, normed: bool = False, activation: Any = None) -> float:
     """What a plan takes with its epilogue. `activation`: as `FusedLayer` has it; a ReLU and bounds take no time."""
-    work, dtype = work_of(plan.workload), plan.workload.dtype
-    residual = work.output / on.memory_bytes_per_second.value if adds else 0.0
+    problem, size = plan.workload, "half" if SIZES[plan.workload.dtype] == 2 else "f32"
+    residual = work_of(problem).output / on.memory_bytes_per_second.value if adds else 0.0
     parts = {"norm": normed, "residual": adds, str(activation): True}
-    size = "half" if SIZES[dtype] == 2 else "f32"
     cycles = sum(value for part, value in _EPILOGUE_CYCLES[size].items() if parts.get(part))
-    tiles, (share, more) = work.output / SIZES[dtype] / _RESULTS, _IN_NETWORK[size]
-    each = _RESULTS * cycles / on.frequency_hz.value * (0.5 if kind_of(plan.workload) == "by channel" else 1.0)
-    return share * (plan.seconds or 0.0) + more + residual + each * math.ceil(tiles / on.sms.value)
+    cycles *= 0.5 if kind_of(problem) == "by channel" else 1.0
+    share, more = _IN_NETWORK[size]
+    return share * (plan.seconds or 0.0) + more + residual + cycles * epilogue_results(problem, on) / on.frequency_hz.value

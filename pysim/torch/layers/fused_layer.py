@@ -86,7 +86,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     """`kind`: "Conv" or "Linear". `epsilon`: of a BatchNorm after it. `activation`: None, a name or ("clamp", low, high). `scaled`:
     without a norm, gamma multiplies the results of each filter. `over_channels`: a product over the channels of NCHW images. `input_op`:
     applied to the input first, in the kernel's prologue if a kernel supports that. `accuracy`: requested of plans. `in_cuda_graph`: calls
-    are captured in a CUDA graph."""
+    are captured in a CUDA graph. `replaced`: PyTorch's operators that it computes beside its own."""
 
     input_op: NormLayer | FactorLayer | None
     accuracy: ModelAccuracy = "strict"
@@ -116,7 +116,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             "add": has_residual,
             activation[0] if isinstance(activation, tuple) else str(activation): activation is not None,
         }
-        self._passes = tuple(name for name, needed in passes.items() if needed)
+        self.replaced = tuple(name for name, needed in passes.items() if needed)
         self._choices: LruCache[_Choice] = LruCache(_CACHE_SIZE)
         self._launches: LruCache[GpuLaunch] = LruCache(_CACHE_SIZE)
         self.derived = ParameterCache(_CACHE_SIZE)
@@ -143,11 +143,6 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return self.run(x, (w, bias, gamma, beta, mean, var, *norm), residual, factor)[0]
 
     __call__ = forward  # skips nn.Module's search for hooks, which takes a microsecond; none can be registered here
-
-    @property
-    def passes(self) -> int:
-        """PyTorch's operators that it replaces beside its own."""
-        return len(self._passes)
 
     @property
     def always_pytorch(self) -> bool:
@@ -245,7 +240,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 input_op_seconds = passes_seconds(x.numel(), plan.workload.dtype, on, self.input_op.passes, self.in_cuda_graph)
         except PysimError as error:
             return self._keep_pytorch(str(error), problem)
-        expected = pytorch_seconds(problem, on, self._passes, self.in_cuda_graph)
+        expected = pytorch_seconds(problem, on, self.replaced, self.in_cuda_graph)
         if self.reproducible:  # nothing is chosen by times, which depend on the batch
             return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
         if with_prologue is not None and self.input_op is not None:
