@@ -160,7 +160,8 @@ def library_layers() -> Iterator[Alone]:
                     measured[row["problem"]].append(best)
         for path in (DATA / machine).glob("products-*.jsonl"):
             for row in lines(path):
-                if row.get("cublas") and _is_layers(text := str(row.get("problem"))):
+                text = str(row.get("problem"))
+                if row.get("cublas") and text.startswith("gemm:") and _is_layers(text):
                     measured[text].append(row["cublas"])
         for problem, rows in measured.items():
             if parse(problem).dtype in ("f16", "bf16", "tf32", "f32"):
