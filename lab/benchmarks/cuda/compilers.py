@@ -11,7 +11,8 @@ Models and inputs are channels last, for all alike. Calls are timed as in models
     PyTorch   eager and its CUDA graph (in f32 also of NCHW images); Inductor in a CUDA graph
     pysim     `optimize` in a CUDA graph: the default choice ("pysim"), and with the compiler where the default has none or the other way
               round ("pysim compiled", "pysim alone")
-    EXTRA     reduce-overhead, max-autotune: modes of torch.compile; measure: `optimize(measure=1)`; profile: the times of all kernels
+    EXTRA     reduce-overhead, max-autotune: modes of torch.compile; measure: `optimize(measure=1)`; profile: the times of all kernels;
+              brief: of pysim only the default choice
 
 A line of the output has for each way: milliseconds, the largest difference from float64 over the largest output, root mean squares of both,
 bytes at the peak of a call and bytes held between calls. `expected`: seconds that `pysim.torch.capture.compiled` expects, by which the
@@ -162,12 +163,13 @@ def add_pysims(found: Candidates, model: Any, x: Any, extras: list[str], turn: T
     decisions = [*pysim.torch.report(ours)]
     saved = [1 - (fused + faster) / (alone + own) for alone, fused, own, faster in expected if alone + own]
     by_compiler = any(one >= compiled.SAVES for one in saved)
-    other = pysim.torch.optimize(model, cuda_graph="caller", compiler=not by_compiler)
-    other(x)
-    turn.take()
-    label = "pysim alone" if by_compiler else "pysim compiled"
-    found.add(f"{label} graph", lambda: captured(partial(other, x)))
-    turn.leave()
+    if "brief" not in extras:
+        other = pysim.torch.optimize(model, cuda_graph="caller", compiler=not by_compiler)
+        other(x)
+        turn.take()
+        label = "pysim alone" if by_compiler else "pysim compiled"
+        found.add(f"{label} graph", lambda: captured(partial(other, x)))
+        turn.leave()
     ways = dict[str, float]()
     if "measure" in extras:
         measured, inner = pysim.torch.optimize(model, cuda_graph="caller", measure=1.0), ways_of_graphs.measured

@@ -73,7 +73,7 @@ _EPILOGUE_CYCLES = {
     "f32": {"norm": 0.05, "residual": 0.05, "silu": 0.45, "sigmoid": 0.3, "hard_swish": 0.33, "gelu": 0.62, "gelu_tanh": 0.62},
 }
 _RESULTS = 64 * 64  # of a tile
-_FILTERS = 96  # that cuDNN computes for a few: 3 of 64 channels, 3x3, 16 images of 192x192 took 108 us in float16
+_FILTERS, _FEW_FILTERS = 64, 96  # that cuDNN computes for fewer, and for less than 8: 3 of 64 channels, 3x3, take as long as 96 (float16)
 # Pixels and filters that cuDNN's kernels for images give a multiprocessor, on tensor cores: small problems leave some idle
 _TILE = 256, 128
 _ONE_ROW = _Shares(0.7, 0.7, 3e-6)  # products of one row, and convolutions of one pixel
@@ -118,8 +118,8 @@ def rooflines(problem: Workload, on: Gpu) -> tuple[float, float]:
     arithmetic = problem.flops / (2 * fastest.value * on.sms.value * on.frequency_hz.value)
     if isinstance(problem, Conv) and kind == "few channels" and problem.dtype != "f32":
         arithmetic /= min(1.0, -(-problem.batch * problem.windows // _TILE[0]) * -(-problem.filters // _TILE[1]) / on.sms.value)
-    if isinstance(problem, Conv) and kind == "dense" and problem.filters < FEW_CHANNELS:
-        arithmetic *= _FILTERS / problem.filters
+    if isinstance(problem, Conv) and kind == "dense" and problem.filters < _FILTERS:
+        arithmetic *= (_FILTERS if problem.filters >= FEW_CHANNELS else _FEW_FILTERS) / problem.filters
     return arithmetic, sum(work_of(problem)) / on.memory_bytes_per_second.value
 
 
