@@ -80,6 +80,10 @@ NETWORKS = {
     "hrnet_w18_small": _timm("hrnet_w18_small"),
     "deit_tiny": _timm("deit_tiny_patch16_224"),
     "coatnet_nano": _timm("coatnet_nano_rw_224"),
+    "ghostnet": _timm("ghostnet_100"),
+    "dla34": _timm("dla34"),
+    "regnety": _timm("regnety_008"),
+    "poolformer": _timm("poolformer_s12"),
 }
 
 
