@@ -12,7 +12,7 @@ import records
 from rooms import DATA
 
 FILE = "h200/models-compilers.jsonl"
-TYPES = {"half": "float16", "tf32": "TF32", "f32": "FP32"}
+TYPES = {"half": "float16", "bf16": "bfloat16", "tf32": "TF32", "f32": "FP32"}
 OURS, ALWAYS = "pysim graph", ("pysim alone graph", "pysim compiled graph")
 LEAST = 0.98  # of PyTorch's speed: below it a network loses
 
@@ -71,6 +71,18 @@ def table() -> str:
     told = f" {earlier} of these cases were measured before the constants of the choice were fitted to them." if earlier else ""
     about = f"{header['device']}, PyTorch {header['torch']}; {', '.join(_said(every))}.{told}"
     return "\n".join([*lines, "", about, ""])
+
+
+def means() -> str:
+    """A line for each type and batch: how many times as fast as PyTorch's best, from the slowest to the fastest network."""
+    header, every = cases()
+    lines = [f"| {header['device'].removeprefix('NVIDIA ')} | networks | slowest | geometric mean | fastest |", "|---|--:|---|--:|---|"]
+    for precision, batch in _groups(every):
+        of = sorted((one for one in every if (one.precision, one.batch) == (precision, batch)), key=lambda one: one.ratio)
+        slowest, fastest = (f"{one.ratio:.2f}x {one.network}" for one in (of[0], of[-1]))
+        mean = geometric_mean([one.ratio for one in of])
+        lines.append(f"| {TYPES[precision]}, batch {batch} | {len(of)} | {slowest} | {mean:.2f}x | {fastest} |")
+    return "\n".join([*lines, ""])
 
 
 def _said(every: list[Case]) -> list[str]:

@@ -426,6 +426,7 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "networks.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("*/torch-cpu.jsonl")))))
     put(ROOT / "docs" / "networks.md", "compilers", compiler_tables.table())
     put(ROOT / "README.md", "compilers", compiler_tables.losses())
+    put(ROOT / "README.md", "compilers by type", compiler_tables.means())
     put(ROOT / "README.md", "models", model_figure.summary())
     put(ROOT / "README.md", "torch on cpus", model_figure.torch_cpu_losses("zen4/torch-cpu.jsonl"))
     model_figure.draw(ROOT / "docs" / "networks.svg")

@@ -2,8 +2,10 @@
 """Fits the constants of pysim/torch/layers/compiler_seconds.py to measured layers, and keeps those of profiled networks.
 
     python lab/fits/fit_compiler.py                                  prints the constants, and the errors of those in use
-    python lab/fits/fit_compiler.py --keep FILE.jsonl [FILE.jsonl]   writes lab/data/h200/compiler-layers.jsonl from outputs of
-                                                                     compilers.py with EXTRA profile and the .kernels beside them
+    python lab/fits/fit_compiler.py --keep FILE.jsonl [--early FILE.jsonl]
+                                                  writes lab/data/h200/compiler-layers.jsonl from outputs of compilers.py with EXTRA
+                                                  profile and the .kernels beside them; `--early`: of builds whose products start before
+                                                  the kernel before them ends, so that their times are not their own and are not kept
 
 Kept for each layer: its problem, the operators after it, microseconds of the library's kernels in Inductor's graph, those of pysim's kernel
 in the graph without the compiler, and elements and microseconds of Inductor's kernel behind it if that is a norm's alone. A network is left
@@ -99,11 +101,11 @@ def layers_of(path: Path) -> Iterator[Layer]:
             yield Layer(one[1], tuple(one[5]), theirs[1], mine[1], behind)
 
 
-def keep(paths: list[Path]) -> None:
+def keep(paths: list[Path], early: list[Path]) -> None:
     found = defaultdict[tuple[str, tuple[str, ...]], list[Layer]](list)
-    for path in paths:
+    for path in (*paths, *early):
         for one in layers_of(path):
-            found[one.problem, one.parts].append(one)
+            found[one.problem, one.parts].append(one if path in paths else one._replace(ours=None))
     parts = [*dict.fromkeys(" ".join(of) for _, of in found)]
     header = {
         "kind": "header",
@@ -116,14 +118,16 @@ def keep(paths: list[Path]) -> None:
         out.write(json.dumps(header, separators=(",", ":")) + "\n")
         for (problem, of), rows in found.items():
             values = [_median(one[at] for one in rows) for at in (2, 3, 4)]
-            while values and values[-1] is None:
+            if values == [None, None, None]:
+                continue
+            while values[-1] is None:
                 values.pop()
             out.write(json.dumps([problem, parts.index(" ".join(of)), *values], separators=(",", ":")) + "\n")
 
 
 def _median(values: Iterator[float | None]) -> float | None:
     known = [one for one in values if one is not None]
-    return round(median(known), 1) if known else None
+    return float(f"{median(known):.3g}") if known else None
 
 
 def kept() -> Iterator[Layer]:
@@ -260,9 +264,10 @@ def fit_ours() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", nargs="+", type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--early", nargs="*", type=Path, default=[], metavar="FILE.jsonl")
     given = parser.parse_args()
     if given.keep:
-        return keep(given.keep)
+        return keep(given.keep, given.early)
     fit_library()
     fit_norms()
     return fit_ours()
