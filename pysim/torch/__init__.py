@@ -116,7 +116,7 @@ def optimize(
 
     `compiler`: whether on a GPU PyTorch's compiler, Inductor, fuses everything between the layers. A layer is then pysim's only where it is
     expected to be faster than the compiler's, and the first call takes as long as with `torch.compile`. None, the default: where that is
-    expected to save 7 % of a call's time. Otherwise, without Triton, or where sizes differ between calls, PyTorch's operators run one
+    expected to save 1 % of a call's time. Otherwise, without Triton, or where sizes differ between calls, PyTorch's operators run one
     by one between the layers.
 
     `measure`: if nothing is said of the compiler, the first call on a GPU times the graph with and without it and with several choices of

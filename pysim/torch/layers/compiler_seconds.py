@@ -2,17 +2,19 @@
 """The expected time of a convolution or product in a graph that Inductor compiles, for the choice between it and a plan; nothing is timed.
 
     seconds = ((FLOP / peak / a)^3 + (bytes / bandwidth / b)^3)^(1/3) + t + pass
-    pass    = (2 + residual) output bytes / bandwidth + launch, if a norm, activation or residual follows: Inductor fuses them into one;
-              2 residual output bytes / bandwidth, if operators read the result with which it fuses them: then only the sum is written apart
+    pass    = launch + max(elements x cycles, (2 + residual) output bytes / bandwidth / share), if a bias, norm, activation or residual
+              follows: Inductor fuses them into one kernel;
+              2 residual output bytes / bandwidth, if what reads the result is computed in that kernel: then only the sum is written apart
 
-cuDNN's and cuBLAS's kernels reach these shares of the roofline, by kind of layer, as fitted to 1,029 convolutions of networks (batch 1 to
-128, H100 and H200, PyTorch 2.11, cuDNN 9.19: lab/data/h100 and h200, `conv-*`, `layers-*`; the faster layout, channels last for few
-channels) and 2,101 products (`products-*`). Median errors of dense and 1x1 convolutions: 6 to 9 % in 16-bit types, 9 to 11 % in TF32, 9 to
-13 % in FP32. If each convolution is taken whose plan is predicted to win, they take 1 % less time than cuDNN's in 16-bit types, 7 % less in
-TF32 and 38 % less in FP32, before any pass is saved; the best choice 5, 11 and 40 % less. Of 16-bit products cuBLAS's are faster on average
-and hard to predict (median error 31 %): there the shares are those of its best kernels, and most products stay its own.
+cuDNN's and cuBLAS's kernels reach the shares a and b of the roofline, by kind of layer; products of a few rows take a launch and a time for
+each product that a result sums. The constants are those of lab/fits/fit_compiler.py, rounded or between its fits as networks were added
+(lab/data/h200/compiler-layers.jsonl: layers in Inductor's graphs of profiled networks; lab/data/h100 and h200: `conv-*`, `layers-*`,
+`products-*`, batch 1 to 128, PyTorch 2.11, cuDNN 9.19). Median errors: 1x1 and dense convolutions 8 to 10 % in 16-bit types, 12 to 15 % in
+TF32 and FP32, products 11 to 14 %; TF32's products have shares of cuBLAS's best kernels, so that most stay its own. Whole graphs of 15
+networks in float16 by Inductor alone are predicted within 8 % in the median.
 
-Worked number: `conv:mb32ic64ih56oc256kh1:f16` moves 64 MB; at 0.9 of 4.8 TB/s 15 us, and 4.8 of launch; a norm and ReLU after it 24 more.
+Worked number: `conv:mb32ic64ih56oc256kh1:f16` moves 64 MB; at 0.91 of 4.8 TB/s 15 us, and 5.1 of launch; a norm and ReLU after it 50 more,
+half a cycle of a multiprocessor for each of 25.7 million elements.
 """
 
 import math
