@@ -75,6 +75,11 @@ def _passes_range(sizes: Array, scale: Array, dtype: Any) -> bool:
     return bool((((sizes > 0) & (sizes < least) & (scaled >= least)) | ((sizes > 1 / least) & (scaled <= 1 / least))).any())
 
 
+def _is_product(shift: Array) -> bool:
+    """Whether an Affine only multiplies, down to the signs of zeros: all its shifts are -0.0."""
+    return bool((np.signbit(shift) & (shift == 0)).all())
+
+
 def fuse(graph: Graph, supports: Supports) -> Graph:
     """An equivalent graph with fewer nodes."""
     fusion = _Fusion(graph, supports)
@@ -167,10 +172,13 @@ class _Fusion:
         if not fits or (view is not None and not made):
             return  # an Affine scales axis 1, a Linear's filters are its last axis; Views may lie between
         old = rest[0].astype(np.float64) if rest else np.zeros_like(shift)
+        products = layer.op == "Affine" and _is_product(old) and _is_product(shift)
+        if _is_product(shift) and not (products or (scale > 0).all() or self._adds_later(later)):
+            return  # a sum of zeros is +0, whatever the sign of the factor
         along = scale.reshape(-1, *[1] * (weights.ndim - 1))
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             scaled = np.multiply(weights, along, out=np.empty_like(weights), casting="unsafe")  # computed in float64 in blocks
-            folded = (scaled, (old * scale + shift).astype(weights.dtype))
+            folded = (scaled, (shift if products else old * scale + shift).astype(weights.dtype))
         sizes = np.maximum(np.abs(weights).reshape(len(weights), -1).max(1, initial=0), np.abs(old))
         in_range = _in_range(weights, scaled, along) and np.isfinite(folded[1]).all()
         if not in_range or before in self._apart or _passes_range(sizes, scale, weights.dtype):
@@ -179,6 +187,13 @@ class _Fusion:
         names = tuple(f"{later.output}:{what}" for what in ("scale" if layer.op == "Affine" else "weights", "shift"))
         self._constants.update(zip(names, folded, strict=True))
         self._absorb(before, layer._replace(inputs=(layer.inputs[0], *names)), at, view)
+
+    def _adds_later(self, node: Node) -> bool:
+        """Whether all that reads a result adds to it, so that the signs of its zeros are not seen."""
+        readers = [self._graph.nodes[at] for at in self._users[node.output] if at < len(self._graph.nodes)]
+        shifts = [self._constants.get(one.inputs[2]) for one in readers if one.op == "Affine"]
+        adds = all(shift is not None and not (np.signbit(shift) & (shift == 0)).any() for shift in shifts)
+        return adds and node.output not in self._graph.outputs and all(one.op in ("Add", "Affine") for one in readers)
 
     def _concat(self, at: int, node: Node) -> None:
         """A concatenation that begins with all parts of an earlier one reads its result instead: then the parts are copied to neither."""

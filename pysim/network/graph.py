@@ -6,7 +6,8 @@ operators that every front end lowers to one form, so that fusion and execution 
 
     Conv    (x, w[, bias])       attributes: problem (a `Conv`), activation
     Linear  (x, w[, bias])       y[m][n] = x[m][k] w[n][k] + bias[n], where x is seen as a matrix of rows; attributes: activation
-    Affine  (x, scale, shift)    y[n][c]... = x[n][c]... scale[c] + shift[c]; attributes: activation
+    Affine  (x, scale, shift)    y[n][c]... = x[n][c]... scale[c] + shift[c]; attributes: activation. A shift of -0.0 is none: zeros of
+                                 the product keep their signs
     View    (x)                  the same elements in the same order under another shape
 
 The value of a constant never changes. A front end whose weights may change leaves them out of `constants`.

@@ -363,9 +363,10 @@ def exported(side, rng):
 
 
 def functional_call(side, rng):
-    """With other weights, which the next call does not see."""
-    state = {name: numbers(rng, one) for name, one in side.model.named_parameters()}
-    return torch.no_grad()(torch.func.functional_call)(side.call if side.whole else side.model, state, arguments(rng, side.model)[0])
+    """With other weights, which the next call does not see; made of its own, so that weights that rounding moved move these, too."""
+    state = {name: one.detach() * rng.choice((-1, 0.75, 1.5)) for name, one in side.model.named_parameters()}
+    model = side.call if side.whole and isinstance(side.call, nn.Module) else side.model
+    return torch.no_grad()(torch.func.functional_call)(model, state, arguments(rng, side.model)[0])
 
 
 ACTIONS = {

@@ -34,6 +34,7 @@ STEPS = 12  # of the longest sequence
 NEAR = 1e-2  # a result of eager's, perhaps under autocast, and its like in float64, of its largest number
 ROUNDING = "a difference that rounding explains"
 PYTORCHS = "pytorch"  # a fault that torch.compile has with the backend "eager", too
+_OF_CALLS = (torch_actions.call, torch_actions.train, torch_actions.functional_call)  # whose results rounding may explain
 AMPLIFIED = 50  # a difference may be so many times that of inputs and weights that differ by 2^-22 of themselves, or the type's step
 
 
@@ -74,7 +75,7 @@ def walk(seed, make, whole=True, replaces=True, habitual=True, log=lambda line: 
 
 def one_step(action, number, ours, twin, log):
     """The same action of both sides; what differs. "ends": both raised, in different states, or cannot go on."""
-    before = _copied(twin) if action in (torch_actions.call, torch_actions.train) else None
+    before = _copied(twin) if action in _OF_CALLS else None
     (found, error), (wanted, right) = (raised(lambda side=side: act(action, number, side)) for side in (ours, twin))
     if error is not None:
         log(f"   raises {_line(error)}" + (f" at {traceback.extract_tb(error.__traceback__)[-1]}" if right is None else ""))

@@ -475,6 +475,7 @@ OPERATORS: dict[str, Operator] = {
     "mish": _unary("Mish"), "mm": _mm, "mul": _arithmetic("Mul"), "native_batch_norm": _batch_norm, "native_group_norm": _group_norm,
     "native_layer_norm": _layer_norm, "neg": _neg, "permute": _permute, "pixel_shuffle": _pixel_shuffle, "pow": _power,
     "reciprocal": _inverse, "reflection_pad2d": _pad_by(b"reflect"), "relu": _unary("Relu"), "replication_pad2d": _pad_by(b"edge"),
+    "reshape": _view,
     "roll": _roll, "rsqrt": _inverse, "rsub": _rsub, "select": _select, "sigmoid": _unary("Sigmoid"), "silu": _silu, "slice": _slice,
     "split": _pieces, "split_with_sizes": _pieces, "sqrt": _unary("Sqrt"), "squeeze": _view, "stack": _stack,
     "sub": _arithmetic("Sub"), "sum": _sums,
@@ -483,8 +484,8 @@ OPERATORS: dict[str, Operator] = {
     "view": _view,
 }  # fmt: skip
 # operators whose result lies in the memory of their input
-VIEWS = {"alias", "as_strided", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose",
-         "unbind", "unsqueeze", "view"}  # fmt: skip
+VIEWS = {"alias", "as_strided", "detach", "expand", "permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
+         "transpose", "unbind", "unsqueeze", "view"}  # fmt: skip
 
 
 def is_view(node: fx.Node) -> bool:

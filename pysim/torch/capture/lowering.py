@@ -260,8 +260,8 @@ class Lowering:
         at = self.shape(x)
         if len(at) == 4 and (value.size == 1 or (value.shape[-3:] == (at[1], 1, 1) and value.size == at[1])):
             numbers = np.broadcast_to(value.reshape(-1), at[1])
-            one, zero = np.ones(at[1], value.dtype), np.zeros(at[1], value.dtype)
-            scale, shift = (numbers, zero) if op == "Mul" else (one, numbers)
+            one, nothing = np.ones(at[1], value.dtype), np.full(at[1], -0.0, value.dtype)  # 0 + -0.0 is 0, and -0.0 + -0.0 is -0.0
+            scale, shift = (numbers, nothing) if op == "Mul" else (one, numbers)
             return self.view(self.add("Affine", (x, self.new(scale), self.new(shift)), at), shape)
         return self.view(self.add(op, (x, self.new(value)), at), shape)
 

@@ -13,7 +13,7 @@ Worked number: ResNet-50's 176 nodes are one segment of 177 operators, one regio
 """
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -203,7 +203,7 @@ class _Regions:
             copies[node].meta = node.meta
         for node in self.traced.graph.nodes:
             if node in wanted and node not in copies:
-                copies[node] = graph.node_copy(node, copies.__getitem__)
+                copies[node] = _copied(graph, node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in outputs))
         layer = NetworkLayer(fx.GraphModule(self.traced, graph), count, self._accuracy)
         layer.reads_inputs = all(self.places[node].op == "placeholder" for node in given[:count])
@@ -236,6 +236,14 @@ class _Regions:
 # Insertion
 
 
+def _copied(graph: fx.Graph, node: fx.Node, value: Callable[[fx.Node], fx.Node]) -> fx.Node:
+    """A node in another graph, where values have other strides than in the trace if weights or operators make such."""
+    made = graph.node_copy(node, value)
+    if node.target is torch.ops.aten.view.default:
+        made.target = torch.ops.aten.reshape.default
+    return made
+
+
 def _replace(module: fx.GraphModule, segment: Segment, regions: _Regions) -> None:
     """Replaces a segment by its networks and what stays PyTorch's."""
     graph, inside, traced = module.graph, {*segment.nodes}, regions.traced
@@ -251,10 +259,8 @@ def _replace(module: fx.GraphModule, segment: Segment, regions: _Regions) -> Non
         elif node not in emitted:
             for one in node.all_input_nodes:
                 value(one)
-            emitted[node] = graph.node_copy(node, emitted.__getitem__)
-            if node.target is torch.ops.aten.view.default:  # by strides of the trace, which are not those of all operators
-                emitted[node].target = torch.ops.aten.reshape.default
-            elif node.target is torch.ops.aten.alias.default and detaches:  # which traces write so
+            emitted[node] = _copied(graph, node, emitted.__getitem__)
+            if node.target is torch.ops.aten.alias.default and detaches:  # which traces write so
                 emitted[node].target = torch.ops.aten.detach.default
         return emitted[node]
 

@@ -108,6 +108,16 @@ def test_an_affine_is_folded_into_weights_and_an_activation_follows():
     assert (weights[:, 0, 0, 0] == s).all() and (bias == t).all()
 
 
+@pytest.mark.parametrize(("reader", "folded"), [("", False), ("Relu", False), ("Add", True), ("Affine", True)])
+def test_a_factor_that_is_negative_is_folded_into_weights_where_an_addition_hides_the_signs_of_zeros(reader, folded):
+    """A shift of -0.0 is none: 0 times the factor is then -0.0, and no sum of zeros is."""
+    s, one, two = (np.full(4, number, np.float32) for number in (-1, 1, 2))
+    constants = {"w": np.ones((4, 4, 1, 1), np.float32), "s": s, "none": np.full(4, -0.0, np.float32), "one": one, "two": two}
+    readers = {"": (), "Relu": (node("Relu", "b", "c"),), "Add": (node("Add", "b x", "c"),), "Affine": (node("Affine", "b one two", "c"),)}
+    graph = chain(node("Conv", "x w", "a"), node("Affine", "a s none", "b"), *readers[reader], constants=constants)
+    assert [one.op for one in fuse(graph, supports).nodes] == (["Conv"] if folded else ["Conv", "Affine"])
+
+
 @pytest.mark.parametrize(("weight", "scale"), [(1e30, 1e10), (1e-30, 1e-20), (1.0, np.inf), (2.0, np.nan)])
 def test_a_scale_that_leads_out_of_the_types_range_stays_apart(weight, scale):
     """Of inputs that bring the sums back into it, results are ordinary numbers."""

@@ -82,6 +82,31 @@ def test_results_follow_the_strides_that_parameters_have_now():
     torch.testing.assert_close(y, right)
 
 
+class Flat(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return nn.functional.instance_norm(self.conv(x)), self.conv(x).flatten(1) * 2
+
+
+def test_what_a_trace_tells_views_of_is_copied_where_parameters_have_other_strides_now():
+    """PyTorch 2.11 calls a graph again whose parameters became channels last, without a guard."""
+    graphs, model, x = [], Flat(), torch.randn(2, 8, 6, 6)
+
+    def kept(module, inputs):
+        graphs.append((pysim.torch.backend(module, inputs), inputs))
+        return graphs[-1][0]
+
+    with torch.no_grad():
+        torch.compile(model, backend=kept, dynamic=False)(x)
+        model.to(memory_format=LAST)
+        found, right = graphs[0][0](*graphs[0][1]), model(x)
+    assert_close(found, right)
+    assert [one.stride() for one in found] == [one.stride() for one in right]
+
+
 class Reshaped(nn.Module):
     def __init__(self):
         super().__init__()

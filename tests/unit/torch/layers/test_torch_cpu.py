@@ -241,6 +241,29 @@ OPERATORS = {
 }
 
 
+SIGNED = {
+    "negated": lambda y: -y,
+    "times a negative number": lambda y: y * -2.0,
+    "times zero and a negative number": lambda y: y * 0.0 * -1,
+    "negated behind an activation": lambda y: -torch.relu(y),
+    "activated behind it": lambda y: torch.tanh(-y),
+    "of both": lambda y: (-y) * torch.tensor([1.0, -2.0, 3.0, -4.0]).view(4, 1, 1) + 0.0,
+}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_zeros_have_the_signs_that_they_have_in_pytorch(name, every_layer_is_ours):
+    model = Then(SIGNED[name]).eval()
+    model.first.bias.data.zero_()
+    x = torch.randn(2, 3, 8, 10)
+    x[..., :5] = 0
+    with torch.no_grad():
+        found, right = pysim.torch.optimize(model)(x), model(x)
+    assert_close(found, right)
+    zeros = right[..., :4] == 0
+    assert zeros.any() and torch.equal(found[..., :4].signbit()[zeros], right[..., :4].signbit()[zeros])
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_of_a_network_computes_what_pytorchs_does(name, every_layer_is_ours):
     model, x = Then(OPERATORS[name]).eval(), torch.randn(2, 3, 8, 10)
