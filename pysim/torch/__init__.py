@@ -481,6 +481,9 @@ class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     __slots__ = ()
     _pysim: _Calls
 
+    def __init_subclass__(cls) -> None:
+        """Runs no `__init_subclass__` of the model's own: no subclass of the user's is made."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not self._pysim.may_run(args, kwargs):
             if self._pysim.whole:

@@ -284,3 +284,18 @@ def test_a_key_that_comes_into_an_earlier_mapping_of_a_chain_takes_effect():
     before = ours(x)
     model.held["a"] = 2.0
     assert torch.allclose(ours(x), before * 2, atol=1e-5)
+
+
+def test_optimizing_makes_no_subclass_in_the_eyes_of_the_users_classes():
+    """Whose `__init_subclass__` counts, registers or refuses such."""
+    made = []
+
+    class Registered(Model):
+        def __init_subclass__(cls, *, key):
+            made.append(cls)
+
+    model, x = Registered(lambda self, x: self.conv(x)).eval(), torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        optimized = pysim.torch.optimize(model)
+        assert not (fault := difference(optimized(x), model(x))), fault
+    assert isinstance(optimized, Registered) and not made
