@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a captured call rests on that torch.compile has no guards for.
 
-    hooks and classes    of the modules that the call read, whether they are a module's children or not
+    hooks and classes    of the modules that the call read, whether they are a module's children or not; and that these are the same
+                         modules, not others like them, which guards take for the same
     orders               of the keys of OrderedDicts and of the environment
     functions            of the classes of these modules and of other objects that it read, and their code; methods of tensors
     refused              what a capture takes for constant though each call changes it: generators of Python's random numbers other than
@@ -15,6 +16,7 @@ Which objects a call read is what its guards tell: each has the object, or its c
 
 import collections
 import functools
+import itertools
 import operator
 import os
 import random
@@ -51,6 +53,7 @@ class Unguarded:
         self._hooks: list[dict[int, Any]] = []
         self._ordered: list[tuple[dict[Any, Any], list[Any]]] = []  # with their keys
         self._modules: list[torch.nn.Module] = []
+        self._children: tuple[list[dict[str, Any]], list[int]] = [], []  # and which modules they were, all of which are kept
         self._kinds: list[type] = []
         self._functions: list[tuple[type, Callable[[type], Any], Any]] = []
         self._codes: tuple[list[FunctionType], list[Any]] = [], []
@@ -95,6 +98,8 @@ class Unguarded:
         ordered = [getattr(one, "_data", one) for one in read if isinstance(one, _WITH_KEYS)]
         self._hooks, self._ordered = [one for one in hooks if not one], [(one, [*one]) for one in (*hooks, *ordered) if one]
         self._modules, self._kinds = modules, [*map(type, modules)]
+        children = [one._modules for one in modules if one._modules]
+        self._children = children, _ids_of(children)
         others = [one if isinstance(one, type) else type(one) for one in read]
         kinds = {*self._kinds, *(one for one in others if _is_foreign(one))}
         self._functions = [(kind, pick := _functions_of(kind), pick(kind)) for kind in kinds]
@@ -103,8 +108,9 @@ class Unguarded:
         self._codes = coded, [*map(_code, coded)]
 
     def changed(self) -> bool:
-        hooked = any(self._hooks) or any([*keys] != before for keys, before in self._ordered)
-        if hooked or [*map(type, self._modules)] != self._kinds or [*map(_code, self._codes[0])] != self._codes[1]:
+        if any(self._hooks) or any([*keys] != before for keys, before in self._ordered) or _ids_of(self._children[0]) != self._children[1]:
+            return True
+        if [*map(type, self._modules)] != self._kinds or [*map(_code, self._codes[0])] != self._codes[1]:
             return True
         if self._methods != {name: _tensor_method(name) for name in self._methods}:
             return True
@@ -112,6 +118,10 @@ class Unguarded:
             return any(pick(of) != before for of, pick, before in self._functions)
         except AttributeError:  # a class has lost one
             return True
+
+
+def _ids_of(values: Iterable[dict[str, Any]]) -> list[int]:
+    return [*map(id, itertools.chain.from_iterable(map(dict.values, values)))]
 
 
 def _of_module(name: str) -> Any:

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from torch import nn  # noqa: E402
-from torch_twins import WAYS, difference  # noqa: E402
+from torch_twins import WAYS, Twins, difference  # noqa: E402
 
 import pysim.torch  # noqa: E402
 
@@ -299,3 +299,19 @@ def test_optimizing_makes_no_subclass_in_the_eyes_of_the_users_classes():
         optimized = pysim.torch.optimize(model)
         assert not (fault := difference(optimized(x), model(x))), fault
     assert isinstance(optimized, Registered) and not made
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_submodule_that_another_like_it_replaced_has_its_own_hooks(at):
+    """Guards take it for the one before, whose hooks were looked at."""
+
+    def another(one):
+        part = copy.deepcopy(one[at])
+        part.register_forward_hook(lambda _, given, y: 2 * y)
+        one[at] = part
+
+    twins, x = Twins(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(nn.Conv2d(8, 4, 1))).eval(), "optimize"), torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        twins.check(x)
+        twins.do(another)
+        twins.check(x)
