@@ -241,7 +241,14 @@ def _copied(graph: fx.Graph, node: fx.Node, value: Callable[[fx.Node], fx.Node])
     made = graph.node_copy(node, value)
     if node.target is torch.ops.aten.view.default:
         made.target = torch.ops.aten.reshape.default
+    elif node.target is torch.ops.aten._weight_norm_interface.default:
+        made.target = _weight_norm
     return made
+
+
+def _weight_norm(v: Any, g: Any, axis: int = 0) -> Any:
+    """PyTorch's operator, which reads its operands as contiguous; in a trace they were."""
+    return torch.ops.aten._weight_norm_interface.default(v.contiguous(), g.contiguous(), axis)
 
 
 def _replace(module: fx.GraphModule, segment: Segment, regions: _Regions) -> None:

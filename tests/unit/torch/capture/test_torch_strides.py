@@ -85,10 +85,10 @@ def test_results_follow_the_strides_that_parameters_have_now():
 class Flat(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+        self.conv, self.normed = nn.Conv2d(8, 8, 3, padding=1), nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 3))
 
     def forward(self, x):
-        return nn.functional.instance_norm(self.conv(x)), self.conv(x).flatten(1) * 2
+        return nn.functional.instance_norm(self.conv(x)), self.conv(x).flatten(1) * 2, self.normed(x)
 
 
 def test_what_a_trace_tells_views_of_is_copied_where_parameters_have_other_strides_now():
