@@ -134,8 +134,8 @@ def calibrated() -> Iterator[Sample]:
     """Random products on GPUs calibrated by `pysim machines calibrate -m cuda`: by the shipped machine file, and by the calibrated one."""
     for path in sorted(DATA.glob("*/products-calibrated.jsonl")):
         name = path.parent.name
-        cases, _ = fit_gpu.read([path])
         shipped, own = load_any(name), load_any(DATA / name / f"{name}-calibrated.toml")
+        cases, _ = fit_gpu.read([path], shipped)
         for machine, seen, label in ((shipped, name not in never_fitted(), name.upper()), (own, True, f"{name.upper()}, calibrated")):
             for case in cases:
                 seconds = gpu_fit.predicted(case, machine, gemm_attributes(machine.capability_number))

@@ -37,7 +37,7 @@ import msgspec
 import numpy as np
 from scipy.stats import kendalltau
 
-from pysim.algorithms.gpu.gemm import THIRD_BYTES, computed, copies, pitches
+from pysim.algorithms.gpu.gemm import THIRD_BYTES, computed, copies, graph_saving, pitches
 from pysim.algorithms.gpu.im2col import products_of
 from pysim.cachemodel.gpu import waves
 from pysim.cachemodel.gpu.launches import constants_of
@@ -115,8 +115,8 @@ CHANGED = {  # file of lab/data -> predicates of launches whose kernels changed 
 }
 
 
-def read(paths: list[Path]) -> tuple[list[Case], dict[str, Attributes]]:
-    """The problems of the files, and the attributes of their kernels."""
+def read(paths: list[Path], gpu: Gpu) -> tuple[list[Case], dict[str, Attributes]]:
+    """The problems of the files, and the attributes of their kernels. Times of CUDA graphs become those between events."""
     cases, attributes, gone = [], {}, Counter[str]()
     for path in paths:
         document = document_of(path)
@@ -124,9 +124,19 @@ def read(paths: list[Path]) -> tuple[list[Case], dict[str, Attributes]]:
         gone.update(name for one in document["problems"] for launch in one["launches"] if not gemm_kernel(name := names[launch[0]]))
         attributes |= {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one and gemm_kernel(name)}
         found = [case for one in document["problems"] if (case := case_of(one, names))]
+        found = [by_events(case, gpu) for case in found] if document.get("graphs") else found
         cases += [case for one in found if (case := unchanged(one, CHANGED.get(f"{path.parent.name}/{path.name}", ())))]
     tell_gone(gone)
     return cases, attributes
+
+
+def by_events(case: Case, gpu: Gpu) -> Case:
+    """A case measured in CUDA graphs, with the times between events."""
+    saved = []
+    for row, kind, splits, along_n, group in zip(*case.table, strict=True):
+        schedule = GpuSchedule(case.kernels[row].name, DECOMPOSITIONS[kind], int(splits), bool(along_n), int(group))
+        saved.append(graph_saving(gpu, case.problem, schedule))
+    return case._replace(seconds=case.seconds + np.array(saved))
 
 
 def unchanged(case: Case, changed: tuple[Callable[[Gemm, GemmKernel], bool], ...]) -> Case | None:
@@ -186,9 +196,9 @@ def of_products(lines: list[dict[str, Any]]) -> dict[str, Any]:
             s = plan["schedule"]
             if plan["right"]:
                 how = (places[plan["kernel"]], DECOMPOSITIONS.index(s["decomposition"]), s["splits"], int(s["along_n"]), s["group"])
-                launches.append([*how, plan["seconds"], plan["samples"], plan["predicted"]])
+                launches.append([*how, plan["seconds"], plan["samples"], plan.get("predicted", 0.0)])
         problems.append({"problem": line["problem"], "cublas": line.get("cublas"), "launches": launches})
-    return {"kernels": list(places), "attributes": {}, "problems": problems}
+    return {"kernels": list(places), "attributes": {}, "problems": problems, "graphs": bool(lines[0].get("graphs"))}
 
 
 def of_bench(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -390,12 +400,13 @@ def parser_of_fit() -> argparse.ArgumentParser:
 def main() -> None:
     parser = parser_of_fit()
     options = parser.parse_args()
-    gpu, (cases, attributes) = load_any(options.machine), read(options.files)
+    gpu = load_any(options.machine)
     assert isinstance(gpu, Gpu)
+    cases, attributes = read(options.files, gpu)
     cases = of_type(cases, options.dtype)
     others = [load_any(name) for name in options.same_chip[:1]]
     more_files = [Path(name) for name in options.same_chip[1:]]
-    of_others = of_type(read(more_files)[0], options.dtype)
+    of_others = of_type(read(more_files, others[0])[0], options.dtype) if others else []
     for name, one in gemm_attributes(gpu.capability_number).items():  # the fit starts from the previous efficiencies
         measured = attributes.get(name, one)
         attributes[name] = msgspec.structs.replace(measured, efficiency=one.efficiency)
@@ -404,7 +415,7 @@ def main() -> None:
         for name, half in (("fitted on", int(options.other_half)), ("reported on", int(not options.other_half)))
     }
     if options.report:
-        halves = {"fitted on": cases, "reported on": of_type(read(options.report)[0], options.dtype)}
+        halves = {"fitted on": cases, "reported on": of_type(read(options.report, gpu)[0], options.dtype)}
         cases = [*cases, *halves["reported on"]]
     known = attributes
     if not options.no_fit:

@@ -99,7 +99,7 @@ class Gpu(msgspec.Struct, frozen=True, dict=True, kw_only=True, forbid_unknown_f
     cluster, how many clusters run at once if each block fills an SM; default: SMs / blocks. `gpcs`: groups of SMs whose simultaneous
     requests for the same bytes reach L2 once; `gpc_bytes_per_second`: what all of them together take from L2. Both or neither.
     `event_seconds`: what two events around a call add to its time; predictions are of such calls, and in a CUDA graph a launch takes so
-    much less.
+    much less. `early_start_seconds`: what it takes less still where it starts while the launch before it ends.
     """
 
     schema: Literal[1]
@@ -131,6 +131,7 @@ class Gpu(msgspec.Struct, frozen=True, dict=True, kw_only=True, forbid_unknown_f
     gpcs: Count | None = None
     gpc_bytes_per_second: Number | None = None
     event_seconds: Number | None = None
+    early_start_seconds: Number | None = None
     model: GpuModel
     energy: Energy | None = None
     sources: dict[str, Source]

@@ -10,6 +10,8 @@ import pytest
 from checkout import DATA, ROOT
 from prediction_quality import Sample
 
+from pysim.machine.load import load_any
+
 PLANS = [Sample("m", False, "a", "f32", "p", predicted, measured) for predicted, measured in ((80, 100), (100, 90), (90, 120))]
 
 
@@ -36,7 +38,7 @@ def test_launches_of_kernels_that_changed_since_they_were_measured_play_no_part(
     for name, changed in fit_gpu.CHANGED.items():
         path = DATA / name
         all_of = fit_gpu.document_of(path)["problems"]
-        cases, _ = fit_gpu.read([path])
+        cases, _ = fit_gpu.read([path], load_any("h200"))
         assert 0 < sum(len(case.seconds) for case in cases) < sum(len(one["launches"]) for one in all_of)
         for case in cases:
             used = {case.kernels[place] for place in case.table.variant}

@@ -10,8 +10,9 @@ Random sizes are log-uniform, m and n from 32 to 8192, k from 32 to 16384, every
 multiply-adds, in any layout; with --networks half of the problems are drawn by `network_products`. f32 is planned with accuracy "ieee",
 since "standard" (--f32) may choose tf32x3, which is measured as its own type. Each plan is first checked in full against float64, then
 timed, interleaved, by events with the device kept busy, or with --graphs in CUDA graphs of many calls, where predictions are less
-the machine's `event_seconds`. One line per problem:
-{"machine", "device", "problem", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"}; then a table.
+what a graph saves (`gemm.graph_saving`). One line per problem:
+{"machine", "device", "problem", "graphs", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"};
+then a table.
 With other builds a plan has "beside", their seconds, None if a build lacks the kernel. Plans identify kernels by number, so a build with
 different rows is refused.
 Needs torch, which allocates the operands, and the CUDA library.
@@ -35,12 +36,19 @@ GRAPH_SECONDS, GRAPH_CALLS = 3e-4, (3, 30)  # of a graph; its calls, least and m
 CUBLAS_BYTES = 32 << 20  # workspace, which cuBLAS's documentation recommends for Hopper
 
 
-def planned(text: str, machine: str, top: int, f32: str, also: tuple[str, ...] = ()) -> tuple[str, list[dict[str, Any]]]:
-    """The best plans of the `top` best kernels, and of kernels whose names contain one of `also`."""
+Planned = tuple[str, list[dict[str, Any]]]
+
+
+def planned(text: str, machine: str, top: int, f32: str, also: tuple[str, ...] = (), graphs: bool = False) -> Planned:
+    """The best plans of the `top` best kernels, and of kernels whose names contain one of `also`, with the seconds predicted between events
+    or in graphs."""
     import msgspec
 
     from pysim import planner
+    from pysim.algorithms.gpu.gemm import graph_saving
     from pysim.calibration import gpu_lab
+    from pysim.machine.load import load_any
+    from pysim.problem.text import parse
 
     accuracy = f32 if text.endswith(":f32") else "standard"
     if top == 1 and not also:
@@ -48,7 +56,11 @@ def planned(text: str, machine: str, top: int, f32: str, also: tuple[str, ...] =
     else:
         ranked = gpu_lab.best_of_kernels(text, machine, 10_000, accuracy)
         plans = [one for rank, one in enumerate(ranked) if rank < top or any(part in one.kernel for part in also)]
-    return text, [{"kernel": one.kernel, "schedule": msgspec.to_builtins(one.schedule), "predicted": one.cost.seconds} for one in plans]
+    found = []
+    for one in plans:
+        saved = graph_saving(load_any(machine), parse(text), one.schedule) if graphs else 0.0
+        found.append({"kernel": one.kernel, "schedule": msgspec.to_builtins(one.schedule), "predicted": one.cost.seconds - saved})
+    return text, found
 
 
 def random_products(dtype: str, count: int, seed: int, networks: bool) -> list[str]:
@@ -152,8 +164,8 @@ def by_events(calls: dict[str, Any]) -> Timed:
     return {name: (float(np.median(some)), len(some)) for name, some in samples.items()}
 
 
-def measured(line: dict[str, Any], others: list[Any], graphs: bool, event_seconds: float = 0.0) -> dict[str, Any]:
-    """The line of a problem with the seconds of this library and of `others`; predictions are less `event_seconds`."""
+def measured(line: dict[str, Any], others: list[Any], graphs: bool) -> dict[str, Any]:
+    """The line of a problem with the seconds of this library and of `others`."""
     import msgspec
     import torch
 
@@ -187,7 +199,7 @@ def measured(line: dict[str, Any], others: list[Any], graphs: bool, event_second
     timed = in_graphs(calls, stream, line["plans"][0]["predicted"]) if graphs else by_events(calls)
     for number, plan in enumerate(line["plans"]):
         seconds, samples = timed[str(number)]
-        plan |= {"samples": samples, "seconds": short(seconds), "predicted": short(plan["predicted"] - event_seconds)}
+        plan |= {"samples": samples, "seconds": short(seconds), "predicted": short(plan["predicted"])}
         if others:
             found = [timed.get(f"{number} {other}") for other in range(len(others))]
             plan["beside"] = [None if one is None else short(one[0]) for one in found]
@@ -244,7 +256,6 @@ def main() -> None:
     options = parser.parse_args()
     from pysim.calibration import host
     from pysim.calibration.gpu_lab import DTYPES
-    from pysim.machine.gpu import Gpu
     from pysim.runtime import cuda
 
     dtypes = options.dtypes.split(",") if options.dtypes else DTYPES
@@ -252,14 +263,12 @@ def main() -> None:
     on, device, lines = host.any_machine(options.machine), cuda.devices()[0].name, []
     machine = on.name if options.machine == "cuda" else options.machine
     with multiprocessing.get_context("spawn").Pool() as pool:
-        plan = partial(planned, machine=machine, top=options.top, f32=options.f32, also=tuple(options.also))
+        plan = partial(planned, machine=machine, top=options.top, f32=options.f32, also=tuple(options.also), graphs=options.graphs)
         plans = dict(pool.map(plan, texts))
     others = [other_build(path) for path in options.beside]
-    events = on.event_seconds.value if options.graphs and isinstance(on, Gpu) and on.event_seconds else 0.0
     for text in texts:
-        lines.append(
-            measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}, others, options.graphs, events)
-        )
+        line = {"machine": on.name, "device": device, "problem": text, "plans": plans[text]}
+        lines.append(measured(line | ({"graphs": True} if options.graphs else {}), others, options.graphs))
         print(json.dumps(lines[-1]), flush=True)
     table(lines)
     if others:

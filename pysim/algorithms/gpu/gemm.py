@@ -56,6 +56,8 @@ prepare = nothing_prepared  # operands are copied in the run, if at all
 # Error of a product of parts, in roundings of its sum, 2^-23: bf16 thirds leave out 2^-24 and as much of each number; tf32 halves, which
 # are truncated, leave out 2^-19 (native/cuda/core/split.cuh)
 THIRDS_ERROR, HALVES_ERROR = 1.5, 16.0
+# Rows of four-byte results that are no whole vectors go by strips (native/cuda/mainloop/wgmma/strips.cuh): times an output of two bytes
+STRIPS_COST = 3.0
 # Mean relative error of sums of tf32 halves, at 64 products a promotion and more than one promotion
 # (native/cuda/mainloop/mma/split.cuh; the logits of ResNet-50's 41 such layers come out 1.7e-6 too small on an H200); with 16 and 32
 # products a promotion the mean error is at most a fifth of that, of either sign
@@ -244,7 +246,9 @@ class Reading(NamedTuple):
         columns["unaligned_c"] = columns["unaligned_c"] or own is not problem  # a transposed tile is stored in pieces
         ends_a, ends_b = row_ends(problem, kernel)
         lines_a, lines_b = lines_of_row(pitch_a), lines_of_row(pitch_b)
-        return cls(own, columns, columns | {"lines_a": lines_a, "lines_b": lines_b, "row_ends_a": ends_a, "row_ends_b": ends_b})
+        strips = STRIPS_COST if columns["unaligned_c"] and columns["result_bytes"] == 4 else 1
+        by_tma = {"lines_a": lines_a, "lines_b": lines_b, "row_ends_a": ends_a, "row_ends_b": ends_b}
+        return cls(own, columns, columns | by_tma | {"unaligned_c": columns["unaligned_c"] * strips})
 
 
 def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> list[Variant]:
@@ -342,6 +346,14 @@ def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, place
     if not (schedule.decomposition == "split_k" and schedule.splits <= kernel.reduces_in_cluster):
         total += partial_bytes(schedule.decomposition, schedule.splits, count, tiles.blocks, accumulators)
     return total + ALIGN * bool(total)
+
+
+def graph_saving(gpu: Gpu, problem: Gemm, schedule: GpuSchedule) -> float:
+    """Seconds that a launch takes less in a CUDA graph of many than between two events: what the events add; and where it starts while the
+    launch before it ends, its start. Kernels with a producer start so, unless a pass precedes them."""
+    kernel = gemm_kernel(schedule.kernel)
+    early = kernel and kernel.producer and not launch_bytes(problem, kernel, schedule)
+    return sum(one.value for one in (gpu.event_seconds, gpu.early_start_seconds if early else None) if one)
 
 
 def iterations_of(problem: Gemm, kernel: GemmKernel) -> int:

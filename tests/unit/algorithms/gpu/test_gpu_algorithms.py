@@ -19,10 +19,12 @@ from pysim.errors import PlanError
 from pysim.explain.text import explain
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
+from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.plan import LAYOUTS, Plan, Request
-from pysim.registry.cuda import conv_kernel, conv_kernels, cuda_limits
+from pysim.record.schedule import GpuSchedule
+from pysim.registry.cuda import conv_kernel, conv_kernels, cuda_limits, gemm_kernels
 
 H200 = load_any("h200")
 assert isinstance(H200, Gpu)
@@ -325,3 +327,26 @@ def test_streams_are_predicted_as_they_were_measured(dtype):
                 plan = planner.plan(line["problem"], "h100", layout="nhwc", algorithm="pointwise")
                 logs.append(abs(math.log(plan.cost.seconds / one["seconds"])))
     assert len(logs) > 7 and median(logs) < 0.1 and max(logs) < 0.5
+
+
+def test_a_launch_in_a_graph_takes_less_by_its_events_and_by_its_start_if_it_starts_early() -> None:
+    events, start = H200.event_seconds, H200.early_start_seconds
+    assert events and start
+    aligned, ragged = Gemm(m=64, n=512, k=512, dtype="f16", trans_b=True), Gemm(m=64, n=512, k=511, dtype="f16", trans_b=True)
+    for problem, kernel, splits, saved in (
+        (aligned, "f16_wgmma_64x64x64_64x64_64x64_s8_c1x1", 1, events.value + start.value),
+        (aligned, "f16_wgmma_64x64x64_64x64_64x64_s8_c1x1", 4, events.value + start.value),
+        (ragged, "f16_wgmma_64x64x64_64x64_64x64_s8_c1x1", 1, events.value),  # rows are copied before
+        (aligned, "f16_mma_32x32x64_16x16_16x8_s3_c1x1", 1, events.value),
+    ):
+        schedule = GpuSchedule(kernel, "split_k" if splits > 1 else "data_parallel", splits, False, 1)
+        assert gemm.graph_saving(H200, problem, schedule) == pytest.approx(saved)
+    assert gemm.graph_saving(load_any("a100"), aligned, schedule) == 0
+
+
+def test_ragged_results_of_four_bytes_take_longer_to_store_than_those_of_two() -> None:
+    for dtype, weight in (("f16", 1), ("bf16", 1), ("tf32", gemm.STRIPS_COST), ("s8", gemm.STRIPS_COST)):
+        kernel = next(one for one in gemm_kernels() if one.dtype == dtype and one.mainloop == "wgmma")
+        for n, expected in ((512, 0), (511, weight)):
+            (variant,) = gemm.variants(H200, Gemm(m=512, n=n, k=512, dtype=dtype, trans_b=True), [kernel], {})
+            assert variant.columns and variant.columns.unaligned_c == expected
