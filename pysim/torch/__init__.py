@@ -32,7 +32,6 @@ except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
 from torch._guards import GuardSource
-from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
 from pysim.caches import LruCache, once
@@ -50,7 +49,7 @@ from pysim.torch.measured import measured_graph
 from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
 from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy
 from pysim.torch.saved_calls import SavedCall, save_call
-from pysim.torch.unguarded import Unguarded
+from pysim.torch.unguarded import FUNCTIONS, Unguarded
 from pysim.torch.whole import ONE_GRAPH, check_layers, check_operators
 
 __all__ = ["Decision", "Report", "backend", "load", "optimize", "refresh", "report", "save"]
@@ -422,7 +421,7 @@ class _Calls:
         seen by its compiler."""
         if self.refusal or self.model.training or is_traced() or torch._C._len_torch_dispatch_stack() or _has_global_hooks():
             return False
-        if not _FUNCTIONS.are_pytorchs():
+        if not FUNCTIONS.are_pytorchs():
             return False
         given = _leaves((*args, *kwargs.values()))
         if not all(is_plain(one) for one in given if isinstance(one, torch.Tensor)) or any(isinstance(one, fx.Proxy) for one in given):
@@ -434,28 +433,6 @@ class _Calls:
         if not torch.is_grad_enabled():
             return True
         return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
-
-
-_version_of = getattr(torch._C._dynamo.guards, "dict_version", lambda _: object())  # another one after each change of a dictionary
-
-
-class _Functions:
-    """The functions of torch.nn.functional when this module was imported. All are compared only after the module's dictionary changed."""
-
-    def __init__(self) -> None:
-        self._names = vars(functional)
-        self._pick = itemgetter(*(name for name, one in self._names.items() if callable(one) and name[:1] != "_"))
-        self._own, self._version = self._pick(self._names), _version_of(self._names)
-
-    def are_pytorchs(self) -> bool:
-        if self._version != (now := _version_of(self._names)):
-            if self._pick(self._names) != self._own:
-                return False
-            self._version = now
-        return True
-
-
-_FUNCTIONS = _Functions()
 
 
 def _has_global_hooks() -> bool:

@@ -23,12 +23,13 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterable
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import FunctionType, GeneratorType
 from typing import Any
 
 import torch
 from torch import fx
+from torch.nn import functional
 
 from pysim.errors import OperandError
 from pysim.torch.model_state import is_users_module
@@ -144,3 +145,25 @@ def _functions_of(kind: type) -> Callable[[type], Any]:
     of = {name for body in bodies for name, one in body.items() if isinstance(one, FunctionType | property | classmethod | staticmethod)}
     own = sorted(name for name in of if name not in vars(torch.nn.Module) or name in ("forward", "__call__"))
     return attrgetter("__init__", "__new__", *own)  # two at least: of one name it would be no tuple
+
+
+_version_of = getattr(torch._C._dynamo.guards, "dict_version", lambda _: object())  # another one after each change of a dictionary
+
+
+class _Functions:
+    """The functions of torch.nn.functional when this module was imported. All are compared only after the module's dictionary changed."""
+
+    def __init__(self) -> None:
+        self._names = vars(functional)
+        self._pick = itemgetter(*(name for name, one in self._names.items() if callable(one) and name[:1] != "_"))
+        self._own, self._version = self._pick(self._names), _version_of(self._names)
+
+    def are_pytorchs(self) -> bool:
+        if self._version != (now := _version_of(self._names)):
+            if self._pick(self._names) != self._own:
+                return False
+            self._version = now
+        return True
+
+
+FUNCTIONS = _Functions()
