@@ -202,7 +202,8 @@ class Rows:
                 of = one if chunks == 1 else self.by(row, w, request.layout, chunks)
                 variant = of.variant(gpu, known, request.prologue)
                 if parts > 1:
-                    variant = variant._replace(times=variant.times * w.flops / first.flops, passes=variant.passes * parts)
+                    passes = tuple(one.times(parts) for one in variant.passes)
+                    variant = variant._replace(times=variant.times * w.flops / first.flops, passes=passes)
                 if occupancy(gpu, variant.attributes):
                     variants.append(variant)
                 else:

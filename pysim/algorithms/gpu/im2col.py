@@ -99,7 +99,7 @@ class ByProducts(Rows):
                 one = one._replace(columns=one.columns._replace(max_stream_blocks=gemm.iterations_of(least, kernel)))
             schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
             numbers = (*one.numbers, *["model.passes.column_"] * bool(copies))
-            times, passes_ = of.times * share, copies * parts
+            times, passes_ = of.times * share, tuple(copy.times(parts) for copy in copies)
             result.append(one._replace(kernel=rows[0].name, schedule=schedule, times=times, passes=passes_, numbers=numbers))
         return Candidates(request, tuple(result), (self.NAME,), tuple(rejected), prunes(request, limit))
 

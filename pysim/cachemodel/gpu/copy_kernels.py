@@ -27,6 +27,11 @@ class Pass(NamedTuple):
     share: float = 1.0
     launch_seconds: float | None = None
 
+    def times(self, count: int) -> "Pass":
+        """So many of it, one after another."""
+        moved, done = {"read": self.read * count, "written": self.written * count}, self.instructions * count
+        return self._replace(**moved, instructions=done, launches=self.launches * count)
+
 
 def copy_rate(gpu: Gpu, size: N, l2_slowdown: Number = 1.0) -> Number:
     """Bytes per second, read plus written, of a copy that moves `size` bytes: L2's rate / l2_slowdown where they fit, else memory's."""
