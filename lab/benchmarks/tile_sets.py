@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("-m", "--machine", default="emerald-rapids")
     parser.add_argument("--seconds", type=float, default=3.0)
     options = parser.parse_args()
-    print(json.dumps({"kind": "header", "machine_file": options.machine}), flush=True)
+    print(json.dumps({"kind": "header", "machine": options.machine}), flush=True)
     for text in options.problems:
         w = parse(text)
         assert isinstance(w, Gemm)

@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     path = parser.parse_args().file
-    machine = load_any(path.parent / name if (name := header(path)["machine_file"]).endswith(".toml") else name)
+    machine = load_any(path.parent / name if (name := header(path)["machine"]).endswith(".toml") else name)
     assert isinstance(machine, Machine)
     rows = list(records.lines(path)[1:])
     for one in sorted(fit(rows, machine, store) for store in STORES):

@@ -29,8 +29,8 @@ class Pass(NamedTuple):
 
     def times(self, count: int) -> "Pass":
         """So many of it, one after another."""
-        moved, done = {"read": self.read * count, "written": self.written * count}, self.instructions * count
-        return self._replace(**moved, instructions=done, launches=self.launches * count)
+        read, written, instructions = self.read * count, self.written * count, self.instructions * count
+        return self._replace(read=read, written=written, instructions=instructions, launches=self.launches * count)
 
 
 def copy_rate(gpu: Gpu, size: N, l2_slowdown: Number = 1.0) -> Number:

@@ -202,7 +202,7 @@ def test_parts_of_a_deep_layer_s_tiles_are_reduced_in_clusters_and_need_no_works
     launch = waves.Table(*(np.array([value]) for value in (0, waves.SPLIT_K, 2, False, 1)))
     both = (columns, columns._replace(max_cluster_splits=0))
     together, apart = (waves.predict(H200, columns_of([one]), launch).cycles[0] for one in both)
-    assert together < apart - 1e-6 * H200.clock_hz, "no flags to clear, no sums through memory"
+    assert together < apart - 0.5e-6 * H200.clock_hz, "no flags to clear, no sums through memory"
 
 
 def test_a_pointwise_convolution_of_larger_stride_copies_only_the_pixels_that_it_takes():
