@@ -323,7 +323,7 @@ class Parts(NamedTuple):
 @lru_cache(maxsize=64)
 def parts_of(w: Conv, layout: Layout) -> Parts:
     """Parts whose operands lie one after another: of some images, or of one image under NCHW of some groups, or of one group of some
-    filters     (native/cuda/abi/conv.cu)."""
+    filters (native/cuda/abi/conv.cu)."""
     count = 1
     for size in ("batch", "groups", "filters") if layout == "nchw" else ("batch",):
         if not too_large(w):

@@ -123,15 +123,14 @@ class Wgmma(ChannelsLast):
     """A convolution whose windows TMA gathers."""
 
     def refusal(self) -> Reason | None:
+        if why := self.taps_refusal():
+            return Reason("shape", why)
         w, row, most = self.w, self.row, cuda_limits()
         kind, slices = ("TMA_VOLUME", "slices, rows") if w.is_volume else ("TMA", "rows")
         stride, span, corner = most["TMA_STRIDE"], most[f"{kind}_SPAN"] - 1, most[f"{kind}_CORNER"]
         columns = w.columns if not row.row_taps else w.columns._replace(kernel=1)
         axes = [w.slices] * w.is_volume + [w.rows, columns]
-        why = self.taps_refusal()
-        if why:
-            pass
-        elif row.folds and not self.folded:
+        if row.folds and not self.folded:
             why = "it takes a stride above 1 and few channels, which it copies"
         elif max(axis.stride for axis in axes) > stride:
             why = f"it takes strides of up to {stride}"

@@ -126,9 +126,12 @@ def choose_layers(
         if node.op in WEIGHTED_OPS:
             layer = layer_of(node, places)
             layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
-            taken = _taken(node, layer, places, static, inputs, margin, _fuses_on(node, layer, places, absorbed))
-            absorbed |= {*node.absorbed} if taken is not None else set()
-            chosen.append(Chosen(node, layer, taken))
+            one = _decided(node, layer, places, static, inputs, margin, _fuses_on(node, layer, places, absorbed))
+            if isinstance(one, Decision):
+                layer.remember(one)
+            else:
+                absorbed |= {*node.absorbed}
+            chosen.append(Chosen(node, layer, None if isinstance(one, Decision) else one))
     return chosen[::-1]
 
 
@@ -189,23 +192,6 @@ def _may_overwrite_residual(node: Node, places: dict[str, fx.Node], order: dict[
     return alike and all(order[user] < anchor for one in sharing for user in one.users if user is not addition)
 
 
-def _taken(
-    node: Node,
-    layer: FusedLayer,
-    places: dict[str, fx.Node],
-    static: dict[fx.Node, int],
-    inputs: Sequence[Any],
-    margin: float,
-    fuses_on: bool,
-) -> Taken | None:
-    """The layer as pysim computes it; None if it is left to the compiler. The layer remembers why."""
-    one = _decided(node, layer, places, static, inputs, margin, fuses_on)
-    if isinstance(one, Decision):
-        layer.remember(one)
-        return None
-    return one
-
-
 def _decided(
     node: Node,
     layer: FusedLayer,
@@ -215,6 +201,7 @@ def _decided(
     margin: float,
     fuses_on: bool,
 ) -> Taken | Decision:
+    """The layer as pysim computes it, or why it is left to the compiler."""
     operands = [places[name] if name else None for name in node.inputs]
     parameters = [*operands[1:RESIDUAL_INPUT], *[None] * (RESIDUAL_INPUT - len(operands))]
     if not all(one is None or one in static for one in parameters):

@@ -91,18 +91,25 @@ class Flat(nn.Module):
         return nn.functional.instance_norm(self.conv(x)), self.conv(x).flatten(1) * 2, self.normed(x)
 
 
-def test_what_a_trace_tells_views_of_is_copied_where_parameters_have_other_strides_now():
-    """PyTorch 2.11 calls a graph again whose parameters became channels last, without a guard."""
-    graphs, model, x = [], Flat(), torch.randn(2, 8, 6, 6)
+def first_graph(model, x):
+    """What a call's first graph became, and its inputs."""
+    graphs = []
 
     def kept(module, inputs):
         graphs.append((pysim.torch.backend(module, inputs), inputs))
         return graphs[-1][0]
 
+    torch.compile(model, backend=kept, dynamic=False)(x)
+    return graphs[0]
+
+
+def test_what_a_trace_tells_views_of_is_copied_where_parameters_have_other_strides_now():
+    """PyTorch 2.11 calls a graph again whose parameters became channels last, without a guard."""
+    model, x = Flat(), torch.randn(2, 8, 6, 6)
     with torch.no_grad():
-        torch.compile(model, backend=kept, dynamic=False)(x)
+        call, inputs = first_graph(model, x)
         model.to(memory_format=LAST)
-        found, right = graphs[0][0](*graphs[0][1]), model(x)
+        found, right = call(*inputs), model(x)
     assert_close(found, right)
     assert [one.stride() for one in found] == [one.stride() for one in right]
 
@@ -118,15 +125,9 @@ class Reshaped(nn.Module):
 
 def test_values_may_have_other_strides_than_a_trace_tells():
     """PyTorch 2.11 traces padding by reflection with strides that its results do not have."""
-    graphs, model, x = [], Reshaped(), torch.randn(2, 4, 6, 6)
-
-    def kept(module, inputs):
-        graphs.append((pysim.torch.backend(module, inputs), inputs))
-        return graphs[-1][0]
-
+    model, x = Reshaped(), torch.randn(2, 4, 6, 6)
     with torch.no_grad():
-        torch.compile(model, backend=kept, dynamic=False)(x)
-        call, inputs = graphs[0]
+        call, inputs = first_graph(model, x)
         other = x.to(memory_format=LAST)
         assert_close(call(*(other if one is x else one for one in inputs)), model(other))
 
