@@ -40,10 +40,11 @@ typedef struct {
     int swapped;           /* form groups, s8: filters are the unsigned operand, not windows */
     int both_signed;       /* form tiles, s8: neither is */
     pysim_rescale rescale; /* of s8: of the results; scales are those of this tile */
-    int64_t filter_pitch; /* form tiles of unsplit operands: 16 or 32 filters are rows of whole blocks of k in place, these bytes apart; 0: a panel */
-    /* Form tiles, whose unit leaves the core's other units idle: */
-    struct pysim_waiting *waiting; /* of split operands, the tile before, which is stored beside the products of this one, which waits then; or NULL. A call
-                                    * with no filters stores it. Results are complete only then. */
+    /* Form tiles of unsplit operands: 16 or 32 filters are rows of whole blocks of k in place, so many bytes apart; 0: a panel */
+    int64_t filter_pitch;
+    /* Form tiles, whose unit leaves the core's other units idle. Of split operands: the tile before, which is stored beside the products of
+     * this one, which waits then; or NULL. A call with no filters stores it. Results are complete only then. */
+    struct pysim_waiting *waiting;
     pysim_lines ahead[PYSIM_AHEAD]; /* what later calls and packing read, and panels they write, fetched meanwhile */
 } pysim_store;
 
@@ -201,17 +202,17 @@ typedef struct {
     pysim_packer pack;                                             /* panels of windows, and of filters but for form tiles */
     pysim_packer pack_filters;                                     /* panels of filters */
     float (*weight)(const void *block, int64_t filter, int64_t k); /* of a block of filters that are not in panels as they are; else NULL */
-    void (*enter)(void);        /* form tiles: called by a thread before its first tile and after its last, */
-    void (*leave)(void);        /* or NULL */
-    int32_t rescales;           /* its store rescales sums of bytes: forms groups, pairs, bounded and tiles */
-    int32_t group;              /* elements of k beside each other in panels; 1 but for forms groups, pairs, bounded and tiles */
-    int32_t panel_bytes;        /* of an element in panels, where it is not the operands': form pairs, form tiles in FP32; else 0 */
-    int32_t filter_bytes;       /* of an element in panels of filters, where these are longer: form bounded; else 0 */
+    void (*enter)(void);  /* form tiles: called by a thread before its first tile and after its last, */
+    void (*leave)(void);  /* or NULL */
+    int32_t rescales;     /* its store rescales sums of bytes: forms groups, pairs, bounded and tiles */
+    int32_t group;        /* elements of k beside each other in panels; 1 but for forms groups, pairs, bounded and tiles */
+    int32_t panel_bytes;  /* of an element in panels, where it is not the operands': form pairs, form tiles in FP32; else 0 */
+    int32_t filter_bytes; /* of an element in panels of filters, where these are longer: form bounded; else 0 */
     void (*bound)(int64_t k, void *panel); /* form bounded: called for each packed panel of filters of k iterations; else NULL */
-    pysim_direct_kernel direct; /* rows of depthwise.inc */
-    pysim_skinny_kernel skinny; /* rows of skinny.inc */
-    pysim_phases_kernel phases; /* rows of polyphase.inc: this and `pack` */
-    pysim_nchwc_kernel nchwc;   /* rows of direct_nchwc.inc */
+    pysim_direct_kernel direct;            /* rows of depthwise.inc */
+    pysim_skinny_kernel skinny;            /* rows of skinny.inc */
+    pysim_phases_kernel phases;            /* rows of polyphase.inc: this and `pack` */
+    pysim_nchwc_kernel nchwc;              /* rows of direct_nchwc.inc */
 } pysim_row;
 
 /* Finds the schedule's row for this dtype and this CPU, or fails with the reason. */

@@ -163,11 +163,11 @@ typedef struct {
 #define PANELS_fused(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_groups(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = GROUP_##dtype
 #define PANELS_pairs(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = 2, .panel_bytes = 2
-#define PANELS_bounded(target, dtype)                                                                                  \
+#define PANELS_bounded(target, dtype) \
     ALIKE(target##_bounded, dtype), .rescales = 1, .group = GROUP_##dtype, .filter_bytes = 3, .bound = bound_filters__##target
-#define PANELS_tiles(target, dtype)                                                                                \
-    .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target, .leave = leave_tiles__##target, \
-    .weight = weight_##dtype##__##target, .rescales = TILE_RESCALES_##dtype, .group = TILE_DEPTH_##dtype,          \
+#define PANELS_tiles(target, dtype)                                                                                                       \
+    .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target,                           \
+    .leave = leave_tiles__##target, .weight = weight_##dtype##__##target, .rescales = TILE_RESCALES_##dtype, .group = TILE_DEPTH_##dtype, \
     .panel_bytes = TILE_BYTES_##dtype
 #define TILE_RESCALES_f32 0
 #define TILE_RESCALES_bf16 0
@@ -210,11 +210,8 @@ enum { ROWS = sizeof table / sizeof table[0] };
 
 /* The functions of a row on this CPU: its own, or those that emulate it; NULL if there are none. */
 static const pysim_row *functions_of(int32_t index) {
-#define EMULATED(of)                                                                                         \
-    {                                                                                                        \
-        .info.dtype = DTYPE_##of, .family = PYSIM_FAMILY_NEST, .run = NAME(amx_emulated, of, tiles, 32, 32), \
-        PANELS_tiles(amx_emulated, of)                                       \
-    }
+#define EMULATED(of) \
+    { .info.dtype = DTYPE_##of, .family = PYSIM_FAMILY_NEST, .run = NAME(amx_emulated, of, tiles, 32, 32), PANELS_tiles(amx_emulated, of) }
     static const pysim_row emulated[] = {EMULATED(f32), EMULATED(bf16), EMULATED(s8)};
     const pysim_row *row = &table[index].row;
     if ((row->run || row->direct || row->skinny || row->phases || row->nchwc) && table[index].cpu_runs()) return row;

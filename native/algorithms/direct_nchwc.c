@@ -96,17 +96,17 @@ static pysim_status open_nchwc(const pysim_problem *p, const pysim_schedule *s, 
     return status;
 }
 
-#define DEFINE_PREPARE(T, name)                                                                                           \
-    static void name(const shape *of, int64_t group, int64_t panel, const T *filters, T *to) {                            \
-        const pysim_conv *c = of->conv;                                                                                   \
-        const int64_t channels = of->blocks * of->inner, taps = c->kernel_h * c->kernel_w;                                \
-        const int64_t first = panel * of->panel * of->lanes, width = width_of(of, panel);                                 \
-        const T *from = filters + (group * of->vectors * of->lanes + first) * channels * taps;                            \
-        for (int64_t ch = 0; ch < channels; ch++)                                                                         \
-            for (int64_t tap = 0; tap < taps; tap++) {                                                                    \
-                T *row = to + ((ch / of->inner * taps + tap) * of->inner + ch % of->inner) * width;                       \
-                for (int64_t f = 0; f < width; f++) row[f] = from[(f * channels + ch) * taps + tap];                      \
-            }                                                                                                             \
+#define DEFINE_PREPARE(T, name)                                                                      \
+    static void name(const shape *of, int64_t group, int64_t panel, const T *filters, T *to) {       \
+        const pysim_conv *c = of->conv;                                                              \
+        const int64_t channels = of->blocks * of->inner, taps = c->kernel_h * c->kernel_w;           \
+        const int64_t first = panel * of->panel * of->lanes, width = width_of(of, panel);            \
+        const T *from = filters + (group * of->vectors * of->lanes + first) * channels * taps;       \
+        for (int64_t ch = 0; ch < channels; ch++)                                                    \
+            for (int64_t tap = 0; tap < taps; tap++) {                                               \
+                T *row = to + ((ch / of->inner * taps + tap) * of->inner + ch % of->inner) * width;  \
+                for (int64_t f = 0; f < width; f++) row[f] = from[(f * channels + ch) * taps + tap]; \
+            }                                                                                        \
     }
 DEFINE_PREPARE(float, prepare_f32)
 DEFINE_PREPARE(double, prepare_f64)

@@ -96,7 +96,8 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
     };
     const pysim_status status = row(s, g->dtype, &n->row);
     if (status == PYSIM_OK && n->row.filter_bytes)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s bounds weights beforehand, and of a product A is packed in each run", n->row.info.name);
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s bounds weights beforehand, and of a product A is packed in each run",
+                          n->row.info.name);
     if (g->trans_a) n->filter_channels = pysim_max(ROWS_AT_ONCE, n->row.group);
     if (pysim_on_tiles(n)) n->even_filters = 0; /* a tile takes 16 or 32 filters, and fewer take as long */
     return status == PYSIM_OK ? pysim_nest_schedule(n, s, in_place_legal) : status;

@@ -28,8 +28,7 @@ double pysim_now(void) {
 
 static int64_t panel_bytes(const pysim_nest *n, int64_t width_bytes) {
     int64_t bytes;
-    if (__builtin_mul_overflow(n->rows * pysim_nest_depth(n, n->schedule.channels * n->taps), width_bytes, &bytes))
-        return -1;
+    if (__builtin_mul_overflow(n->rows * pysim_nest_depth(n, n->schedule.channels * n->taps), width_bytes, &bytes)) return -1;
     return pysim_ceil_div(bytes, ALIGN) * ALIGN;
 }
 
@@ -153,8 +152,7 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
                        .window_pitch = in_place ? n->input_pitch : s->windows};
     if (n->filter_step) set.filters = (tiles){n->filter_data + c0 * n->filter_pitch * n->bytes, 0, 0};
     else if (n->pack_filters) set.filters = (tiles){x->filters, 0, x->filter_panel};
-    else
-        set.filters = (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * each, 0, n->rows * set.row_k * s->filters * each};
+    else set.filters = (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * each, 0, n->rows * set.row_k * s->filters * each};
     if (in_place) set.windows = (tiles){n->input + c0 * n->input_pitch * n->bytes, 0, s->windows * n->bytes};
     else if (n->windows_packed)
         set.windows = (tiles){n->input + pysim_nest_window_offset(n, c0, nc, 0) * bytes, 0, s->windows * pysim_nest_depth(n, nc) * bytes};
@@ -306,9 +304,9 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
 }
 
 static scratch scratch_of(const pysim_nest *n, char *workspace, int64_t windows, pysim_profile *profile) {
-    scratch x = {
-        .window_panel = panel_bytes(n, n->schedule.windows * pysim_panel_bytes(n)),
-        .filter_panel = panel_bytes(n, n->schedule.filters * pysim_filter_bytes(n)), .profile = profile};
+    scratch x = {.window_panel = panel_bytes(n, n->schedule.windows * pysim_panel_bytes(n)),
+                 .filter_panel = panel_bytes(n, n->schedule.filters * pysim_filter_bytes(n)),
+                 .profile = profile};
     x.windows = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
     x.filters = x.windows + windows * x.window_panel;
     return x;

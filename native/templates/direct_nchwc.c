@@ -232,19 +232,19 @@ static const pysim_nchwc_kernel ROWS_OF_VECTORS[MAX_FILTER_VECTORS + 1]; /* by v
 /* Defines a row of the registry: tiles of up to P pixels x F vectors. A last panel of fewer vectors is computed by their row. Tiles that leave out
  * pixels have functions of their own: in a common one GCC allocates registers differently, and tiles that leave out nothing take up to 5 %
  * longer (Zen 4, 1x1, tiles of 12 x 8 on AVX2). */
-#define DEFINE_NCHWC(name, P, F)                                                                                     \
-    NCHWC_TILES(name##_any, P, F, 0, 0)                                                                              \
-    NCHWC_TILES(name##_any_edge, P, F, 0, 1)                                                                         \
-    NCHWC_TILES(name##_1, P, F, 1, 0)                                                                                \
-    NCHWC_TILES(name##_1_edge, P, F, 1, 1)                                                                           \
-    NCHWC_TILES(name##_2, P, F, 2, 0)                                                                                \
-    void name(const pysim_nchwc_tile *t) {                                                                           \
-        const int64_t step = t->inner == LANES && t->pixel <= FARTHEST * LANES ? t->pixel / LANES : 0;               \
-        if (t->panels > 1) one_pixel(F, t);                                                                          \
-        else if (t->vectors < F) ROWS_OF_VECTORS[t->vectors](t);                                                          \
-        else if (FARTHEST && step == 1) each_size(P, t, name##_1, name##_1_edge);                                    \
-        else if (FARTHEST && step == 2) each_size(P, t, name##_2, name##_any_edge);                                  \
-        else each_size(P, t, name##_any, name##_any_edge);                                                           \
+#define DEFINE_NCHWC(name, P, F)                                                                       \
+    NCHWC_TILES(name##_any, P, F, 0, 0)                                                                \
+    NCHWC_TILES(name##_any_edge, P, F, 0, 1)                                                           \
+    NCHWC_TILES(name##_1, P, F, 1, 0)                                                                  \
+    NCHWC_TILES(name##_1_edge, P, F, 1, 1)                                                             \
+    NCHWC_TILES(name##_2, P, F, 2, 0)                                                                  \
+    void name(const pysim_nchwc_tile *t) {                                                             \
+        const int64_t step = t->inner == LANES && t->pixel <= FARTHEST * LANES ? t->pixel / LANES : 0; \
+        if (t->panels > 1) one_pixel(F, t);                                                            \
+        else if (t->vectors < F) ROWS_OF_VECTORS[t->vectors](t);                                       \
+        else if (FARTHEST && step == 1) each_size(P, t, name##_1, name##_1_edge);                      \
+        else if (FARTHEST && step == 2) each_size(P, t, name##_2, name##_any_edge);                    \
+        else each_size(P, t, name##_any, name##_any_edge);                                             \
     }
 
 /* The rows of direct_nchwc.inc for these vectors */

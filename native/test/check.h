@@ -21,7 +21,7 @@ check_random check_case_random(int32_t kernel, int32_t family, int32_t index); /
 typedef struct {
     uint64_t seed;
     int quick;
-    int64_t every; /* of the cases of a section, the first and every so many */
+    int64_t every;      /* of the cases of a section, the first and every so many */
     const char *single; /* "conv/17": only this case, or NULL */
 } check_options;
 extern check_options check_given;

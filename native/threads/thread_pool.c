@@ -129,11 +129,10 @@ static void pause_briefly(int64_t turn) {
 }
 
 /* Waits while a condition holds, but not longer than SPIN_NS. */
-#define SPIN_WHILE(condition)                                                                      \
-    do {                                                                                           \
-        const int64_t spin_end = nanoseconds() + SPIN_NS;                                          \
-        for (int64_t turn = 1; (condition) && (turn % PAUSES || nanoseconds() < spin_end); turn++) \
-            pause_briefly(turn);                                                                   \
+#define SPIN_WHILE(condition)                                                                                           \
+    do {                                                                                                                \
+        const int64_t spin_end = nanoseconds() + SPIN_NS;                                                               \
+        for (int64_t turn = 1; (condition) && (turn % PAUSES || nanoseconds() < spin_end); turn++) pause_briefly(turn); \
     } while (0)
 
 /* Waits for an offer to worker `self` and returns the run. */

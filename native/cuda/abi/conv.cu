@@ -34,7 +34,8 @@ struct Outputs {
 
 /* An image, whose depth is all 0, as a volume of one slice. */
 pysim_conv with_depth(pysim_conv s) {
-    if (!(s.depth | s.kernel_d | s.stride_d | s.dilation_d | s.pad_front | s.pad_back)) s.depth = s.kernel_d = s.stride_d = s.dilation_d = 1;
+    if (!(s.depth | s.kernel_d | s.stride_d | s.dilation_d | s.pad_front | s.pad_back))
+        s.depth = s.kernel_d = s.stride_d = s.dilation_d = 1;
     return s;
 }
 bool is_volume(const pysim_conv &s) { return s.depth != 1 || s.kernel_d != 1 || s.pad_front || s.pad_back; }
@@ -43,7 +44,8 @@ bool is_volume(const pysim_conv &s) { return s.depth != 1 || s.kernel_d != 1 || 
 pysim_conv folded(const pysim_conv &from) {
     pysim_conv s = with_depth(from);
     const bool plain = s.kernel_h == 1 && s.kernel_w == 1 && s.stride_h == 1 && s.stride_w == 1;
-    if (!is_volume(s) || !plain || s.pad_top || s.pad_left || s.pad_bottom || s.pad_right || s.height * s.width > limit::CONV_SIZE) return s;
+    if (!is_volume(s) || !plain || s.pad_top || s.pad_left || s.pad_bottom || s.pad_right || s.height * s.width > limit::CONV_SIZE)
+        return s;
     s.width *= s.height, s.height = s.depth, s.kernel_h = s.kernel_d, s.stride_h = s.stride_d, s.dilation_h = s.dilation_d;
     s.pad_top = s.pad_front, s.pad_bottom = s.pad_back;
     s.depth = s.kernel_d = s.stride_d = s.dilation_d = s.dilation_w = 1, s.pad_front = s.pad_back = 0;
@@ -118,12 +120,13 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
     const struct {
         const char *name;
         int64_t value, least;
-    } sizes[] = {{"batch", s.batch, 1},       {"groups", s.groups, 1},     {"channels", s.channels, 1},     {"height", s.height, 1},
-                 {"width", s.width, 1},       {"filters", s.filters, 1},   {"kernel_h", s.kernel_h, 1},     {"kernel_w", s.kernel_w, 1},
-                 {"stride_h", s.stride_h, 1}, {"stride_w", s.stride_w, 1}, {"dilation_h", s.dilation_h, 1}, {"dilation_w", s.dilation_w, 1},
-                 {"pad_top", s.pad_top, 0},   {"pad_left", s.pad_left, 0}, {"pad_bottom", s.pad_bottom, 0}, {"pad_right", s.pad_right, 0},
-                 {"depth", s.depth, 1},       {"kernel_d", s.kernel_d, 1}, {"stride_d", s.stride_d, 1},     {"dilation_d", s.dilation_d, 1},
-                 {"pad_front", s.pad_front, 0}, {"pad_back", s.pad_back, 0}};
+    } sizes[] = {
+        {"batch", s.batch, 1},         {"groups", s.groups, 1},     {"channels", s.channels, 1},     {"height", s.height, 1},
+        {"width", s.width, 1},         {"filters", s.filters, 1},   {"kernel_h", s.kernel_h, 1},     {"kernel_w", s.kernel_w, 1},
+        {"stride_h", s.stride_h, 1},   {"stride_w", s.stride_w, 1}, {"dilation_h", s.dilation_h, 1}, {"dilation_w", s.dilation_w, 1},
+        {"pad_top", s.pad_top, 0},     {"pad_left", s.pad_left, 0}, {"pad_bottom", s.pad_bottom, 0}, {"pad_right", s.pad_right, 0},
+        {"depth", s.depth, 1},         {"kernel_d", s.kernel_d, 1}, {"stride_d", s.stride_d, 1},     {"dilation_d", s.dilation_d, 1},
+        {"pad_front", s.pad_front, 0}, {"pad_back", s.pad_back, 0}};
     for (const auto &size : sizes)
         if (size.value < size.least || size.value > limit::CONV_SIZE)
             return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it lies in %lld..%lld", size.name, (long long)size.value, (long long)size.least,
@@ -219,7 +222,7 @@ struct Workspace {
 
 pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
     *w = {};
-    const char *reason = c.volumes && !row.volumes                          ? "it computes images, and these are volumes (id, kd)"
+    const char *reason = c.volumes && !row.volumes                      ? "it computes images, and these are volumes (id, kd)"
                          : c.prologue.any() && !row.info.takes_prologue ? "it takes no prologue"
                          : row.refuses                                  ? row.refuses(c)
                                                                         : nullptr;
@@ -309,7 +312,8 @@ template <class Run> pysim_status in_parts(const Call &call, Run run) {
     const int64_t of_filter = channels * s.kernel_d * s.kernel_h * s.kernel_w;
     const auto at = [](const void *of, int64_t bytes) { return of ? (const char *)of + bytes : nullptr; };
     for (int64_t number = 0; number < p.count(); number++) {
-        const int64_t i = number / (p.group_parts * p.filter_parts), g = number / p.filter_parts % p.group_parts, f = number % p.filter_parts;
+        const int64_t i = number / (p.group_parts * p.filter_parts), g = number / p.filter_parts % p.group_parts,
+                      f = number % p.filter_parts;
         const int64_t image = i * p.images, group = g * p.groups, filter = group * filters + f * p.filters;
         pysim_cuda_problem problem = *call.problem;
         problem.conv.shape = p.of(s, i, g, f);

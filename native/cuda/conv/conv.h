@@ -39,11 +39,12 @@ struct Conv {
     void *out;
     void *own; /* the row's own part of the workspace */
     int batch, groups;
-    int channels, filters; /* of one group */
+    int channels, filters;           /* of one group */
     int height, width, out_h, out_w; /* out_h: rows of outputs, of a volume those of all slices */
     int kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left, pad_bottom, pad_right;
     int nhwc, dtype;
-    int depth, kernel_d, stride_d, dilation_d, pad_front, slice_rows; /* of images 1, 1, 1, 1, 0, out_h; the last: rows of outputs of a slice */
+    int depth, kernel_d, stride_d, dilation_d, pad_front,
+        slice_rows;                      /* of images 1, 1, 1, 1, 0, out_h; the last: rows of outputs of a slice */
     int pad_back, volumes;               /* 1: there is a depth, in the input or in the kernel */
     int windows, k;                      /* batch out_h out_w, channels taps() */
     int group_tiles;                     /* tiles of windows in one group */
@@ -60,7 +61,7 @@ struct Conv {
     bool pointwise() const { return one_pixel() && stride_d == 1 && stride_h == 1 && stride_w == 1; }
     __host__ __device__ int taps() const { return kernel_d * kernel_h * kernel_w; }
     __host__ __device__ int rows() const { return depth * height; } /* of an image, or of all slices of a volume */
-    int tile_m, tile_n, cluster; /* tiled rows: the tile of a cluster, and the cluster's blocks */
+    int tile_m, tile_n, cluster;                                    /* tiled rows: the tile of a cluster, and the cluster's blocks */
     Prologue prologue;
 };
 

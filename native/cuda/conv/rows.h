@@ -28,13 +28,13 @@ struct ConvColumns {
     int staged = 0;             /* 1: Winograd's transforms and products are separate kernels, run on one chunk of windows after another */
     int keeps_tensor = 0;       /* 1: im2win's tensor is stored in the workspace */
     int reduces_in_cluster = 0; /* see gemm/rows.h */
-    int row_taps = 0;           /* a k-iteration has that many taps of a kernel's row, from one load of pixels (conv/wgmma/kernel.cuh); 0: one */
-    int folds = 0;              /* 1: space-to-depth: squares of pixels become channels, for any kernel size (conv/wgmma/operands.cu) */
-    int pingpong = 0;           /* see gemm/rows.h */
-    int promotion = 0;          /* see gemm/rows.h */
-    int prologue = 0;           /* 1: it accepts a prologue (pysim_cuda.h) on the problems that its `refuses` allows */
-    int volumes = 0;            /* 1: it computes volumes, too */
-    int ablation = 0;           /* 1: built only to measure what it leaves out */
+    int row_taps = 0;  /* a k-iteration has that many taps of a kernel's row, from one load of pixels (conv/wgmma/kernel.cuh); 0: one */
+    int folds = 0;     /* 1: space-to-depth: squares of pixels become channels, for any kernel size (conv/wgmma/operands.cu) */
+    int pingpong = 0;  /* see gemm/rows.h */
+    int promotion = 0; /* see gemm/rows.h */
+    int prologue = 0;  /* 1: it accepts a prologue (pysim_cuda.h) on the problems that its `refuses` allows */
+    int volumes = 0;   /* 1: it computes volumes, too */
+    int ablation = 0;  /* 1: built only to measure what it leaves out */
     /* pysim_needs_finite: operands that must be finite for the result of the definition. 1: the filters, if the problem is padded (padding is
      * multiplied as zeros, and zero times infinity is NaN); 2: input and filters (Winograd's transforms mix the elements of a patch) */
     int finite = 0;
@@ -68,7 +68,7 @@ inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
                    c.staged != 0,
                    c.replaced_on,
                    c.reduces_in_cluster,
-                  c.volumes != 0};
+                   c.volumes != 0};
     int at = 0;
     const auto add = [&](const char *format, auto... values) { at += snprintf(row.name + at, sizeof row.name - at, format, values...); };
     add("%s_%s", dtypes[c.dtype].name, c.algorithm.data());

@@ -66,10 +66,10 @@ void report(const Case &c, const pysim_cuda_conv_info &row, const char *what) {
         row.name, c.c.layout ? "nhwc" : "nchw", (long long)s.batch, (long long)s.groups, (long long)s.channels, (long long)s.height,
         (long long)s.width, (long long)s.filters, (long long)s.kernel_h, (long long)s.kernel_w, (long long)s.stride_h,
         (long long)s.stride_w, (long long)s.dilation_h, (long long)s.dilation_w, (long long)s.pad_top, (long long)s.pad_left,
-        (long long)s.pad_bottom, (long long)s.pad_right, (long long)s.depth, (long long)s.kernel_d, (long long)s.stride_d, (long long)s.dilation_d,
-        (long long)s.pad_front, (long long)s.pad_back, name_of[s.dtype], name_of[c.c.out_dtype], c.offset_in, c.offset_weights,
-        c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, (int)c.has_prologue, c.scales, c.by_image, c.shifts, c.relu,
-        c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.s.gemm,
+        (long long)s.pad_bottom, (long long)s.pad_right, (long long)s.depth, (long long)s.kernel_d, (long long)s.stride_d,
+        (long long)s.dilation_d, (long long)s.pad_front, (long long)s.pad_back, name_of[s.dtype], name_of[c.c.out_dtype], c.offset_in,
+        c.offset_weights, c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, (int)c.has_prologue, c.scales, c.by_image, c.shifts,
+        c.relu, c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.s.gemm,
         c.poisoned ? "poisoned"
         : c.exact  ? "exact"
                    : "random",
@@ -82,7 +82,8 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     const int element = bytes_of[s.dtype], result = bytes_of[c.c.out_dtype];
     const int p = outputs(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h);
     const int q = outputs(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
-    const long long count_in = s.batch * s.channels * slices(s) * s.height * s.width, count_out = s.batch * s.filters * out_slices(s) * p * q;
+    const long long count_in = s.batch * s.channels * slices(s) * s.height * s.width,
+                    count_out = s.batch * s.filters * out_slices(s) * p * q;
     const long long count_weights = s.filters * (s.channels / s.groups) * taps(s);
     char *in = buffer_in.place((size_t)count_in * element, c.offset_in * element, seed & 1);
     char *weights = buffer_weights.place((size_t)count_weights * element, c.offset_weights * element, seed & 2);
@@ -185,10 +186,13 @@ void specialize(pysim_conv &s, Draw &draw, const pysim_cuda_conv_info &row) {
         if (few || draw.below(3) == 0)
             s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
     }
-    if (strstr(row.name, "_taps")) { /* rows of outputs shorter and longer than a tile; channels of one or several k-iterations, whole or not */
+    if (strstr(row.name,
+               "_taps")) { /* rows of outputs shorter and longer than a tile; channels of one or several k-iterations, whole or not */
         const int vector = 16 / bytes_of[s.dtype];
         s.kernel_w = 3, s.stride_w = s.dilation_w = 1, s.width = 3 + draw.below(draw.below(2) ? 20 : 300);
-        if (draw.below(4)) s.groups = 1, s.channels = vector * (1 + draw.below(18)), s.filters = vector * (1 + draw.below(20)) + (draw.below(4) ? 0 : draw.below(8));
+        if (draw.below(4))
+            s.groups = 1, s.channels = vector * (1 + draw.below(18)),
+            s.filters = vector * (1 + draw.below(20)) + (draw.below(4) ? 0 : draw.below(8));
     }
     if (!strcmp(row.family, "pointwise")) { /* tiles and groups of filters, filled or not; up to several blocks of k */
         const int vector = 16 / bytes_of[s.dtype], vectors[] = {1, 2, 3, 4, 5, 8, 9, 12, 16};

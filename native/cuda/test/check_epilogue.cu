@@ -27,8 +27,8 @@ template <class S> StoreTerms terms_of(const Problem &p, Planes planes, bool row
     return store_terms_of<S, RAGGED<S>>(p, rows, !rows || p.by_row, rows ? p.ldc : planes.plane, rows ? p.n : planes.plane);
 }
 
-template <class S, ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p, const StoreTerms &terms,
-                                                                       Planes planes, Use use) {
+template <class S, ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p,
+                                                                                const StoreTerms &terms, Planes planes, Use use) {
     const int plane = planes.plane;
     const bool rows = order.by_rows();
     const int64_t pitch = rows ? p.ldc : plane;
@@ -122,7 +122,9 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     const bool whole = sizeof(Acc) == 4 && Acc(0.5f) == Acc(0);
     p.by_row = (short)(ORDER == BY_ROWS && S::TAPS == 1 && !draw(6)), p.activation = activation_of((unsigned)draw(1 << 16), whole);
     p.low = -1, p.high = 1;
-    const long long rows = ORDER == BY_ROWS ? (S::TAPS > 1 ? p.m / (int)planes.per.divisor * ((int)planes.per.divisor - S::TAPS + 1) : p.m) : p.m / planes.plane * (long long)p.n, length = ORDER == BY_ROWS ? p.n : planes.plane;
+    const long long rows = ORDER == BY_ROWS ? (S::TAPS > 1 ? p.m / (int)planes.per.divisor * ((int)planes.per.divisor - S::TAPS + 1) : p.m)
+                                            : p.m / planes.plane * (long long)p.n,
+                    length = ORDER == BY_ROWS ? p.n : planes.plane;
     const long long pitch = ORDER == BY_ROWS ? p.ldc : planes.plane;
     Acc *const sums = (Acc *)buffer_sums.at((size_t)p.m * p.n * 4);
     each((long long)p.m * p.n, fill, (void *)sums, whole ? PYSIM_S32 : PYSIM_F32, (long long)p.m, (long long)p.n, (long long)p.n, seed, 6);

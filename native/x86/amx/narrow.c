@@ -46,20 +46,20 @@ enum { WINDOWS_UNSIGNED, FILTERS_UNSIGNED, BOTH_SIGNED }; /* bytes */
 #ifdef HALVES
 #define PRODUCT(c, a, b) tile_bf16(c, a, b);
 #else
-#define PRODUCT(c, a, b)                   \
-    if (signs == BOTH_SIGNED) {            \
-        tile_ss(c, a, b);                  \
+#define PRODUCT(c, a, b)                    \
+    if (signs == BOTH_SIGNED) {             \
+        tile_ss(c, a, b);                   \
     } else if (signs == FILTERS_UNSIGNED) { \
-        tile_us(c, a, b);                  \
-    } else {                               \
-        tile_su(c, a, b);                  \
+        tile_us(c, a, b);                   \
+    } else {                                \
+        tile_su(c, a, b);                   \
     }
 #endif
 
 /* Tiles 0 to 3 are the sums of 16 or 32 filters (4, 5) and windows (6, 7); they begin at zero, or at `sums` with `adds`. A tile is loaded for the next
  * block as soon as its last product is issued. Filters are a panel, or rows `f_pitch` bytes apart. */
-INLINE void multiply(const int mi, const int ni, const int signs, int64_t blocks, const char *f, const int64_t f_pitch, const char *w, int adds,
-                     SUM *sums, const int64_t pitch, beside *x) {
+INLINE void multiply(const int mi, const int ni, const int signs, int64_t blocks, const char *f, const int64_t f_pitch, const char *w,
+                     int adds, SUM *sums, const int64_t pitch, beside *x) {
     const int64_t second = f_pitch ? TILE_ROWS * f_pitch : FILTER_TILE, step = f_pitch ? TILE_ROW_BYTES : BLOCK_BYTES;
     const int64_t row = f_pitch ? f_pitch : TILE_ROW_BYTES, bytes = pitch * (int64_t)sizeof(SUM);
     TILES;
@@ -112,8 +112,8 @@ INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM 
     const int64_t blocks = k / DEPTH, f_pitch = store->filter_pitch;
     const finishing of = finishing_of(store);
     const int adds = store->old == out && !of.scales && store->beta >= 1 && store->beta <= 1;
-    const int direct = nw % LANES == 0 && nf % TILE_ROWS == 0 && !of.scales && !of.bounded && !store->bias_filters && !store->bias_windows &&
-                       !store->rescale.scales && (adds || !store->old);
+    const int direct = nw % LANES == 0 && nf % TILE_ROWS == 0 && !of.scales && !of.bounded && !store->bias_filters &&
+                       !store->bias_windows && !store->rescale.scales && (adds || !store->old);
     SUM *sums = direct ? out : own;
     const int64_t pitch = direct ? out_pitch : WIDE;
     beside x = beside_of(store, out, out_pitch, nw, nf, blocks);
@@ -128,8 +128,8 @@ INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM 
     finish(own, (char *)out, out_pitch, nw, 0, nf, &rest);
 }
 
-#define INTERLEAVED8(x, half)                                                                                                             \
-    x, x + half, x + 1, x + 1 + half, x + 2, x + 2 + half, x + 3, x + 3 + half, x + 4, x + 4 + half, x + 5, x + 5 + half, x + 6,          \
+#define INTERLEAVED8(x, half)                                                                                                    \
+    x, x + half, x + 1, x + 1 + half, x + 2, x + 2 + half, x + 3, x + 3 + half, x + 4, x + 4 + half, x + 5, x + 5 + half, x + 6, \
         x + 6 + half, x + 7, x + 7 + half
 #define INTERLEAVED(x, half) INTERLEAVED8(x, half), INTERLEAVED8(x + 8, half)
 

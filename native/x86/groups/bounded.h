@@ -47,11 +47,11 @@ INLINE SUMS s_one_group(SUMS sum, WORDS x, WORDS y) {
     "vpaddd %%ymm14, %[" sum "], %[" sum "]\n\t"
 INLINE void add_two_groups(const int nv, const uint32_t *f, const WORDS x[VECTORS], const WORDS next[VECTORS], SUMS *a, SUMS *b) {
     if (nv == VECTORS)
-        __asm__(LOAD_FILTER ADD_PRODUCTS("a", "x0", "n0") ADD_PRODUCTS("b", "x1", "n1")
-                : [a] "+x"(*a), [b] "+x"(*b)
-                : [f] "m"(f[0]), [f2] "m"(f[FILTERS]), [x0] "x"(x[0]), [x1] "x"(x[1]), [n0] "x"(next[0]), [n1] "x"(next[1]),
-                  [ones] "m"(ones)
-                : "xmm12", "xmm13", "xmm14", "xmm15");
+        __asm__(
+            LOAD_FILTER ADD_PRODUCTS("a", "x0", "n0") ADD_PRODUCTS("b", "x1", "n1")
+            : [a] "+x"(*a), [b] "+x"(*b)
+            : [f] "m"(f[0]), [f2] "m"(f[FILTERS]), [x0] "x"(x[0]), [x1] "x"(x[1]), [n0] "x"(next[0]), [n1] "x"(next[1]), [ones] "m"(ones)
+            : "xmm12", "xmm13", "xmm14", "xmm15");
     else
         __asm__(LOAD_FILTER ADD_PRODUCTS("a", "x0", "n0")
                 : [a] "+x"(*a)
@@ -114,8 +114,7 @@ INLINE void sized(const int nv, int64_t k, const uint32_t *f, const uint32_t *w,
 #pragma GCC unroll 4
         for (int j = 0; j < FOUR; j++)
 #pragma GCC unroll 2
-            for (int v = 0; v < nv; v++)
-                acc[j][v] = biased && j < rows ? s_set1(((const T *)s->bias_filters)[first + j]) : s_zero();
+            for (int v = 0; v < nv; v++) acc[j][v] = biased && j < rows ? s_set1(((const T *)s->bias_filters)[first + j]) : s_zero();
         if (groups && list->count != UNLISTED) four_filters(nv, groups, f + first, w, w_pitch, list, acc);
         else if (groups) {
             SUMS sums[MAX_FILTERS][MAX_VECTORS];

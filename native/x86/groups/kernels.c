@@ -219,9 +219,9 @@ enum { SWAPS = 2 };
 SIZES(EACH)
 static const instance sizes[SWAPS][MAX_VECTORS + 1][MAX_FILTERS + 1] = {SIZES(LIST)};
 
-#define ROW(w, f)                                                                                                             \
-    void NAME(w, f)(ARGUMENTS);                                                                                               \
-    void NAME(w, f)(ARGUMENTS) {                                                                                              \
+#define ROW(w, f)                                                                                                                          \
+    void NAME(w, f)(ARGUMENTS);                                                                                                            \
+    void NAME(w, f)(ARGUMENTS) {                                                                                                           \
         sizes[SWAPS > 1 && store->swapped][(nw + LANES - 1) / LANES][nf](k, filters, f, windows, window_pitch, out, out_pitch, nw, store); \
     }
 ROWS(ROW)

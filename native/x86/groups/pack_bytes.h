@@ -32,9 +32,8 @@ static void find_place(const pysim_segment *s, int64_t j, int64_t tap, place *of
     int8_t order[2][STEP], outside[STEP];
     of->whole = s->stride == 1 && count == STEP && first >= 0 && first + STEP <= s->width;
     for (int64_t half = 0; half < 2; half++)
-        for (int64_t i = 0; i < 2; i++)
-            of->at[half][i] = pysim_max(0, pysim_min(s->width - UNIT, first + (2 * half + i) * UNIT));
-    if (of->whole) return; /* 16 bytes from there on */
+        for (int64_t i = 0; i < 2; i++) of->at[half][i] = pysim_max(0, pysim_min(s->width - UNIT, first + (2 * half + i) * UNIT));
+    if (of->whole) return;                                                               /* 16 bytes from there on */
     if (s->stride == 2 && count == STEP && first >= 0 && first + 4 * UNIT <= s->width) { /* inside */
         of->order[0] = even, of->order[1] = _mm_or_si128(_mm_slli_si128(even, 8), _mm_srli_si128(_mm_set1_epi8(-1), 8));
         of->outside = _mm_setzero_si128();

@@ -66,8 +66,7 @@ template <class T, int TILES, bool SINGLE> __device__ inline void stage_filters(
                           channel = unit * OF + e - apart * c.channels;
                 if (channel < c.channels && apart < g.t.fold && column < c.kernel_w) {
                     const int of_tap = r * c.kernel_w + column;
-                    word.value[e] =
-                        from[filter * c.k + (c.nhwc ? of_tap * c.channels + channel : channel * c.taps() + of_tap)];
+                    word.value[e] = from[filter * c.k + (c.nhwc ? of_tap * c.channels + channel : channel * c.taps() + of_tap)];
                 }
             }
         }
@@ -135,8 +134,7 @@ template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_w
             columns[i] = first + i * 32 < count ? w * PIECE - before : -PIECE;
             places[i] = (row * g.t.columns + columns[i]) * g.t.pitch + place * UNIT;
             w = w0 + columns[i];
-            const bool there =
-                first + i * 32 < count && group < b.groups && in_row && (FOLD || (unsigned)w < (unsigned)c.width);
+            const bool there = first + i * 32 < count && group < b.groups && in_row && (FOLD || (unsigned)w < (unsigned)c.width);
             const T *const at = from + (group * c.channels + unit * OF) * plane + (h * c.width + w) * column;
 #pragma unroll
             for (int e = 0; e < OF; e++)

@@ -122,7 +122,8 @@ template <class T> __device__ void copy_folded(const ChannelsLast &of, unsigned 
     /* `image` is a slice of a volume, whose channels lie a volume's pixels apart unless they are last */
     const int volume = (int)image / of.slices, slice = (int)image - volume * of.slices;
     const int64_t apart = (int64_t)places * of.slices;
-    const T *const from = (const T *)of.from + (of.last ? (int64_t)image * of.channels * places : volume * of.channels * apart + slice * (int64_t)places);
+    const T *const from =
+        (const T *)of.from + (of.last ? (int64_t)image * of.channels * places : volume * of.channels * apart + slice * (int64_t)places);
     Pack<T, VECTOR> vector;
 #pragma unroll
     for (int j = 0; j < VECTOR; j++) {

@@ -205,9 +205,9 @@ template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows 
                          c.pad_back - (c.kernel_d - 1) * c.dilation_d};
     const cuuint32_t steps[] = {1, (cuuint32_t)c.stride_w, (cuuint32_t)c.stride_h, c.volumes ? (cuuint32_t)c.stride_d : 1, 1};
     if (windows_encoder().error != cudaSuccess) return windows_encoder().error;
-    const CUresult result = windows_encoder().call(map, map_type<S>(), 4 + c.volumes, const_cast<void *>(c.in), sizes, pitches, lower, upper,
-                                                   S::BLOCK_K, S::A_SHARE + S::TAPS - 1, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(S::ROW),
-                                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result = windows_encoder().call(
+        map, map_type<S>(), 4 + c.volumes, const_cast<void *>(c.in), sizes, pitches, lower, upper, S::BLOCK_K, S::A_SHARE + S::TAPS - 1,
+        steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(S::ROW), CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -154,7 +154,8 @@ const char *refuses(const Conv &c) {
     if (c.folds && !folded(c)) return "it takes a stride above 1 and few channels, which it copies";
     if (any([](const Axis &axis) { return axis.stride > TMA_STRIDE; })) return "it takes strides of up to 8";
     if (any([&](const Axis &axis) { return axis.span >= most; }))
-        return c.volumes ? "it takes kernels that span up to 32 slices, rows and columns" : "it takes kernels that span up to 256 rows and columns";
+        return c.volumes ? "it takes kernels that span up to 32 slices, rows and columns"
+                         : "it takes kernels that span up to 256 rows and columns";
     if (any([&](const Axis &axis) { return axis.before > corner; }))
         return c.volumes ? "it takes padding of up to 16" : "it takes padding of up to 128";
     if (any([&](const Axis &axis) { return axis.after < -corner || axis.after >= corner; }))

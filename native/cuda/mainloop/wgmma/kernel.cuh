@@ -139,8 +139,8 @@ struct Matrices {
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
 #pragma unroll
             for (int i = 0; i <= S::Element::SPLIT; i++) /* B's thirds: the first thirds of all columns, then the second, then the third */
-                load<S, S::B_SHARE, S::BLOCK_N, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier, i * p.n + n,
-                                                        step * S::BLOCK_K, b_is_mn_major<S>(p), blocks);
+                load<S, S::B_SHARE, S::BLOCK_N, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier,
+                                                                    i * p.n + n, step * S::BLOCK_K, b_is_mn_major<S>(p), blocks);
         }
         __device__ void next() {}
     };

@@ -50,7 +50,8 @@ __device__ __forceinline__ void store_rows(const EpilogueTerms<T> &e, const Targ
 
     using Word = typename pysim::Word<2 * sizeof(Out)>::type; /* two values of the bias, packed */
     const auto value = [](const Word &word, int i) { return T(((const Pack<Out, 2> *)&word)->value[i]); };
-    const int first_column = column + lane % 4 * 2, biased = e.bias ? columns - first_column : 0, scaled = e.scale ? columns - first_column : 0;
+    const int first_column = column + lane % 4 * 2, biased = e.bias ? columns - first_column : 0,
+              scaled = e.scale ? columns - first_column : 0;
     const Out *const bias = (const Out *)e.bias + first_column;
     const T *const scale = e.scale + first_column;
 

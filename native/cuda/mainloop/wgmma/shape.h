@@ -29,7 +29,8 @@ template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int 
           bool PINGPONG_ = false, int ROW_ = 128, int TAPS_ = 1>
 struct Shape {
     static constexpr int DTYPE = DTYPE_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARP_M = WARP_M_, WARP_N = WARP_N_, STAGES = STAGES_,
-                         CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1, ROW = ROW_, TAPS = TAPS_;
+                         CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1, ROW = ROW_,
+                         TAPS = TAPS_;
     using Element = hopper::Element<DTYPE>;
     using Acc = typename Element::Acc;
     static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N;
@@ -37,13 +38,17 @@ struct Shape {
     static constexpr int GROUPS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), CONSUMERS = GROUPS * SETS, THREADS = 128 * (CONSUMERS + 1);
     /* all warpgroups start with equal registers; with large tiles the producer hands most of its own over (setmaxnreg) */
     static constexpr bool HANDS_OVER = (CONSUMERS == 2 && WARP_M * WARP_N >= 64 * 128) || (CONSUMERS == 3 && WARP_M * WARP_N >= 64 * 192);
-    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Element::SPLIT > 0 ? 232 : 224,
-                         PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : Element::SPLIT > 0 ? 40 : 56;
+    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3       ? 160
+                                              : Element::SPLIT > 0 ? 232
+                                                                   : 224,
+                         PRODUCER_REGISTERS = CONSUMERS == 3       ? 32
+                                              : Element::SPLIT > 0 ? 40
+                                                                   : 56;
     /* instructions along m; accumulators of each; slices of 16 accumulators in all */
     static constexpr int PARTS = WARP_M / 64, ACCUMULATORS = WARP_N / 2, SLICES = PARTS * ACCUMULATORS / 16;
     static constexpr int B_ROW = Element::SPLIT == 2 ? 64 : ROW; /* bytes of k of one column of B, per number of an element */
-    static constexpr int A_ROWS = BLOCK_M + TAPS - 1, A_BYTES = (A_ROWS * ROW + 1023) / 1024 * 1024, TAP_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT),
-                         B_BYTES = TAPS * TAP_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
+    static constexpr int A_ROWS = BLOCK_M + TAPS - 1, A_BYTES = (A_ROWS * ROW + 1023) / 1024 * 1024,
+                         TAP_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT), B_BYTES = TAPS * TAP_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
     /* rows that one block loads of an operand tile that the cluster shares; of an MN-major tile whole boxes of BLOCK_K (share_of) */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
     /* parts that a cluster reduces: as many as it has room for, and the stages for what a block receives (parts.cuh) */
