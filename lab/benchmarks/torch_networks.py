@@ -44,13 +44,17 @@ import pysim.torch
 
 ERROR = 2e-4  # above what rounding adds up to in most networks
 AMPLIFIED = 50
-LOST = 0.05  # the share of detections that rounding may exchange
+LOST = 0.1  # the share of detections that rounding may exchange: 7 % of those that eager makes of an input off by 2^-23 of itself
 DETECTION = (
     "fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_resnet50_fpn_v2", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn",
     "maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large",
 )  # fmt: skip
-SEGMENTATION = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
-VIDEO = {"r3d_18": 56, "mc3_18": 56, "r2plus1d_18": 56, "s3d": 224, "mvit_v1_b": 224, "mvit_v2_s": 224, "swin3d_t": 64}  # sizes
+SEGMENTATION = (
+    "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "deeplabv3_resnet101",
+    "fcn_resnet50", "fcn_resnet101", "lraspp_mobilenet_v3_large",
+)  # fmt: skip
+VIDEO = {"r3d_18": 56, "mc3_18": 56, "r2plus1d_18": 56, "s3d": 224, "mvit_v1_b": 224, "mvit_v2_s": 224,
+         "swin3d_t": 64, "swin3d_s": 64, "swin3d_b": 64}  # fmt: skip # sizes
 TIMM = (
     "botnet26t_256", "cait_xxs24_224", "coatnet_nano_rw_224", "convit_tiny", "crossvit_tiny_240", "davit_tiny", "dpn48b",
     "efficientformerv2_s0", "eva02_tiny_patch14_224", "fasternet_t0", "focalnet_tiny_srf", "gcvit_xxtiny", "halonet26t", "hardcorenas_a",
@@ -198,7 +202,7 @@ def of_transformers(name: str) -> Network:
 
 
 def names() -> list[str]:
-    flow, detectors = ("raft_small",), [*DETECTION, *(f"{one}:heads" for one in DETECTION)]
+    flow, detectors = ("raft_small", "raft_large"), [*DETECTION, *(f"{one}:heads" for one in DETECTION)]
     of = {"torchvision": [*detectors, *SEGMENTATION, *VIDEO, *flow], "transformers": [*TRANSFORMERS], "timm": TIMM}
     return [f"{library}/{name}" for library, some in of.items() for name in some]
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from pysim.caches import LruCache
 from pysim.torch.capture.effects import Effects, is_pure, makes_memory, name_of_operator
-from pysim.torch.parameters import ParameterCache
+from pysim.torch.parameters import ParameterCache, is_traced
 
 _CACHE_SIZE = 32  # models that share the graph
 
@@ -31,6 +31,8 @@ class FoldedParameters(torch.nn.Module):  # type: ignore[misc]  # PyTorch need n
         self._last: LruCache[tuple[Any, ...]] = LruCache(_CACHE_SIZE)
 
     def forward(self, *parameters: Any) -> tuple[Any, ...]:
+        if is_traced():  # parameters may carry tangents
+            return tuple(self.__dict__["_graph"](*parameters))
         values: tuple[Any, ...] = self.derived.get("folded", parameters, lambda: self._computed(parameters))
         return values
 

@@ -10,10 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.utils import parametrizations, prune  # noqa: E402
 from torch_models import FREES_CAPTURES, block, settled  # noqa: E402
-from torch_twins import WAYS, Twins  # noqa: E402
+from torch_twins import WAYS, Twins, difference  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours", "fresh_compiler")
 
@@ -388,3 +389,27 @@ def test_weights_of_inference_mode_take_effect(way):
             twins.check(x)
     with torch.no_grad():
         twins.check(x)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PyTorch uses its own deprecated functions
+def test_a_tangent_of_a_weight_reaches_the_results(way):
+    """Of forward-mode differentiation, through what is computed from weights alone, also after calls without it."""
+
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("weight", torch.randn(4, 3, 3, 3))
+
+        def forward(self, x):
+            return nn.functional.conv2d(x, self.weight * 2)
+
+    model, x = Doubled().eval(), torch.randn(1, 3, 9, 9)
+    weight, ours = model.weight, WAYS[way](model)
+    with torch.no_grad():
+        for _ in range(2):
+            assert not (fault := difference(ours(x), model(x))), fault
+            with forward_ad.dual_level():
+                model.weight = forward_ad.make_dual(weight, torch.ones_like(weight))
+                found, right = (forward_ad.unpack_dual(one(x)) for one in (ours, model))
+                assert not (fault := difference([*found], [*right])), fault
+            model.weight = weight
