@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from pysim.network.graph import Tensor
 
@@ -65,8 +66,18 @@ def forms_in(form: Any) -> tuple[Any, ...]:
 
 def note_forms(graph: fx.Graph) -> None:
     for node in graph.nodes:
-        writes = node.target is operator.setitem
-        node.meta["form"] = ABSENT if writes else Form.of(node.meta["example_value"]) if "example_value" in node.meta else None
+        example = node.meta.get("example_value", _UNKNOWN)
+        resolves = getattr(node.target, "__name__", node.target) in ("resolve_neg", "resolve_conj")  # nothing, for the tensors of a trace
+        known = example is not _UNKNOWN and not resolves and not any(map(_may_be_lazy, tree_leaves(example)))
+        node.meta["form"] = ABSENT if node.target is operator.setitem else Form.of(example) if known else None
+
+
+_UNKNOWN = object()
+
+
+def _may_be_lazy(value: Any) -> bool:
+    """Whether the numbers in memory may be yet to be conjugated or negated, of which guards and traces tell nothing."""
+    return isinstance(value, torch.Tensor) and (value.is_complex() or value.is_neg())
 
 
 def known_in(form: Any, sizes: Mapping[Any, int]) -> Any:

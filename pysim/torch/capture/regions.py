@@ -14,13 +14,16 @@ Worked number: ResNet-50's 176 nodes are one segment of 177 operators, one regio
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from threading import RLock
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
-from torch.fx import traceback
+from torch.fx import _symbolic_trace, traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pysim.errors import OperandError
@@ -125,8 +128,17 @@ def _traced(module: fx.GraphModule, segment: Segment) -> fx.GraphModule:
 
 
 def _without_writes(module: fx.GraphModule, given: Sequence[Any]) -> fx.GraphModule:
-    made: fx.GraphModule = make_fx(functionalize(fx.Interpreter(module).run, remove="mutations"))(*given)
+    def run(*inputs: Any) -> Any:
+        # PyTorch 2.11 tells by a global variable that a trace runs: calls of other threads would be refused, and it could stay so
+        with patch.object(_symbolic_trace, _TRACES, False) if hasattr(_symbolic_trace, _TRACES) else nullcontext():
+            return fx.Interpreter(module).run(*inputs)
+
+    with _TRACING:
+        made: fx.GraphModule = make_fx(functionalize(run, remove="mutations"))(*given)
     return made
+
+
+_TRACING, _TRACES = RLock(), "_is_fx_tracing_flag"
 
 
 def _writes(node: fx.Node) -> bool:

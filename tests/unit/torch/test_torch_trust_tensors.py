@@ -183,6 +183,21 @@ def test_an_input_of_any_kind_is_pytorchs(name, way):
             twins.check(given)
 
 
+@pytest.mark.parametrize("resolves", [False, True])
+def test_a_tensor_that_lies_conjugated_or_negated_after_one_that_does_not_is_what_it_means(resolves, way):
+    class Bits(nn.Module):
+        def forward(self, x):
+            return (x.resolve_neg() * 1).relu(), x.resolve_neg().view(torch.int32)
+
+    z = torch.randn(2, 3, 9, 9, dtype=torch.complex64)
+    plain, lazy = (z.imag.contiguous(), z.conj().imag) if resolves else (z, z.conj())
+    model = Bits() if resolves else nn.Conv2d(3, 8, 3, dtype=torch.complex64).eval()
+    ours = WAYS[way](model)
+    with torch.no_grad():
+        for given in (plain, lazy, plain):
+            assert not (fault := difference(ours(given), model(given))), fault
+
+
 def weight_as(make):
     """A model whose first layer's weight is another kind of tensor."""
 
