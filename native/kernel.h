@@ -4,6 +4,14 @@
 #define PYSIM_KERNEL_H
 #include "pysim.h"
 
+/* A function with dozens of instances, each with constants for some arguments. Under AddressSanitizer, and without optimisation, it is one
+ * function with variables instead: the instances would compile for minutes. */
+#if defined(__SANITIZE_ADDRESS__) || !defined(__OPTIMIZE__)
+#define ONE_OF_MANY static __attribute__((noinline))
+#else
+#define ONE_OF_MANY static inline __attribute__((always_inline))
+#endif
+
 /* Bounds that a store applies: x < low ? low : x > high ? high : x, so a NaN stays a NaN. ReLU is (0, infinity). */
 typedef struct {
     double low, high;

@@ -142,7 +142,7 @@ INLINE void store_tile(const int P, const int F, const pysim_nchwc_tile *t, T *o
 }
 
 /* `tiles` neighbouring tiles of P pixels. Returns what is prefetched next. */
-INLINE const char *direct_tiles(const int P, const int F, const int STEP, const int EDGES, const pysim_nchwc_tile *t, int64_t tiles) {
+ONE_OF_MANY const char *direct_tiles(const int P, const int F, const int STEP, const int EDGES, const pysim_nchwc_tile *t, int64_t tiles) {
     const T *input = t->input, *residual = t->residual;
     const char *ahead = t->ahead;
     T *out = t->out;

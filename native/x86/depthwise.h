@@ -160,15 +160,8 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
         add_taps(KR, SH, ROWS, FILTERS, MODE, EDGE, 0, t, x + s * by, pitch, column + s * by, live, w + s, w_pitch, taps, acc);
 }
 
-/* Under AddressSanitizer a tile is one function with variables for its constants: a hundred instances would compile for minutes. */
-#ifdef __SANITIZE_ADDRESS__
-#define TILE static __attribute__((noinline)) void
-#else
-#define TILE INLINE void
-#endif
-
 /* One tile of one group: ROWS rows x the vector of columns whose first input column is `column`, x FILTERS. The pointers are the tile's. */
-TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, const T *x,
+ONE_OF_MANY void tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, const T *x,
           const T *w, const T *bias, T *out, int64_t column, const MASKS *inside, MASK keep, uint32_t live) {
     const int64_t pitch = t->step * t->width, taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * t->w_channel;
     VEC acc[MAX_FILTERS][MAX_ROWS];
