@@ -53,6 +53,8 @@ def run_script(main: Callable[[], object]) -> None:
 
 def printable(text: str) -> str:
     """The text with control characters and line ends escaped, so that a file name or label cannot steer the terminal: \\x1b."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

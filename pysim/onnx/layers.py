@@ -12,6 +12,7 @@ Worked number: input [1, 3, 224, 224], weights [64, 3, 7, 7], strides 2, pads 3 
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -288,6 +289,7 @@ def _type_of(value: "onnx.ValueInfoProto") -> ValueType:
     return ValueType(sizes if kind.HasField("shape") else None, _element(kind.elem_type))
 
 
+@cache
 def _element(number: int) -> str:
     import onnx
 

@@ -8,8 +8,9 @@ package's own definition of it. Its op is then, for example, "onnx.Conv", since 
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -146,6 +147,16 @@ def _quantized(nodes: Sequence[Node], constants: Mapping[str, Array], opset: int
     return found
 
 
+@cache
+def _dtype_of(element: str) -> np.dtype[Any] | None:
+    """NumPy's type for ONNX's name of one; None for a name that is no type's."""
+    import onnx
+
+    if element not in onnx.TensorProto.DataType.keys() or element == "UNDEFINED":  # noqa: SIM118  # no dict
+        return None
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(element)))
+
+
 class _Reader(NamedTuple):
     """Converts nodes of one model to the graph's form; `types` has the inferred type of each value."""
 
@@ -168,14 +179,12 @@ class _Reader(NamedTuple):
             raise ProblemError(f"{value}{by} has the negative shape {list(sizes)}")
         if math.prod(size for size in sizes if isinstance(size, int)) > _MOST_ELEMENTS:
             raise ProblemError(f"{value} has the shape {list(sizes)}{place}, whose bytes exceed int64")
-        import onnx
-
-        if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":
+        dtype = _dtype_of(found.element)
+        if dtype is None:
             raise ProblemError(f"{value} has no known type{place}")
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(found.element))
         if dtype.kind == "O":
             raise ProblemError(f"{value} is text{place}; nothing here computes with that")
-        return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
+        return Tensor(tuple(size for size in sizes if isinstance(size, int)), dtype)
 
     def is_known(self, name: str) -> bool:
         return shape_inference.is_known(self.types.get(name, layers.ValueType(None, "")))
