@@ -24,15 +24,15 @@ enum { INSIDE, COLUMNS, CORNER };
 typedef struct {
     const T *x, *w, *bias; /* x: input row y, column -pad_left */
     T *out;
-    int64_t groups, filters;   /* filters: of a group */
-    int64_t in_group, w_group; /* elements between two groups' inputs, weights */
+    int64_t groups, filters;             /* filters: of a group */
+    int64_t in_group, w_group;           /* elements between two groups' inputs, weights */
     int64_t slices, in_slice, w_channel; /* as in pysim_direct */
     int64_t next_channel, next_weights;  /* elements from behind a channel's last slice to the next channel */
-    int64_t y;                 /* first input row of the first output row */
-    int64_t step;              /* input rows between two loads */
-    int64_t out_pitch;         /* elements between output rows */
-    int64_t q;                 /* output columns */
-    int64_t rows;              /* output rows, at most ROWS; fewer in corners */
+    int64_t y;                           /* first input row of the first output row */
+    int64_t step;                        /* input rows between two loads */
+    int64_t out_pitch;                   /* elements between output rows */
+    int64_t q;                           /* output columns */
+    int64_t rows;                        /* output rows, at most ROWS; fewer in corners */
     int64_t channels, kernel_h, kernel_w, dilation_h, height, width;
     int64_t stride, dilation, pad; /* along columns */
     int64_t out_filter;            /* elements between two filters' outputs */
@@ -161,8 +161,8 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
 }
 
 /* One tile of one group: ROWS rows x the vector of columns whose first input column is `column`, x FILTERS. The pointers are the tile's. */
-ONE_OF_MANY void tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, const T *x,
-          const T *w, const T *bias, T *out, int64_t column, const MASKS *inside, MASK keep, uint32_t live) {
+ONE_OF_MANY void tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t,
+                      const T *x, const T *w, const T *bias, T *out, int64_t column, const MASKS *inside, MASK keep, uint32_t live) {
     const int64_t pitch = t->step * t->width, taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * t->w_channel;
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 4

@@ -88,8 +88,8 @@ static void lanes_to_planes(const T *in, int64_t plane, int64_t lanes, int64_t c
 
 /* COLUMNS outputs of a row from kernel rows [r0, r1); `x` is the first column of row r0. KW (taps of a row) and SW (stride) are
  * constants, so that each column is loaded once for all outputs that read it; or 0. */
-ONE_OF_MANY void planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC bias,
-                 T *out) {
+ONE_OF_MANY void planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w,
+                             VEC bias, T *out) {
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 8
     for (int i = 0; i < COLUMNS; i++) acc[0][i] = v_zero();
