@@ -118,7 +118,7 @@ pysim_nest pysim_conv_nest(const pysim_conv *c) {
         .out_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
         .sum_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
         .pack_windows = conv_pack_windows,
-        .live_rows = conv_live_rows,
+        .live_rows = c->pad_top || c->pad_bottom || c->pad_front || c->pad_back ? conv_live_rows : NULL,
         .finish = pysim_conv_padded(c) ? pysim_recompute_padded : NULL,
         .problem = c,
         .input_pitch = c->depth * c->height * c->width,
