@@ -91,11 +91,15 @@ INLINE void advance_rows(ROWS *rows, const int n, int64_t bytes) {
 INLINE void win_loop(const int nv, const int nf, const int masked, const int strided, int64_t k, const T *f, int64_t f_pitch,
                      int64_t f_step, const T *w, int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
     const int in_panel = w_pitch <= MAX_VECTORS * LANES, by_bases = strided && nf > MAX_ROW_OFFSETS;
-    const int64_t ahead = nf < MIN_PREFETCHED_FILTERS && in_panel ? 0 : ahead_of(w_pitch), f_ahead = ahead_of(f_pitch);
+    const int64_t f_ahead = ahead_of(f_pitch);
+    /* The last rows in place fetch the first rows of the tile to the right, for which nothing else is early enough. */
+    int64_t ahead = nf < MIN_PREFETCHED_FILTERS && in_panel ? 0 : ahead_of(w_pitch);
+    const int64_t turn = in_panel || ahead == 0 ? k : pysim_max(0, k - PLANES_AHEAD), right = nv * LANES - k * w_pitch;
     ROWS rows = rows_at(f, f_step * (int64_t)sizeof(T));
 #pragma GCC unroll 2
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
+        if (p == turn) ahead += right;
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) __builtin_prefetch(w + ahead + v * LANES + LANES - 1);
         if (!strided) __builtin_prefetch(f + f_ahead);
