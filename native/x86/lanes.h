@@ -42,8 +42,9 @@ INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole,
  * prefetcher follows them, and the core's reorder window holds about ten. GFLOP/s of 1x1 layers in place, 0 -> 8 rows ahead, 256 -> 64
  * channels, 56x56: 115 -> 160 on a Xeon server (2 MiB of L2, 300 of L3), 218 -> 221 on Zen 5; 256 -> 128: 140 -> 159 and 188 -> 206. The
  * prefetched address is the end of each vector: a row that begins within a line has one line more than vectors, and the tile before has
- * read the first. 575x1420x1515, rows of 5,680 bytes: 13.0 ms, and 12.1 so (Zen 5). */
-enum { PANEL_ROWS_AHEAD = 96, PLANES_AHEAD = 8 };
+ * read the first. 575x1420x1515, rows of 5,680 bytes: 13.0 ms, and 12.1 so (Zen 5). Of two vectors to a line it is the start of one and the end of the other, since
+ * rows that share sets of L1 have lost that first line: 256 -> 1024, 4x14x14, 1x1, 4.82 -> 4.62 ms (Zen 3). */
+enum { PANEL_ROWS_AHEAD = 96, PLANES_AHEAD = 8, LINE_VECTORS = 64 / (int)sizeof(VEC) };
 /* Tiles of fewer filters do not prefetch panels: up to one broadcast a line leaves enough loads of a panel in the core's reorder window,
  * and prefetches only occupy L1's miss buffers. 1, 2, 3 and 4 rows x 4096 x 4096, panels of 64 or 48 columns from memory, 96 -> 0 rows
  * ahead: 1.73 -> 1.58, 1.86 -> 1.58, 1.85 -> 1.69, 1.95 -> 1.73 ms; 6 and 8 rows: 2.16 -> 2.01, 2.68 -> 3.01 (Zen 4). */
@@ -92,16 +93,17 @@ INLINE void win_loop(const int nv, const int nf, const int masked, const int str
                      int64_t f_step, const T *w, int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
     const int in_panel = w_pitch <= MAX_VECTORS * LANES, by_bases = strided && nf > MAX_ROW_OFFSETS;
     const int64_t f_ahead = ahead_of(f_pitch);
-    /* The last rows in place fetch the first rows of the tile to the right, for which nothing else is early enough. */
+    /* The last rows in place fetch the first rows of the tile to the right, for which nothing else is early enough. Not beside filters in
+     * place, whose rows need the registers: products take 1.05 times as long with it (Emerald Rapids). */
     int64_t ahead = nf < MIN_PREFETCHED_FILTERS && in_panel ? 0 : ahead_of(w_pitch);
     const int64_t turn = in_panel || ahead == 0 ? k : pysim_max(0, k - PLANES_AHEAD), right = nv * LANES - k * w_pitch;
     ROWS rows = rows_at(f, f_step * (int64_t)sizeof(T));
 #pragma GCC unroll 2
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
-        if (p == turn) ahead += right;
+        if (!strided && p == turn) ahead += right;
 #pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) __builtin_prefetch(w + ahead + v * LANES + LANES - 1);
+        for (int v = 0; v < nv; v++) __builtin_prefetch(w + ahead + v * LANES + (v < nv - 1 && nv == LINE_VECTORS ? 0 : LANES - 1));
         if (!strided) __builtin_prefetch(f + f_ahead);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) x[v] = masked && v == nv - 1 ? v_load_mask(w + v * LANES, tail) : v_load(w + v * LANES);
