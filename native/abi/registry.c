@@ -215,7 +215,8 @@ static const pysim_row *functions_of(int32_t index) {
     static const pysim_row emulated[] = {EMULATED(f32), EMULATED(bf16), EMULATED(s8)};
     const pysim_row *row = &table[index].row;
     if ((row->run || row->direct || row->skinny || row->phases || row->nchwc) && table[index].cpu_runs()) return row;
-    for (size_t i = 0; row->enter && i < sizeof emulated / sizeof *emulated && cpu_runs_amx_emulated(); i++)
+    if (strcmp(row->info.form, "tiles") != 0 || !cpu_runs_amx_emulated()) return NULL;
+    for (size_t i = 0; i < sizeof emulated / sizeof *emulated; i++)
         if (emulated[i].run && emulated[i].info.dtype == row->info.dtype) return &emulated[i];
     return NULL;
 }
