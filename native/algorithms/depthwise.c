@@ -53,12 +53,12 @@ static pysim_status planes_elements(const pysim_direct *of, int64_t lanes, int64
     return pysim_product("the planes of a block of groups, elements x bytes", 2, all, &bytes);
 }
 
-/* A thread's workspace: the padded rows of two groups, and what whole vectors read and write behind them. */
+/* A thread's workspace: the padded rows of two groups, up to 2 bytes an element, and what whole vectors read and write behind them. */
 static pysim_status taps_elements(const pysim_direct *of, int64_t *elements) {
     const int64_t sizes[] = {pysim_direct_rows(of), pysim_direct_columns(of)};
     const pysim_status status = pysim_product("the padded rows of a group, rows x columns", 2, sizes, elements);
     if (status == PYSIM_OK && *elements > INT64_MAX / 8) return pysim_fail(PYSIM_OVERFLOW, "the padded rows of a group exceed int64 bytes");
-    *elements = 2 * (*elements + PYSIM_BEHIND_ROWS);
+    *elements = 2 * (2 * *elements + PYSIM_BEHIND_ROWS);
     return status;
 }
 
@@ -162,10 +162,10 @@ static void run_slice(const direct_run *r, int64_t image, int64_t g, int64_t gro
     while (of.slices > 0 && z + (of.slices - 1) * c->dilation_d >= c->depth) of.slices--;
     if (of.slices == 0) z = first = 0;
     char *out = x->result + (at * of.filters * of.out_filter + slice * of.p * of.q) * bytes;
-    (finite && c->stride_w <= MAX_STRIDE ? r->nest->row.direct : plain)(
-        &of, x->first + (at * of.channels * of.in_channel + z * c->height * c->width) * bytes,
-        x->second + (g * of.filters * of.channels * of.w_channel + first * taps) * bytes, bias ? bias + g * of.filters * bytes : NULL, out,
-        groups, begin, end, workspace);
+    (finite && c->stride_w <= MAX_STRIDE ? r->nest->row.direct
+                                         : plain)(&of, x->first + (at * of.channels * of.in_channel + z * c->height * c->width) * bytes,
+                                                  x->second + (g * of.filters * of.channels * of.w_channel + first * taps) * bytes,
+                                                  bias ? bias + g * of.filters * bytes : NULL, out, groups, begin, end, workspace);
     pysim_finish_rows(&x->finish, out + begin * of.q * bytes, of.out_filter, groups * of.filters, (end - begin) * of.q);
 }
 

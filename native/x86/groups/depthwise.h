@@ -8,13 +8,8 @@
  * Outputs are taken in row-major order and vectors may go over the end of a row, so that rows shorter than a vector fill it. Which bytes a vector
  * takes depends on the rows' pitch alone: a table has one entry for each vector of a few rows of outputs, and all groups use it. The next group
  * is padded before this one is multiplied: loads across several stores wait until these have left the store queue.
- *
- * Without an instruction for 4 taps, vpmaddubsw multiplies and adds pairs of taps, of those groups whose weights cannot saturate it. Rows of 3 taps
- * leave a byte of the lane free: it takes the middle tap again, whose weight is divided. */
+ */
 enum { READ = 4 * LANES, MOST = 64, TAPS = 4, FILL_BYTES = 64, KEPT = 10 };
-#ifdef PAIRS
-enum { IN_PAIRS = 3, MOST_OF_PAIR = 128 }; /* weights of one sign in a pair: 128 * 255 fits into 16 bits */
-#endif
 
 typedef struct {
     int64_t first, count, at; /* outputs of the block; where loads begin in its rows */
@@ -47,7 +42,6 @@ static int take(gather *v, const geometry *of, int64_t offset, int64_t lane, int
         if (i == count) words[count++] = word;
         bytes[s] = (uint8_t)(4 * i + (offset + s * of->dilation) % 4);
     }
-    if (of->taps == TAPS - 1) bytes[TAPS - 1] = bytes[1]; /* of weight 0, unless it is divided */
     memcpy(v->bytes + lane * TAPS, bytes, TAPS);
     *used = count;
     return 1;
@@ -171,19 +165,8 @@ INLINE WORDS gathered(const gather *v, const int far, const uint8_t *x) {
 #endif
 }
 
-#ifdef PAIRS
-INLINE OPERAND taps_of(const int how, uint32_t w) { return how == IN_PAIRS ? (OPERAND){w_set1(w), w_set1(w)} : signed_of(w_set1(w)); }
-INLINE SUMS four_taps(const int how, SUMS sum, WORDS x, OPERAND y) {
-    if (how == IN_PAIRS) return s_add(sum, I(madd_epi16)(I(maddubs_epi16)(x, y.even), I(set1_epi16)(1)));
-    return s_dot(sum, unsigned_of(x), y);
-}
-#else
-INLINE OPERAND taps_of(const int how, uint32_t w) { return (void)how, w_set1(w); }
-INLINE SUMS four_taps(const int how, SUMS sum, WORDS x, OPERAND y) { return (void)how, s_dot(sum, x, y); }
-#endif
-
-/* Sums of a vector of outputs. KH, CHUNKS: constants, or 0. how: how far taps lie (gathers), or IN_PAIRS. */
-INLINE SUMS summed(const int KH, const int CHUNKS, const int how, const group *g, const OPERAND *kept, const gather *v, int64_t kernel_h,
+/* Sums of a vector of outputs. KH, CHUNKS: constants, or 0. far: how far taps lie (gathers). */
+INLINE SUMS summed(const int KH, const int CHUNKS, const int far, const group *g, const OPERAND *kept, const gather *v, int64_t kernel_h,
                    int64_t chunks, const uint8_t *x) {
     SUMS sum = g->start;
     const uint32_t *w = g->weights;
@@ -192,8 +175,7 @@ INLINE SUMS summed(const int KH, const int CHUNKS, const int how, const group *g
     for (int64_t r = 0; r < rows; r++)
 #pragma GCC unroll 2
         for (int64_t t = 0; t < parts; t++)
-            sum = four_taps(how, sum, gathered(v, how, x + r * g->row + t * g->chunk),
-                            KH ? kept[r * parts + t] : taps_of(how, w[r * parts + t]));
+            sum = s_dot(sum, gathered(v, far, x + r * g->row + t * g->chunk), KH ? kept[r * parts + t] : w_set1(w[r * parts + t]));
     return s_between(g->least, g->most, sum);
 }
 
@@ -210,33 +192,20 @@ INLINE void store_outputs(const group *g, SUMS sum, int64_t count, char *out) {
 }
 
 /* Rows [0, p) of a group's outputs. Copies, because stores of bytes may change what pointers point to. */
-INLINE void plane(const int KH, const int CHUNKS, const int how, const gathers *t, const group *of_group, const pysim_direct *of,
+INLINE void plane(const int KH, const int CHUNKS, const int far, const gathers *t, const group *of_group, const pysim_direct *of,
                   const geometry *shape, const uint8_t *x, int64_t p, int64_t bytes, char *out) {
     const group own = *of_group, *g = &own;
     OPERAND kept[KEPT];
 #pragma GCC unroll 10
-    for (int i = 0; i < KH * CHUNKS; i++) kept[i] = taps_of(how, own.weights[i]);
+    for (int i = 0; i < KH * CHUNKS; i++) kept[i] = w_set1(own.weights[i]);
     const int64_t kernel_h = of->conv->kernel_h, chunks = pysim_ceil_div(of->conv->kernel_w, TAPS);
-#ifdef PAIRS
-    const BYTE_ROW bytes_of = byte_row(&of->rescale);
-    const FLOATS by[] = {own.scale, own.scale};
-    const int two = t->rows == 1 && t->of[0].count == LANES && bytes == 1;
-#endif
     for (int64_t row = 0; row < p; row += t->rows, x += t->rows * shape->row_stride, out += t->rows * of->q * bytes) {
         const int64_t left = pysim_min(t->rows, p - row) * of->q, step = t->of[0].count;
         for (int64_t i = 0; t->rows > 1 && i < t->gathers && t->of[i].first < left; i++)
-            store_outputs(g, summed(KH, CHUNKS, how, g, kept, &t->of[i], kernel_h, chunks, x + t->of[i].at),
+            store_outputs(g, summed(KH, CHUNKS, far, g, kept, &t->of[i], kernel_h, chunks, x + t->of[i].at),
                           pysim_min(t->of[i].count, left - t->of[i].first), out + t->of[i].first * bytes);
-        int64_t q = 0;
-#ifdef PAIRS
-        for (; two && q + 2 * LANES <= left; q += 2 * LANES) { /* one store of 16 bytes */
-            const SUMS sums[] = {summed(KH, CHUNKS, how, g, kept, t->of, kernel_h, chunks, x + q * shape->stride_w),
-                                 summed(KH, CHUNKS, how, g, kept, t->of, kernel_h, chunks, x + (q + LANES) * shape->stride_w)};
-            b_store_row(&bytes_of, 2, sums, by, (uint8_t *)out + q, 2 * LANES);
-        }
-#endif
-        for (; t->rows == 1 && q < left; q += step)
-            store_outputs(g, summed(KH, CHUNKS, how, g, kept, t->of, kernel_h, chunks, x + q * shape->stride_w), pysim_min(step, left - q),
+        for (int64_t q = 0; t->rows == 1 && q < left; q += step)
+            store_outputs(g, summed(KH, CHUNKS, far, g, kept, t->of, kernel_h, chunks, x + q * shape->stride_w), pysim_min(step, left - q),
                           out + q * bytes);
     }
 }
@@ -252,32 +221,6 @@ static int32_t pack_weights(const pysim_conv *c, const int8_t *from, uint32_t *t
         }
     return sum;
 }
-
-#ifdef PAIRS
-/* Of rows of 3 taps the middle one's weight, of which the last byte takes what the first pair has no room for. */
-static __m128i middle_divided(__m128i w) {
-    const __m128i most = _mm_set1_epi32(MOST_OF_PAIR), zero = _mm_setzero_si128();
-    const __m128i first = _mm_srai_epi32(_mm_slli_epi32(w, 24), 24), middle = _mm_srai_epi32(_mm_slli_epi32(w, 16), 24);
-    const __m128i above = _mm_sub_epi32(most, _mm_max_epi32(first, zero));
-    const __m128i below = _mm_sub_epi32(zero, _mm_add_epi32(most, _mm_min_epi32(first, zero)));
-    const __m128i kept = _mm_max_epi32(below, _mm_min_epi32(above, middle)), rest = _mm_slli_epi32(_mm_sub_epi32(middle, kept), 24);
-    const __m128i second = _mm_and_si128(_mm_slli_epi32(kept, 8), _mm_set1_epi32(0xFF00));
-    return _mm_or_si128(_mm_and_si128(w, _mm_set1_epi32(0x00FF00FF)), _mm_or_si128(second, rest));
-}
-
-/* Whether no pair of weights can saturate vpmaddubsw. `count` packed weights, zeros behind them; rows of 3 taps are divided. */
-static int in_pairs(uint32_t *weights, int64_t count, int64_t kernel_w) {
-    const __m128i zero = _mm_setzero_si128(), ones = _mm_set1_epi8(1);
-    __m128i most = zero;
-    for (int64_t i = 0; i < count; i += 4) {
-        __m128i *at = (__m128i *)(void *)(weights + i), w = _mm_loadu_si128(at);
-        if (kernel_w == TAPS - 1) _mm_storeu_si128(at, w = middle_divided(w));
-        const __m128i above = _mm_max_epi8(w, zero), below = _mm_sub_epi8(zero, _mm_min_epi8(w, zero)); /* 128 is unsigned */
-        most = _mm_max_epi16(most, _mm_max_epi16(_mm_maddubs_epi16(above, ones), _mm_maddubs_epi16(below, ones)));
-    }
-    return _mm_movemask_epi8(_mm_cmpgt_epi16(most, _mm_set1_epi16(MOST_OF_PAIR))) == 0;
-}
-#endif
 
 enum { WEIGHTS = 256 }; /* dwords; kernels with more run on the portable row */
 
@@ -301,27 +244,16 @@ static void depthwise(const pysim_direct *of, const uint8_t *image, const int8_t
     pad_rows(of, image, begin, end, shape->pitch, room[0]);
     for (int64_t i = 0; i < groups; i++) {
         const int32_t sum = pack_weights(c, filters + i * c->kernel_h * c->kernel_w, weights);
-#ifdef PAIRS
-        const int how = in_pairs(weights, c->kernel_h * chunks, c->kernel_w) ? IN_PAIRS : 0;
-#else
-        const int how = t.far;
-#endif
         const uint8_t *rows = room[i % 2];
         if (i + 1 < groups) pad_rows(of, image + (i + 1) * c->height * c->width, begin, end, shape->pitch, room[(i + 1) % 2]);
         g.start = s_set1((int32_t)((bias ? (uint32_t)bias[i] : 0) - (uint32_t)of->zero * (uint32_t)sum));
         if (scale->scales) g.scale = I(set1_ps)(scale->scales[i * scale->filter_step]);
         char *to = out + (i * of->p + begin) * of->q * bytes;
-#define PLANE_BY(kh, parts, way) plane(kh, parts, way, &t, &g, of, shape, rows, end - begin, bytes, to)
-#ifdef PAIRS
-#define PLANE(kh, parts)                                \
-    if (how == IN_PAIRS) PLANE_BY(kh, parts, IN_PAIRS); \
+#define PLANE_BY(kh, parts, far) plane(kh, parts, far, &t, &g, of, shape, rows, end - begin, bytes, to)
+#define PLANE(kh, parts)                         \
+    if (t.far == 2) PLANE_BY(kh, parts, 2);      \
+    else if (t.far == 1) PLANE_BY(kh, parts, 1); \
     else PLANE_BY(kh, parts, 0)
-#else
-#define PLANE(kh, parts)                       \
-    if (how == 2) PLANE_BY(kh, parts, 2);      \
-    else if (how == 1) PLANE_BY(kh, parts, 1); \
-    else PLANE_BY(kh, parts, 0)
-#endif
         if (c->kernel_h == 3 && chunks == 1) {
             PLANE(3, 1);
         } else if (c->kernel_h == 5 && chunks == 2) {

@@ -22,7 +22,11 @@
 #ifndef PACKING
 #if !defined HALVES && !defined BOUNDED
 #include "portable/depthwise_portable.h"
+#ifdef PAIRS
+#include "depthwise_words.h"
+#else
 #include "depthwise.h"
+#endif
 #endif
 
 /* Constant array bounds: GCC keeps accumulators in memory if the bounds are variable. */

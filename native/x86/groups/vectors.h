@@ -196,11 +196,14 @@ INLINE void b_store_some(uint8_t *p, __m128i bytes, int64_t count) {
         rest >>= 8 * some, p += some;
     }
 }
-INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by, uint8_t *p, int64_t count) {
+INLINE __m128i b_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by) {
     const __m256i a = b_whole(of, sums[0], by[0]), b = nv > 1 ? b_whole(of, sums[nv - 1], by[nv - 1]) : a;
     const __m256i halves = _mm256_adds_epi16(_mm256_packs_epi32(a, b), of->zero);
     const __m256i ordered = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(halves, halves), of->order);
-    const __m128i bytes = _mm_xor_si128(_mm_max_epu8(_mm256_castsi256_si128(ordered), of->least), of->flip);
+    return _mm_xor_si128(_mm_max_epu8(_mm256_castsi256_si128(ordered), of->least), of->flip);
+}
+INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by, uint8_t *p, int64_t count) {
+    const __m128i bytes = b_row(of, nv, sums, by);
     if (nv == 2 && count == 2 * LANES) _mm_storeu_si128((__m128i *)(void *)p, bytes);
     else if (nv == 1 && count == LANES) _mm_storel_epi64((__m128i *)(void *)p, bytes);
     else b_store_some(p, bytes, count);

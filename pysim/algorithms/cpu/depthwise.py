@@ -15,7 +15,8 @@ planes  Lanes hold groups. Input, weights and outputs of L groups are transposed
         columns and the last columns of each group in parts of P. A tile of up to 8 outputs of a row loads its columns once for all taps
         (widths 3, 5, 7 and strides 1, 2), or a vector for each multiply-add.
 taps    Bytes (s8), groups of one channel: lanes hold outputs in row-major order, 4 taps of a kernel row each. A group's rows are padded
-        in the workspace, from which two shuffles make the lanes' taps; sums are rescaled in registers.
+        in the workspace, from which two shuffles make the lanes' taps; sums are rescaled in registers. On AVX2 rows are words, and
+        a lane is two neighbouring taps as they are loaded.
 blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are left out. Filters are prepared: [block][tap][group].
 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
@@ -87,8 +88,12 @@ TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # loaded at once for transposition
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
-# padding a line and starting a group are worth. WIDENED: on AVX2 two multiply-adds of pairs and widening, for one of 4 taps
-GATHERS, RESCALES, PADDED, STARTED, WIDENED = 2.0, 3.0, 9.0, 190.0, 2.6
+# padding a line and starting a group are worth
+GATHERS, RESCALES, PADDED, STARTED = 2.0, 3.0, 9.0, 190.0
+# On AVX2, where rows are words and nothing is shuffled before the results (14 layers on a Zen 3): operations that rescale a vector; cycles to pad
+# 16 elements and to start a group; what loading the weights of a multiply-add is worth where more than 3x3 have no registers
+WORDS_RESCALES, WORDS_PADDED, WORDS_STARTED, WORDS_LOADED, WORDS_KEPT = 11.0, 2.0, 200.0, 1.2, 6
+HALF_ROW = 8  # outputs of rows of which two fill a block (native/x86/groups/depthwise_words.h)
 
 
 class Work(NamedTuple):
@@ -279,12 +284,27 @@ def taps_work(w: Conv, kernel: Kernel) -> Work:
     lanes = kernel.lane_windows
     if lanes == 1:
         return rows_work(w, kernel)
+    if kernel.target == "avx2":
+        return _words_work(w, lanes)
     over = w.stride_h == 1 or w.out_w <= 2 * lanes
     vectors = ceil_div(w.windows, lanes) if over else w.out_h * ceil_div(w.out_w, lanes)
-    dots, slower = float(vectors * w.kernel_h * ceil_div(w.kernel_w, 4)), WIDENED if kernel.target == "avx2" else 1.0
+    dots = float(vectors * w.kernel_h * ceil_div(w.kernel_w, 4))
     lines = kept_rows(w) * ceil_div(kept_columns(w), 4 * lanes)
     shuffles, parts = dots * GATHERS + vectors * RESCALES, lines * PADDED + STARTED
-    return Work(slower * dots, slower * shuffles, 2 * dots, float(vectors), parts=parts, calls=0.0)  # one call for all groups
+    return Work(dots, shuffles, 2 * dots, float(vectors), parts=parts, calls=0.0)  # one call for all groups
+
+
+def _words_work(w: Conv, lanes: int) -> Work:
+    """The form taps on AVX2: vectors of pairs of taps, of the even and the odd outputs of a row or of neighbours with a stride."""
+    in_pairs = w.stride_h == w.stride_w == 1 and w.out_w <= HALF_ROW
+    if w.stride_w == 1:
+        vectors = 2 * (ceil_div(w.out_h, 2) if in_pairs else w.out_h * ceil_div(w.out_w, 2 * lanes))
+    else:
+        vectors = w.out_h * ceil_div(w.out_w, lanes)
+    weights = w.kernel_h * ceil_div(w.kernel_w, 2)
+    dots, loaded = float(vectors * weights), WORDS_LOADED if weights > WORDS_KEPT else 0.0
+    padding = kept_rows(w) * ceil_div(w.width, 2 * lanes) * WORDS_PADDED + WORDS_STARTED
+    return Work(dots, vectors * WORDS_RESCALES + dots * loaded, 2 * dots, vectors / 2, transposing=padding, calls=0.0)
 
 
 def described(w: Conv, rows: Rows) -> LoopNest:
@@ -456,7 +476,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     """The transposed operands of one block of groups (form planes) or the padded rows of two (taps), in whole lines."""
     kernel = row_of(schedule)
     size = planes_elements(problem, kernel.lane_filters) * problem.element_bytes if kernel.form == PLANES else 0
-    size = 2 * (kept_rows(problem) * kept_columns(problem) + direct_bytes()[1]) if kernel.form == TAPS else size
+    size = 2 * (2 * kept_rows(problem) * kept_columns(problem) + direct_bytes()[1]) if kernel.form == TAPS else size
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
 
 
