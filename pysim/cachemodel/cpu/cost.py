@@ -85,6 +85,9 @@ ROWS_UNFETCHED = 2
 # A page that the second level of translations knows, and one that is walked to. Input stationary products of bf16 took 7 and 8 cycles
 # longer for each of 24 and 48 pages of a tile (512, 1024), and 37 with 6,144 pages in all (2048; Emerald Rapids)
 PAGE_BYTES, PAGE_CYCLES, WALK_CYCLES, NEAR_PAGES = 4096, 8, 37, 2048
+# A line that is fetched beside products on unsplit operands, which are too short to hide it: input stationary ones of bf16 and of bytes with one tile of
+# filters in a set, which fetch a panel of windows beside each, took 0.4 ns longer for each line (512; Emerald Rapids)
+FETCHED_LINE_CYCLES = 1.3
 
 
 class Pass:
@@ -146,7 +149,7 @@ def assemble(table: Table, compute: Mapping[str, Array], moved: Array, tiled: bo
     terms["store"] = terms["store"] + _scattered_runs(table, moved) * core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * (moved[0, 0] + moved[0, 1]) / inner.line_bytes * core.pack_line_cycles.value
     own = served(moved)
-    terms["kernel"] = terms["kernel"] + _kernel_stalls(table, own) + _page_stalls(table)
+    terms["kernel"] = terms["kernel"] + _kernel_stalls(table, own) + _unhidden_by_tiles(table)
     stalls, exposed = _stalls(table, own, tiled), _exposed(table, terms["kernel"], own)
     return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=stalls, exposed=exposed))
 
@@ -294,22 +297,37 @@ def _kernel_stalls(table: Table, own: Array) -> Array | float:
     return stalls
 
 
-def _page_stalls(table: Table) -> Array | float:
-    """Cycles in which a matrix unit waits for translations: results and rows of A in place of another filter tile lie in other pages, and
-    calls on unsplit operands are too short to hide that."""
-    rates, nest = table.rates, table.rates.nest
-    unsplit = np.array([row.form == "tiles" and not row.split for row in rates.kernels])
+def _unhidden_by_tiles(table: Table) -> Array | float:
+    """Cycles that a matrix unit's calls on unsplit operands are too short to hide."""
+    unsplit = np.array([row.form == "tiles" and not row.split for row in table.rates.kernels])
     if not unsplit.any():
         return 0.0
+    sets = np.ceil(table.rates.nest.group_channels / table.channels)
+    return np.asarray(unsplit[table.kernel] * table.rates.nest.repeats * sets * (_page_stalls(table) + _fetch_cycles(table)))
+
+
+def _page_stalls(table: Table) -> Array:
+    """Waits for translations in a set of channels: results and rows of A in place of another filter tile lie in other pages."""
+    rates, nest = table.rates, table.rates.nest
     pitches = [nest.windows * nest.result_bytes]
     if not nest.filters_packed and nest.filters_transposed:
         pitches.append(nest.group_channels * nest.element_bytes)
     pages = sum(np.minimum(rates.filters, np.ceil(rates.filters * pitch / PAGE_BYTES)) for pitch in pitches)
     passes = np.where(table.keeps_windows & (table.k2 > 1), rates.window_tiles, np.ceil(rates.window_tiles / table.k2))
     passes = np.where(table.keeps_windows & (table.k2 <= 1), np.ceil(rates.window_tiles / table.k3), passes)
-    sets = np.ceil(nest.group_channels / table.channels)
     cycles = PAGE_CYCLES if nest.group_filters * sum(pitches) <= NEAR_PAGES * PAGE_BYTES else WALK_CYCLES
-    return np.asarray(unsplit[table.kernel] * nest.repeats * sets * rates.filter_tiles * passes * pages * cycles)
+    return np.asarray(rates.filter_tiles * passes * pages * cycles)
+
+
+def _fetch_cycles(table: Table) -> Array:
+    """To fetch the lines of the next panels in a set of channels (native/algorithms/nest/ahead.h): of the inner tiles in each iteration of the loop over
+    sets of k2 others, and of these once for each set of k3."""
+    rates, nest = table.rates, table.rates.nest
+    line = nest.taps * table.channels * nest.element_bytes / rates.machine.line_bytes
+    windows, filters = rates.windows * line * rates.window_tiles, rates.filters * line * rates.filter_tiles
+    of_sets, kept = np.where(table.keeps_windows, rates.filter_tiles, rates.window_tiles), np.where(table.keeps_windows, windows, filters)
+    others, blocks = np.where(table.keeps_windows, filters, windows), np.where(table.keeps_windows, rates.window_tiles, rates.filter_tiles)
+    return np.asarray(FETCHED_LINE_CYCLES * (kept * np.ceil(of_sets / table.k2) + others * np.ceil(blocks / table.k3)))
 
 
 def _crowded_cycles(rates: Rates) -> float:
