@@ -133,8 +133,18 @@ def plan(
 ) -> Plan:
     """The plan with the lowest predicted time. `machine`: a CPU or GPU by name or .toml file; "host": this computer's CPU; "cuda": its GPU.
 
-    `memory_limit` is in bytes, `error_limit` is relative to the result's rms, and the plan's costs are in cycles and seconds. The other
-    arguments are described in `pysim.planner.plan`. Raises ProblemError, MachineError, and PlanError if no kernel can run the problem.
+    accuracy         "standard", "strict", "ieee" or "reproducible" (docs/accuracy.md)
+    error_limit      the largest error, over the result's rms, that the plan may state
+    layout           of a convolution's input and output, as in `conv2d`; on a GPU "nchw" or "nhwc"
+    memory_limit     the most bytes of workspace
+    name             of another plan (`plan.name`), whose schedule is costed; nothing else is considered
+    algorithm        only this one
+    model            "full", or "csa", the SConv paper's; `input_footprint`, "packed" or "raw", is for csa only
+    micro_kernel     only kernels of this name or tile ("4x16"; on a GPU "128x128")
+    state            of the caches when a call begins: "hot", "cold", or "chained", after the layer before it in a network
+    prepared         whether B of a product is prepared once; the cost leaves that out
+
+    Raises ProblemError, MachineError, and PlanError if no kernel can run the problem.
     """
     terms: dict[str, Any] = {"threads": threads, "accuracy": accuracy, "error_limit": error_limit, "layout": layout, "state": state}
     terms |= {"memory_limit": memory_limit, "algorithm": algorithm, "micro_kernel": micro_kernel, "prepared": prepared}

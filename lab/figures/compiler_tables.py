@@ -68,8 +68,8 @@ def table() -> str:
     means = [geometric_mean([one.ratio for one in every if (one.precision, one.batch) == group]) for group in groups]
     lines.append("| *geometric mean* | " + " | ".join(f"**{one:.2f}x**" for one in means) + " |")
     earlier = sum(one.row["run"] == "before" for one in every)
-    told = f" {earlier} of these cases were measured before the constants of the choice were fitted to them." if earlier else ""
-    about = f"{header['device']}, PyTorch {header['torch']}; {', '.join(_said(every))}.{told}"
+    told = f" To {earlier} of these cases the constants of the choice were fitted." if earlier else ""
+    about = f"{header['device']}, PyTorch {header['torch']}. {' '.join(_said(every))}{told}"
     return "\n".join([*lines, "", about, ""])
 
 
@@ -87,13 +87,13 @@ def means() -> str:
 
 def _said(every: list[Case]) -> list[str]:
     lost = [one for one in every if one.ratio < LEAST]
-    said = [f"{len(every)} cases, {len(lost)} of them below {LEAST}x"]
+    said = [f"Of {len(every)} cases {len(lost)} {'is' if len(lost) == 1 else 'are'} below {LEAST}x;"]
     ways = [max(one.best / one.row["ms"][way] for way in (OURS, *ALWAYS) if way in one.row["ms"]) for one in every]
-    said.append(f"with the faster of compiled and one by one known before, {sum(one < LEAST for one in ways)}")
+    said.append(f"had the faster of compiled and one by one been chosen each time, {sum(one < LEAST for one in ways)} would be.")
     errors = [one.row["ways"][OURS][0] / one.row["ways"][one.way][0] for one in every if one.row["ways"].get(one.way, [0])[0]]
-    said.append(f"mean error over PyTorch's at most {max(errors):.2f}, in the median {median(errors):.2f}")
+    said.append(f"The mean error is at most {max(errors):.2f} times PyTorch's, {median(errors):.2f} times in the median.")
     off = [abs(math.log(predicted / one.ours)) for one in every if (predicted := expected_ms(one.row))]
-    said.append(f"predicted times are off by {math.expm1(median(off)):.0%} in the median".replace("%", " %"))
+    said.append(f"Predicted times are off by {math.expm1(median(off)):.0%} in the median.".replace("%", " %"))
     return said
 
 
@@ -115,8 +115,8 @@ def losses() -> str:
         worst = f" (the slowest is {lost[0].network}, at {lost[0].ratio:.2f} times PyTorch's speed)" if lost else ""
         told.append(f"{len(lost)} of {len(of)} in {TYPES[precision]} at batch {batch}{worst}")
     device = header["device"].removeprefix("NVIDIA ")
-    if any(one.row["run"] == "before" for one in every):
-        told[-1] += ". Some of these were measured before the choice was mended by what they showed"
+    if earlier := sum(one.row["run"] == "before" for one in every):
+        told[-1] += f". To {earlier} of these {len(every)} cases the constants of the choice between pysim's layers and the compiler's were fitted"
     more = round(100 * (1 / LEAST - 1))
     what = f"networks that take over {more} % longer under pysim's default than under PyTorch's best mode, its compiler included"
     return f"- On an {device}, {what}: {'; '.join(told)}.\n"

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from pysim.record.measurement import Comparison
 
 RUNS, FEWEST_RUNS, MOST_RUNS = 3, 2, 10  # of a layer that is saved; of one that is compared with what was saved
+MOST_UNDECIDED = 24  # of one whose change is undecided
+UNDECIDED = 4  # exit code
 SAMPLES = 90  # at least, of a library in such a run
-_COLOURS = {"slower": "bold red", "faster": "green", "same": ""}
+_COLOURS = {"slower": "bold red", "faster": "green", "same": "", "undecided": "yellow"}
 
 
 @click.command()
@@ -87,8 +89,8 @@ def saved(name: str) -> "list[Series]":
 
 class Kept(NamedTuple):
     """The runs of `compare --save` and `--baseline`, each with operands elsewhere in memory: RUNS of each layer under the name `saved_as`,
-    or beside `before` FEWEST_RUNS, and up to MOST_RUNS while it may be slower. `beside`: the plans of `before` on their library, as a peer;
-    `runs`: those of all layers so far."""
+    or beside `before` FEWEST_RUNS, and up to MOST_RUNS while it may be slower, MOST_UNDECIDED while that is undecided. `beside`: the plans of
+    `before` on their library, as a peer; `runs`: those of all layers so far."""
 
     saved_as: str | None
     before: "Sequence[Series]"
@@ -113,8 +115,10 @@ class Kept(NamedTuple):
     def _lacks(self, made: list[str], store: "Store") -> bool:
         if len(made) < (RUNS if self.saved_as else FEWEST_RUNS):
             return True
-        changes = [one.change for one in _since(self.before, made, store)] if self.before and len(made) < MOST_RUNS else []
-        return any(change is not None and change.doubtful for change in changes)
+        if not self.before or len(made) >= MOST_UNDECIDED:
+            return False
+        changes = [one.change for one in _since(self.before, made, store) if one.change]
+        return any(one.doubtful and (len(made) < MOST_RUNS or one.verdict == "undecided") for one in changes)
 
 
 def carefully(threads: int, saved_as: str | None, on: "Machine | Gpu") -> dict[str, Any]:
@@ -192,28 +196,32 @@ def without_saved(planned: "Sequence[Planned]", name: str | None, state: str, th
 
 
 def put_changes(kept: Kept, name: str, as_json: bool) -> int:
-    """Writes what changed since the baseline, to stderr beside a document; returns how many plans became slower, one if only all together
-    did."""
+    """Writes what changed since the baseline, to stderr beside a document; returns the exit code: 1 if a plan or all together became slower,
+    UNDECIDED if one may have, 0 if none did."""
     from pysim.comparison.history import together
     from pysim.measure.store import Store
 
     with Store() as store:
         rows = _since(kept.before, kept.runs, store)
-    slower = [one for one in rows if one.change and one.change.verdict == "slower"]
+    slower, undecided = ([one for one in rows if one.change and one.change.verdict == verdict] for verdict in ("slower", "undecided"))
     every = together(rows, kept.before)
     of_all = f"all {len(rows)} together: {every.value - 1:+.1%} ({_interval(every)}), {every.verdict}" if every else ""
     if as_json:
-        for one in slower:
-            say(f"slower than {name}: {one.after.ours.problem}")
-        if every and every.verdict == "slower":
+        for verdict, found in (("slower", slower), ("undecided", undecided)):
+            for one in found:
+                say(f"{verdict} since {name}: {one.after.ours.problem}")
+        if every and every.verdict in ("slower", "undecided"):
             say(of_all)
     else:
         put("")
-        put(f'since "{name}": {plural(len(slower), "plan")} slower of {len(rows)}')
+        unsure = f", {len(undecided)} undecided: measure again when this computer is quieter" if undecided else ""
+        put(f'since "{name}": {plural(len(slower), "plan")} slower of {len(rows)}{unsure}')
         _put(rows)
         if every:
             put(of_all)
-    return len(slower) or int(every is not None and every.verdict == "slower")
+    if slower or (every and every.verdict == "slower"):
+        return 1
+    return UNDECIDED if undecided or (every and every.verdict == "undecided") else 0
 
 
 def _interval(change: "Change") -> str:

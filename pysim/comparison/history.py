@@ -18,7 +18,7 @@ elsewhere in memory, so that equal runs differ by BETWEEN_RUNS; so do series, by
 to either side: BETWEEN_SERIES, and of each side those within runs and BETWEEN_RUNS over the root of its runs, or what these differ by if
 that is more. Where others used more of the CPUs than before, they also took more of the shared cache, and what of it a plan needs is
 unknown: the interval reaches LOAD times the difference further down (up, where they used less). A plan is slower if the change is above
-LEAST_CHANGE and its whole interval above 1.
+LEAST_CHANGE and its whole interval above 1, and undecided if the interval reaches from 1 or less to above CLEAR_CHANGE.
 
 Worked numbers: of two runs beside the baseline's library, each known to 0.9 %, and three layers, the interval is 2.4 % to either side, of
 the three layers together 1.2 %. Without that library: three runs before and ten after of a plan whose quick rounds are known to 0.3 %:
@@ -39,7 +39,7 @@ from pysim.peers import earlier
 from pysim.record.measurement import Measurement
 
 Array = NDArray[np.float64]
-Verdict = Literal["slower", "faster", "same"]
+Verdict = Literal["slower", "faster", "same", "undecided"]
 BETWEEN_RUNS = 0.004  # relative; of equal runs of one plan in one series, on a Zen 3 with two CPUs
 BETWEEN_SERIES = 0.01  # likewise of two series: other pages of memory, other neighbours in the shared cache
 QUICK = 0.05  # the quantile of a run's rounds
@@ -96,7 +96,9 @@ class Change(NamedTuple):
     def verdict(self) -> Verdict:
         if self.value > 1 + LEAST_CHANGE and self.low > 1:
             return "slower"
-        return "faster" if self.value < 1 / (1 + LEAST_CHANGE) and self.high < 1 else "same"
+        if self.value < 1 / (1 + LEAST_CHANGE) and self.high < 1:
+            return "faster"
+        return "undecided" if self.low <= 1 and self.high > 1 + CLEAR_CHANGE else "same"
 
 
 Series = tuple[Run, ...]  # of one setting, oldest first

@@ -67,14 +67,14 @@ def load(
     batch: int | Literal["any"] | None = None,
     seed: int | None = None,
 ) -> Network | AnyBatch:
-    """`y = load("model.onnx")(x)`: the whole network on the CPU that runs a machine's plans; `.plan` says what runs, `.profile(x)` where
-    the time goes.
+    """`y = load("model.onnx")(x)`: the whole network on this computer's CPU, with plans for `machine`; `.plan` says what runs, `.profile(x)`
+    where the time goes.
 
-    "model.onnx:mb4", or `batch`, is the model of that batch, whether its file has a symbolic one (else 1) or a fixed one; `batch="any"` a
-    model that is planned for each batch it is called with. With a `seed`, weights that the file lacks are random. Convolutions and
-    products run natively, other operators by NumPy. `accuracy` of the plans is as in `pysim.plan`. ProblemError names a node that nothing
-    here can run, or that is of another batch; PlanError a machine whose plans are for a GPU. A file that `save` of a network wrote is
-    loaded without planning and packing.
+    "model.onnx:mb4", or `batch=4`, is the model with batch 4, whether the batch in the file is symbolic or fixed; without it a symbolic
+    batch is 1. `batch="any"` is planned for each batch it is called with. With a `seed`, weights that the file lacks are random.
+    Convolutions and products run natively, other operators natively or by NumPy. `accuracy` is as in `pysim.plan`. A file that `save` of
+    a network wrote is loaded without planning and packing. ProblemError names a node that cannot run, or that fixes another batch; a
+    machine whose plans are for a GPU raises PlanError.
     """
     if not isinstance(path, str | Path):
         raise OperandError(f"path is {quoted(path)}; expected the path of a .onnx file")

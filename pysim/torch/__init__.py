@@ -102,7 +102,7 @@ def optimize(
     measure: float = 0.0,
 ) -> torch.nn.Module:
     """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes
-    the same faster in inference. The model itself is not touched.
+    the same faster in inference. The model's own class and `forward` are not touched.
 
     `accuracy`: "strict" (no layer has a larger stated error than a direct sum in its type), "standard" (any plan) or "ieee" (only
     multiply-adds of the type), as in `pysim.plan`; "tf32": "strict" with TF32 allowed; or "reproducible": an image's bits are the same
@@ -114,16 +114,17 @@ def optimize(
     calls, so layers are chosen without counting host time.
 
     `compiler`: whether on a GPU PyTorch's compiler, Inductor, fuses everything between the layers. A layer is then pysim's only where it is
-    expected to be faster than the compiler's, and the first call takes as long as with `torch.compile`. None, the default: where that is
-    expected to save 1 % of a call's time. Otherwise, without Triton, or where sizes differ between calls, PyTorch's operators run one
-    by one between the layers.
+    expected to be faster than the compiler's, and the first call takes about as long as with `torch.compile`. None, the default: the graph
+    is compiled if that is expected to save 1 % of a call's time. Otherwise, or without Triton, PyTorch's operators run one by one between
+    the layers. Where sizes differ between calls, so do those of FP32, and in TF32 and 16-bit types the compiler computes everything.
 
-    `measure`: if nothing is said of the compiler, the first call on a GPU times the graph with and without it and with several choices of
+    `measure`: with `compiler=None`, the first call on a GPU times the graph with and without the compiler and with several choices of
     layers, for this many seconds beside the compilations. The choice is kept in the user's cache (`pysim.torch.measured`).
 
-    Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.torch.fingerprints`
-    says what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not
-    support, runs by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet.
+    Whatever is changed afterwards takes effect in the next call: weights, modules, hooks, flags and other attributes. The exception are
+    writes through `.data`, NumPy or DLPack, above all to a part of a large tensor: see `refresh`. What torch.compile cannot capture, or a
+    call that it does not support, runs by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no
+    shape yet.
 
     While PYSIM_DISABLE is set, the model itself is returned (docs/environment.md)."""
     if not isinstance(model, torch.nn.Module):

@@ -13,7 +13,7 @@ from command_line import SMALL, cache, document, invoke, native, ok, own_files, 
 from pysim import planner
 from pysim.calibration import host
 from pysim.comparison.bench import bench_of
-from pysim.comparison.history import baseline, change_of, compared, runs_of, together
+from pysim.comparison.history import Change, baseline, change_of, compared, runs_of, together
 from pysim.comparison.peer_timings import checked
 from pysim.errors import MissingError
 from pysim.measure.store import Store
@@ -93,7 +93,7 @@ def test_layers_that_each_say_little_say_more_together():
     for slower, verdict in ((1.045, "slower"), (1.0, "same")):
         rows = compared(before, [(beside(100 + at, slower, noise=0.1, problem=problem),) for at, problem in enumerate(problems)])
         alone, every = [one.change for one in rows], together(rows, before)
-        assert any(one.verdict == "same" for one in alone) and every.verdict == verdict
+        assert any(one.verdict in ("same", "undecided") for one in alone) and every.verdict == verdict
         assert max(one.high / one.low for one in alone) > 1.03 > every.high / every.low
 
 
@@ -129,7 +129,7 @@ def test_others_that_used_more_of_the_cpus_widen_the_interval_towards_no_change(
         one._replace(ours=msgspec.structs.replace(one.ours, environment={**one.ours.environment, "taken": "0.6"})) for one in after
     )
     quiet, busy = change_of(before, after), change_of(before, busier)
-    assert (quiet.verdict, busy.verdict) == ("slower", "same")
+    assert (quiet.verdict, busy.verdict) == ("slower", "undecided")
     assert busy.low < 0.93 * quiet.low and (busy.value, busy.high) == (quiet.value, quiet.high)
 
 
@@ -197,7 +197,7 @@ def test_history_shows_what_the_store_knows(tmp_path, monkeypatch):
 @native
 def test_a_comparison_is_saved_resumed_and_compared_with(monkeypatch):
     quick = ("--seconds", "0", "--json")
-    for name, value in {"RUNS": 2, "FEWEST_RUNS": 1, "MOST_RUNS": 1, "SAMPLES": 5}.items():
+    for name, value in {"RUNS": 2, "FEWEST_RUNS": 1, "MOST_RUNS": 1, "MOST_UNDECIDED": 1, "SAMPLES": 5}.items():
         monkeypatch.setattr(f"pysim.commands.history.{name}", value)
     one, both = (SMALL,), (SMALL, "gemm:64x48x32")
     ok("compare", *one, "--save", "monday", *quick)
@@ -214,6 +214,12 @@ def test_a_comparison_is_saved_resumed_and_compared_with(monkeypatch):
     monkeypatch.setattr("pysim.comparison.history.change_of", lambda before, after, layers: change_of(run(1), run(2, slower=1.3)))
     told = invoke("compare", *one, "--baseline", "monday", "--seconds", "0")
     assert told.exit_code == 1 and 'since "monday": 1 plan slower of 1' in told.output
+    unsure, measured = Change(1.04, 0.99, 1.09, earlier.NAME), []
+    monkeypatch.setattr("pysim.comparison.history.change_of", lambda before, after, layers: measured.append(after) or unsure)
+    monkeypatch.setattr("pysim.commands.history.MOST_UNDECIDED", 3)
+    told = invoke("compare", *one, "--baseline", "monday", *quick)
+    assert told.exit_code == 4 and "undecided since monday" in told.stderr and max(map(len, measured)) == 3
+    assert "0 plans slower of 1, 1 undecided" in invoke("compare", *one, "--baseline", "monday", "--seconds", "0").output
 
 
 @native
