@@ -133,19 +133,10 @@ def plan(
 ) -> Plan:
     """The plan with the lowest predicted time. `machine`: a CPU or GPU by name or .toml file; "host": this computer's CPU; "cuda": its GPU.
 
-    accuracy         "standard", "strict", "ieee" or "reproducible" (docs/accuracy.md)
-    error_limit      the largest error, over the result's rms, that the plan may state
-    layout           of a convolution's input and output, as in `conv2d`; on a GPU "nchw" or "nhwc"
-    memory_limit     the most bytes of workspace
-    name             of another plan (`plan.name`), whose schedule is costed; nothing else is considered
-    algorithm        only this one
-    model            "full", or "csa", the SConv paper's; `input_footprint`, "packed" or "raw", is for csa only
-    micro_kernel     only kernels of this name or tile ("4x16"; on a GPU "128x128")
-    state            of the caches when a call begins: "hot", "cold", or "chained", after the layer before it in a network
-    prepared         whether B of a product is prepared once; the cost leaves that out
-
-    Raises ProblemError, MachineError, and PlanError if no kernel can run the problem.
-    """
+    `accuracy`: "standard", "strict", "ieee" or "reproducible" (docs/accuracy.md); `error_limit`: of the result's rms; `layout` as in
+    `conv2d`, on a GPU "nchw" or "nhwc"; `memory_limit`: bytes of workspace; `state` of the caches: "hot", "cold" or "chained" (behind a
+    layer); `prepared`: B is prepared once, not in the cost. Only this `algorithm`, `micro_kernel` (name, or tile "4x16"), schedule (`name`
+    of a plan). `model`: "full" or the SConv paper's "csa", whose `input_footprint` may be "raw". PlanError if no kernel can run it."""
     terms: dict[str, Any] = {"threads": threads, "accuracy": accuracy, "error_limit": error_limit, "layout": layout, "state": state}
     terms |= {"memory_limit": memory_limit, "algorithm": algorithm, "micro_kernel": micro_kernel, "prepared": prepared}
     return _as_api(planner.plan(problem, host.any_machine(machine), model, name, input_footprint=input_footprint, **terms))
@@ -312,8 +303,7 @@ def gemm(
     `trans_a`, `trans_b`: op transposes. Types, activations and errors as in `conv2d`; c and bias have the result's type, and int8 needs
     integral alpha and beta. A residual is passed as c. `c` is only read; the result goes to `out` or a new array from the library of a.
     CUDA arrays are used in place on their library's current stream. Host arrays run on the CPU, or on the GPU with `machine="cuda"` or a
-    GPU's plan. `dtype`, on a GPU: how elements are multiplied ("tf32", "tf32x3", "f8").
-    `accuracy` and `error_limit` are as in `pysim.plan`; leave them out if `plan` is given.
+    GPU's plan. `dtype`, on a GPU: how to multiply ("tf32", "tf32x3", "f8"). With `plan` leave out `accuracy` and `error_limit`.
     """
     alpha, beta = number(alpha, "alpha"), number(beta, "beta")
     accurate = _accurate(accuracy, error_limit)

@@ -94,7 +94,7 @@ def main() -> None:
         given.output.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = sum(row["slower"] for row in rows[1:] if row["by"] > 1)
     false, undecided = sum(row["slower"] for row in rows[1:] if row["by"] == 1), sum(row["status"] == UNDECIDED for row in rows[1:])
-    print(f"planted regressions found: {found} of {given.planted}; found where there was none: {false} of {given.plain}; undecided: {undecided}")
+    print(f"planted regressions found: {found} of {given.planted}; false: {false} of {given.plain}; undecided: {undecided}")
     sys.exit(found < given.planted or false > 0)
 
 

@@ -116,7 +116,9 @@ def losses() -> str:
         told.append(f"{len(lost)} of {len(of)} in {TYPES[precision]} at batch {batch}{worst}")
     device = header["device"].removeprefix("NVIDIA ")
     if earlier := sum(one.row["run"] == "before" for one in every):
-        told[-1] += f". To {earlier} of these {len(every)} cases the constants of the choice between pysim's layers and the compiler's were fitted"
+        told[-1] += (
+            f". To {earlier} of these {len(every)} cases the constants of the choice between pysim's layers and the compiler's were fitted"
+        )
     more = round(100 * (1 / LEAST - 1))
     what = f"networks that take over {more} % longer under pysim's default than under PyTorch's best mode, its compiler included"
     return f"- On an {device}, {what}: {'; '.join(told)}.\n"

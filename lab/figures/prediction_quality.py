@@ -199,13 +199,14 @@ def row(machine: str, seen: bool, algorithm: str, dtype: str, some: list[Sample]
 
 def table(found: list[Row], algorithms: bool = False) -> str:
     """Each machine and type, as the picture has them; with `algorithms` also each of its algorithms."""
-    titles = "machine, type | algorithm | problems | plans | error, median | 90th percentile | tau | regret, mean | worst"
-    text = [f"| {titles} |", "| --- | --- |" + " --: |" * 7]
+    titles = "problems | plans | error, median | 90th percentile | tau | regret, mean | worst"
+    text = [f"| machine, type |{' algorithm |' * algorithms} {titles} |", "| --- |" + " --- |" * algorithms + " --: |" * 7]
     for one in found if algorithms else drawn(found).values():
         figures = [f"{one.tau:.2f}" if one.tau is not None else "", *(f"{r:.3f}" if r else "" for r in (one.regret_mean, one.regret_worst))]
         errors = [f"{100 * error:.1f} %" for error in (one.median_error, one.p90_error)]
         where = f"{one.machine}, {one.dtype}" + ("" if one.seen else " (never seen)")
-        text.append(f"| {' | '.join([where, one.algorithm, str(one.problems), f'{one.plans:,}', *errors, *figures])} |")
+        name = [one.algorithm] * algorithms
+        text.append(f"| {' | '.join([where, *name, str(one.problems), f'{one.plans:,}', *errors, *figures])} |")
     return "\n".join([*text, "", f"Machine files with no constant fitted to measurements: {', '.join(never_fitted())}.", ""])
 
 

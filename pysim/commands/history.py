@@ -89,8 +89,8 @@ def saved(name: str) -> "list[Series]":
 
 class Kept(NamedTuple):
     """The runs of `compare --save` and `--baseline`, each with operands elsewhere in memory: RUNS of each layer under the name `saved_as`,
-    or beside `before` FEWEST_RUNS, and up to MOST_RUNS while it may be slower, MOST_UNDECIDED while that is undecided. `beside`: the plans of
-    `before` on their library, as a peer; `runs`: those of all layers so far."""
+    or beside `before` FEWEST_RUNS, and up to MOST_RUNS while it may be slower, MOST_UNDECIDED while that is undecided. `beside`: the plans
+    of `before` on their library, as a peer; `runs`: those of all layers so far."""
 
     saved_as: str | None
     before: "Sequence[Series]"
@@ -196,8 +196,8 @@ def without_saved(planned: "Sequence[Planned]", name: str | None, state: str, th
 
 
 def put_changes(kept: Kept, name: str, as_json: bool) -> int:
-    """Writes what changed since the baseline, to stderr beside a document; returns the exit code: 1 if a plan or all together became slower,
-    UNDECIDED if one may have, 0 if none did."""
+    """Writes what changed since the baseline, to stderr beside a document; returns the exit code: 1 if a plan or all together became
+    slower, UNDECIDED if one may have, 0 if none did."""
     from pysim.comparison.history import together
     from pysim.measure.store import Store
 

@@ -5,18 +5,19 @@ Two runs see two states of a computer: another clock, other processes, other vir
 time is that of its QUICK share of rounds. Where the baseline's plan on the baseline's library can be timed in turns with today's
 (`peers.earlier`), both see one state:
 
-    change = quick plan / quick plan of the baseline,   median of its logarithm over the runs after
+    change = quick plan / quick plan of the baseline,   mean of its logarithm over the runs after
 
 with an interval of as many standard deviations as leave FALSE for all layers together; a slowdown of all layers shows in `together` before
 it does in each. Elsewhere the time is compared with two things that a changed plan leaves alone: each peer of one version, timed in turns
 with it, and the core's clock.
 
-    change = time_after / time_before,   time = median over a series' runs of log(quick plan / quick peer), least of log(quick plan * clock)
+    change = time_after / time_before,   time = mean over a series' runs of log(quick plan / quick peer), least of log(quick plan * clock)
 
-The change closest to 1 counts; what a peer or the clock does not show is the computer's. Runs of one series are averaged: their buffers lie
-elsewhere in memory, so that equal runs differ by BETWEEN_RUNS; so do series, by BETWEEN_SERIES. The interval has three standard deviations
-to either side: BETWEEN_SERIES, and of each side those within runs and BETWEEN_RUNS over the root of its runs, or what these differ by if
-that is more. Where others used more of the CPUs than before, they also took more of the shared cache, and what of it a plan needs is
+The change closest to 1 counts; what a peer or the clock does not show is the computer's. Runs of one series are averaged, each with the
+weight that its deviation allows, at most the middle one's, so that those that others disturbed most say little. Their buffers lie elsewhere
+in memory, so that equal runs differ by BETWEEN_RUNS; so do series, by BETWEEN_SERIES. The interval has three standard deviations to either
+side: BETWEEN_SERIES, and of each side those within runs and BETWEEN_RUNS over the root of its runs, or what these differ by if that is
+more. Where others used more of the CPUs than before, they also took more of the shared cache, and what of it a plan needs is
 unknown: the interval reaches LOAD times the difference further down (up, where they used less). A plan is slower if the change is above
 LEAST_CHANGE and its whole interval above 1, and undecided if the interval reaches from 1 or less to above CLEAR_CHANGE.
 
@@ -183,9 +184,10 @@ def _level(series: Series, name: str) -> tuple[float, float] | None:
     if not known or len(known) < len(found):
         return None
     values, deviations = np.array(known).T
-    expected = float(np.sum(deviations**2 + BETWEEN_RUNS**2)) / values.size**2
-    seen = float(values.var(ddof=1)) / values.size if values.size > 1 else 0.0
-    return float(values.min() if name == CLOCK else np.median(values)), math.sqrt(max(expected, seen))
+    weights = 1 / (np.maximum(deviations, np.median(deviations)) ** 2 + BETWEEN_RUNS**2)
+    mean, expected = float(np.average(values, weights=weights)), 1 / float(weights.sum())
+    seen = float(np.average((values - mean) ** 2, weights=weights)) / max(1, values.size - 1)
+    return (float(values.min()) if name == CLOCK else mean), math.sqrt(max(expected, seen))
 
 
 def _quick(run: Run, name: str) -> tuple[float, float] | None:

@@ -67,8 +67,8 @@ def load(
     batch: int | Literal["any"] | None = None,
     seed: int | None = None,
 ) -> Network | AnyBatch:
-    """`y = load("model.onnx")(x)`: the whole network on this computer's CPU, with plans for `machine`; `.plan` says what runs, `.profile(x)`
-    where the time goes.
+    """`y = load("model.onnx")(x)`: the whole network on this computer's CPU, with plans for `machine`; `.plan` says what runs,
+    `.profile(x)` where the time goes.
 
     "model.onnx:mb4", or `batch=4`, is the model with batch 4, whether the batch in the file is symbolic or fixed; without it a symbolic
     batch is 1. `batch="any"` is planned for each batch it is called with. With a `seed`, weights that the file lacks are random.
