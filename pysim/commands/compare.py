@@ -87,9 +87,8 @@ def compare(
     """Check the plan of each PROBLEM, time it interleaved with other libraries in one run, and show its predicted time.
 
     A library's column is its median time over pysim's: above 1 pysim is faster. Exit code 1 if a result is wrong, a model cannot run as a
-    whole, or with --baseline a plan became slower; 4 if that is undecided. All samples go to the measurement store (pysim doctor names
-    the file), even of an interrupted comparison. Of two files of `pysim run MODEL --fingerprint --json`: the first layer at which they
-    part, exit code 1.
+    whole, or with --baseline a plan became slower; 4 if that is undecided. All samples go to the measurement store, even of an
+    interrupted comparison. Of two files of `pysim run MODEL --fingerprint --json`: the first layer at which they part, exit code 1.
 
     On a GPU a convolution is compared with the fastest correct forward algorithm of cuDNN, with --peers also with PyTorch; columns
     show their workspaces. A matrix product is compared with cuBLAS.
