@@ -22,7 +22,8 @@ blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
 
     kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts
-             + transposition: max(loads / load rate, shuffles + merges, stores), one shuffle per cycle as in `fil` kernels
+             + transposition: max(loads / load rate, shuffles + merges, stores), one shuffle per cycle as in `fil` kernels; of each block
+               of `planes` BLOCK_CYCLES and TRANSPOSED_TAP_CYCLES for each tap
     store    vectors of outputs, but those of the transposition. Outputs that are not blocks begin anywhere in a line: a share
              (vector - element) / line of the vectors crosses into the next line, one access more.
     free     rows: max((multiply-adds + shuffles) / fma rate, loads / load rate) - dependency chains. In these cycles accumulators are
@@ -85,6 +86,7 @@ MAX_CHANNELS = 16  # of a group: with more, packing is faster
 
 ROWS, PLANES, BLOCKS, TAPS = "rows", "planes", "blocks", "taps"  # forms of kernels
 TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
+BLOCK_CYCLES, TRANSPOSED_TAP_CYCLES = 200.0, 6.0  # ends of loops, and weights (Zen 3: 97 layers of 4x4 to 28x28, 3x3 to 7x7)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # loaded at once for transposition
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
@@ -114,6 +116,7 @@ class Work(NamedTuple):
     taps: float = 0.0  # rows of outputs, once per tap (plain C)
     restarts: float = 0.0  # loops within a tile, after its first, that start with an exposed load and multiply-add
     deinterleaved: float = 0.0  # vectors (AVX2)
+    started: float = 0.0  # cycles that a block takes beside all else (planes)
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """Cycles of (kernel, store)."""
@@ -124,7 +127,7 @@ class Work(NamedTuple):
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
         tiles += self.rows * machine.core.tile_row_start + self.taps * TAP_CYCLES
         if self.transposing:
-            return tiles + max(self.parts / narrow, self.transposing + self.merges, store), 0.0
+            return tiles + self.started + max(self.parts / narrow, self.transposing + self.merges, store), 0.0
         return tiles, store
 
     def free_cycles(self, unit: Unit, machine: Machine, dtype: str) -> float:
@@ -258,6 +261,7 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
         float(transposed * (lanes - part)),
         (transposed + narrow) * part * log2(part),
         aligned_stores=float(sum(read) + w.windows),
+        started=BLOCK_CYCLES + TRANSPOSED_TAP_CYCLES * w.taps,
     )
 
 
