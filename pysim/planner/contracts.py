@@ -79,6 +79,6 @@ def contracts_of(request: Request) -> dict[GpuContract, float]:
 
 @cache
 def model_of(capability: str) -> Gpu | None:
-    """The GPU by which all of a compute capability choose: the first machine file that has it."""
-    shipped = (load_any(name) for name in names())
-    return next((one for one in shipped if isinstance(one, Gpu) and one.capability == capability), None)
+    """The GPU by which all of a compute capability choose: the first machine file that has it, before those of constants from another."""
+    shipped = [one for name in names() if isinstance(one := load_any(name), Gpu) and one.capability == capability]
+    return min(shipped, key=lambda one: "like" in one.sources, default=None)
