@@ -227,7 +227,9 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     def adds_last(self, splits: int) -> Literal["bias", "residual"]:
         """Of a bias and a residual, which its epilogue adds last (native/cuda/core/epilogue.cuh; of warpgroups mainloop/wgmma, where a
-        cluster's reduction of `splits` parts has its own)."""
+        cluster's reduction of `splits` parts has its own; warps that add as warpgroups do so here too: mainloop/mma/pipeline.cuh)."""
+        if self.promotion > BY_INSTRUCTION and not self.tiles.by_warpgroups:
+            return "bias" if splits > 1 else "residual"
         return "residual" if self.tiles.by_warpgroups and not 1 < splits <= self.reduces_in_cluster else "bias"
 
     @cached_property

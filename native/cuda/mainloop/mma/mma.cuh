@@ -157,8 +157,8 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
     }
 }
 
-/* The operands of a product. */
-template <class S> struct Product : Matrices<S> {
+/* The operands of a product. AS_WARPGROUPS: it has the bits of wgmma's, whose parts of k are reduced with the residual first. */
+template <class S, bool AS_WARPGROUPS> struct Product : Matrices<S> {
     using Matrices<S>::p;
     __device__ float again(const Tile &t, int row, int column) const {
         float value = 0;
@@ -170,7 +170,10 @@ template <class S> struct Product : Matrices<S> {
         return value;
     }
     template <class Sums> __device__ void store(const Tile &t, char *shared) const {
-        Sums::template store<typename S::Element>(p, shared, t.i * S::block_m, t.j * S::block_n);
+        const int row = t.i * S::block_m, column = t.j * S::block_n;
+        if constexpr (AS_WARPGROUPS)
+            if (p.kind == PYSIM_DATA_PARALLEL) return Sums::template store<typename S::Element, true>(p, shared, row, column);
+        Sums::template store<typename S::Element>(p, shared, row, column);
     }
 };
 
@@ -178,7 +181,7 @@ template <class R, bool TA, bool TB>
 __global__ void __launch_bounds__(R::THREADS, R::PROMOTION > 16 ? 2 : R::template Shape<TA, TB>::blocks) /* thirds of more k stay in registers */
     mma_kernel(const __grid_constant__ Problem p) {
     using S = typename R::template Shape<TA, TB>;
-    if constexpr (R::BUILT) multiply_tiles<R, S>(p, Product<S>{{p}});
+    if constexpr (R::BUILT) multiply_tiles<R, S>(p, Product<S, (R::PROMOTION > 16)>{{p}});
 }
 
 /* Calls f(kernel, its shared bytes) for the layout of `p`; K-major-only types have one. */

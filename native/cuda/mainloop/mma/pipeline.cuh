@@ -272,21 +272,35 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
         }
     }
     /* Several pieces at once hide latency; with arithmetic one at a time, so that its code exists once. */
-    template <int WIDE, class Of> __device__ static void store_by(const Of &epilogue, char *base, int row0, int column0) {
+    template <int WIDE, bool AS_WARPGROUPS, class Of> __device__ static void store_by(const Of &epilogue, char *base, int row0,
+                                                                                      int column0) {
         constexpr int ALL = BM * BN / WIDE / THREADS, AT_ONCE = ALL < 8 ? ALL : 8;
         if (epilogue.plain)
             store_by<WIDE, AT_ONCE>(base, row0, column0, [&](int row, int column, const Acc(&sums)[WIDE]) {
                 epilogue.template store_as<true>(row, column, sums);
             });
-        else
+        else if constexpr (AS_WARPGROUPS) {
+            Of rest = epilogue; /* what is left after the bias */
+            rest.alpha = 1, rest.bias = nullptr, rest.scale = nullptr;
+            store_by<WIDE, 1>(base, row0, column0, [&](int row, int column, const Acc(&sums)[WIDE]) {
+                Acc x[WIDE];
+#pragma unroll
+                for (int i = 0; i < WIDE; i++) {
+                    const int line = epilogue.by_row ? min(row, epilogue.m - 1) : min(column + i, epilogue.n - 1);
+                    x[i] = epilogue.scale ? epilogue.scale[line] * sums[i] : sums[i];
+                    if (epilogue.bias || epilogue.alpha != 1) x[i] = fmaf(epilogue.alpha, x[i], epilogue.bias ? epilogue.bias[line] : 0.f);
+                }
+                rest.template store_as<false>(row, column, x);
+            });
+        } else
             store_by<WIDE, 1>(base, row0, column0,
                               [&](int row, int column, const Acc(&sums)[WIDE]) { epilogue.template store_as<false>(row, column, sums); });
     }
-    /* In: the type of the operands. */
-    template <class In> __device__ static void store(const Problem &p, char *base, int row0, int column0) {
+    /* In: the type of the operands. AS_WARPGROUPS: the bias is added before beta C, as where wgmma's accumulators are stored (mainloop/wgmma). */
+    template <class In, bool AS_WARPGROUPS = false> __device__ static void store(const Problem &p, char *base, int row0, int column0) {
         with_epilogue<In, Acc>(p, [&](const auto &epilogue) {
-            if (epilogue.aligned % (vector * sizeof(*epilogue.c)) == 0) store_by<vector>(epilogue, base, row0, column0);
-            else store_by<1>(epilogue, base, row0, column0); /* neighbouring lanes at neighbours still */
+            if (epilogue.aligned % (vector * sizeof(*epilogue.c)) == 0) store_by<vector, AS_WARPGROUPS>(epilogue, base, row0, column0);
+            else store_by<1, AS_WARPGROUPS>(epilogue, base, row0, column0); /* neighbouring lanes at neighbours still */
         });
     }
 };
