@@ -40,7 +40,7 @@ public:
         first = c.place(along, exists);
     }
 
-    /* result = factor accumulator + term + beta before */
+    /* result = alpha (factor accumulator) + term + beta before, each rounded as on the direct paths */
     T factor[STRIP], term[STRIP];
     Vector before[VECTORS];
 
@@ -62,8 +62,8 @@ public:
             }
         };
 #pragma unroll
-        for (int i = 0; i < STRIP; i++) factor[i] = e.alpha, term[i] = T(0);
-        if (opaque(e.scale != nullptr)) each(e.scale, [&](int i, T value) { factor[i] = e.alpha * value; });
+        for (int i = 0; i < STRIP; i++) factor[i] = T(1), term[i] = T(0);
+        if (opaque(e.scale != nullptr)) each(e.scale, [&](int i, T value) { factor[i] = value; });
         if (opaque(e.bias != nullptr)) each((const Out *)e.bias, [&](int i, T value) { term[i] = value; });
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) before[i] = Access<sizeof(Vector)>::load(place(strip, i), e.beta != T(0) && here(strip, i));
@@ -75,7 +75,7 @@ public:
         for (int i = 0; i < VECTORS; i++) {
             const Pack<Acc, V> sums = *(const Pack<Acc, V> *)(from + (i * step() + down) * of.pitch() + across);
 #pragma unroll
-            for (int n = 0; n < V; n++) x[i * V + n] = factor[i * V + n] * T(sums.value[n]) + term[i * V + n];
+            for (int n = 0; n < V; n++) x[i * V + n] = e.alpha * (factor[i * V + n] * T(sums.value[n])) + term[i * V + n];
         }
         if (opaque(e.beta != T(0)))
 #pragma unroll
