@@ -13,7 +13,7 @@
             strict's plan. Images are compared with those of the largest batch, once more with the images in another order, and once
             more in a CUDA graph. Times are medians of CUDA events.
 
-Epilogues are drawn with the layers: scale, bias, residual, activation.
+Epilogues are drawn with the layers: alpha, scale, bias, residual, activation.
 """
 
 import argparse
@@ -70,6 +70,7 @@ def epilogue_of(problem: Workload, rng: np.random.Generator) -> dict[str, Any]:
     return {
         "bias": bool(rng.integers(2)), "scale": not rng.integers(4), "residual": bool(rng.integers(2)),
         "activation": ACTIVATIONS[int(rng.integers(2 if narrow else len(ACTIVATIONS)))],
+        "alpha": (1.0, 0.75)[not narrow and not rng.integers(4)],
     }  # fmt: skip
 
 
@@ -159,7 +160,8 @@ class Device:
         assert isinstance(schedule, GpuSchedule)
         launch = self.cuda.Launch(resized(self.problem, size), schedule, layout=self.layout)
         bias, scale = self.bias.data_ptr() * self.told["bias"], self.scale.data_ptr() * self.told.get("scale", False)
-        told = self.cuda.epilogue_struct(1.0, float(self.told["residual"]), bias, activation(self.told["activation"]), scale)
+        factors = self.told.get("alpha", 1.0), float(self.told["residual"])
+        told = self.cuda.epilogue_struct(*factors, bias, activation(self.told["activation"]), scale)
         pointers = ((self.x if x is None else x).data_ptr(), self.w.data_ptr(), y.data_ptr())
 
         def make(count: int) -> tuple[Any, int]:
