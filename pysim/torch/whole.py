@@ -25,9 +25,9 @@ from pysim.errors import OperandError
 from pysim.runtime.arrays import ALIGNMENT_BYTES
 from pysim.torch.capture.aten import is_view
 from pysim.torch.layers.fused_layer import Decision
-from pysim.torch.layers.norm_layers import NormLayer, RowNormLayer
+from pysim.torch.layers.norm_layers import VECTOR_BYTES, NormLayer, RowNormLayer
 
-_LAYERS = {"conv2d", "linear", "batch_norm"}
+_LAYERS = {"conv2d", "linear", "batch_norm", "layer_norm"}
 _ELEMENTWISE = {
     *("add", "add_", "iadd", "sub", "mul", "mul_", "imul", "truediv", "div", "neg", "abs", "maximum", "minimum", "clamp", "where"),
     *("relu", "relu_", "relu6", "hardtanh", "leaky_relu", "elu", "gelu", "silu", "mish", "sigmoid", "sigmoid_", "tanh", "hardswish"),
@@ -84,24 +84,26 @@ def check_operators(module: fx.GraphModule) -> None:
             if windows is None:
                 raise OperandError(f"{_REASON}; {name} of windows that differ in size, or along axes apart or the first, is none")
             node.target, node.op, node.args, node.kwargs = mean_of_windows, "call_function", (node.args[0], *windows), {}
-        elif name in _OWN:
-            node.target = _OWN[name]
+        elif name == "scaled_dot_product_attention":
+            node.target = attention
         elif name not in KNOWN:
             raise OperandError(f"{_REASON}; {name} is none of them (on CPUs more operators are)")
     module.recompile()
 
 
 def check_layers(module: fx.GraphModule) -> None:
-    """Of a graph on a GPU: a BatchNorm that no convolution has absorbed is the norms' kernel, whatever its input's strides. OperandError
-    for another norm."""
+    """Of a graph on a GPU: a BatchNorm that no convolution has absorbed and a LayerNorm are the norms' kernels, whatever their input's
+    strides; PyTorch's LayerNorm, of other axes, takes dense operands."""
     for one in module.modules():
         links = [link.layer for link in getattr(one, "_links", ())]
         for layer in (one, *links):
             for norm in (layer, getattr(layer, "input_op", None)):
-                if isinstance(norm, RowNormLayer):
-                    raise OperandError(f"{_REASON}; {type(norm).__name__} is none")
-                if isinstance(norm, NormLayer):
+                if isinstance(norm, NormLayer | RowNormLayer):
                     norm.never_pytorch = True
+    if others := [node for node in module.graph.nodes if node.op == "call_function" and name_of(node) == "layer_norm"]:
+        for node in others:
+            node.target = norm_of_rows
+        module.recompile()
 
 
 def _given(node: fx.Node, at: int, name: str, default: Any) -> Any:
@@ -147,10 +149,14 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p
     if attn_mask is not None or dropout_p or query.dim() != 4 or more.get("enable_gqa"):
         raise OperandError(f"{_REASON}; attention with a mask, with dropout, with fewer keys than heads or of other than four axes is none")
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        return functional.scaled_dot_product_attention(*map(_dense, (query, key, value)), is_causal=is_causal, **more)
+        return functional.scaled_dot_product_attention(*map(_in_vectors, (query, key, value)), is_causal=is_causal, **more)
 
 
-_OWN = {"layer_norm": norm_of_rows, "scaled_dot_product_attention": attention}
+def _in_vectors(x: Any) -> Any:
+    """A tensor whose last axis lies together, each row at a multiple of 16 bytes: itself or dense."""
+    strides = [stride for stride, size in zip(x.stride()[:-1], x.shape[:-1], strict=True) if size > 1]
+    whole = x.stride(-1) == 1 and not any(one * x.element_size() % VECTOR_BYTES for one in (*strides, x.shape[-1]))
+    return x if whole and x.data_ptr() % VECTOR_BYTES == 0 else _dense(x)
 
 
 def _dense(x: Any) -> Any:

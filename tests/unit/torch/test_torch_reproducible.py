@@ -13,6 +13,7 @@ import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
 from pysim.torch import whole  # noqa: E402
 from pysim.torch.capture import on_cpu  # noqa: E402
+from pysim.torch.layers.norm_layers import RowNormLayer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -62,6 +63,31 @@ def test_an_image_has_the_same_bits_in_any_batch(captured_on_gpu, kind):
         for at in range(3):
             assert torch.equal(own(x[at : at + 1]), y[at : at + 1]), at
         assert torch.equal(own(x.flip(0)), y.flip(0))
+
+
+@pytest.mark.parametrize("over_channels", [False, True])
+def test_a_norm_of_rows_is_the_kernels_with_the_same_bits_at_any_address(captured_on_gpu, monkeypatch, over_channels):
+    class Norms(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.last = nn.LayerNorm(24), nn.Linear(24, 5)
+            nn.init.uniform_(self.norm.weight), nn.init.uniform_(self.norm.bias)
+
+        def forward(self, x):
+            return self.last(self.norm(x.permute(0, 2, 3, 1) if over_channels else x))
+
+    torch.manual_seed(4)
+    model, x = Norms().eval(), torch.rand((3, 24, 5, 7) if over_channels else (3, 5, 7, 24))
+    own = pysim.torch.optimize(model, "reproducible")
+    with torch.no_grad():
+        want = model(x)
+        monkeypatch.setattr(RowNormLayer, "by_pytorch", None), monkeypatch.setattr(whole, "norm_of_rows", None)
+        y = own(x)
+        torch.testing.assert_close(y, want)
+        shifted = torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+        turned = x.contiguous(memory_format=torch.channels_last)
+        for part, whole_y in ((x[1:2], y[1:2]), (shifted, y), (turned, y), (shifted, y)):
+            assert torch.equal(own(part), whole_y)
 
 
 @pytest.mark.parametrize(
@@ -171,3 +197,11 @@ def test_on_a_gpu_attention_of_another_form_is_refused(given):
     x = torch.rand(1, 1, 2, 8)
     with pytest.raises(OperandError, match="attention with a mask, with dropout"):
         whole.attention(x, x, x, **given)
+
+
+def test_on_a_gpu_attention_reads_rows_of_whole_vectors_where_they_are_and_copies_others():
+    joint = torch.rand(2, 5, 3, 2, 8).permute(2, 0, 3, 1, 4)  # queries, keys and values as one product leaves them
+    assert all(whole._in_vectors(one) is one for one in joint)
+    for other in (torch.rand(2, 2, 5, 8)[..., 1:], torch.rand(2, 2, 8, 5).transpose(2, 3), torch.rand(161)[1:].view(2, 2, 5, 8)):
+        copied = whole._in_vectors(other)
+        assert copied.is_contiguous() and copied.data_ptr() % 16 == 0 and torch.equal(copied, other)
