@@ -16,7 +16,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.plan import Request
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import conv_kernel, conv_kernels, gemm_kernels
+from pysim.registry.cuda import BY_INSTRUCTION, conv_kernel, conv_kernels, gemm_kernels
 from pysim.runtime import cuda
 
 H200 = machine.load_any("h200")
@@ -178,7 +178,7 @@ def multiplied(row, a, b, layout, splits=1):
     return out
 
 
-SMALL = min(BY_WARPS, key=lambda row: row.block_m * row.block_n * row.block_k)
+SMALL = min((row for row in BY_WARPS if row.promotion == BY_INSTRUCTION), key=lambda row: row.block_m * row.block_n * row.block_k)
 LARGEST = np.finfo(np.float32).max
 
 
