@@ -24,7 +24,7 @@ typedef struct {
 
 /* P outputs; the first one's first tap is column `at`. EDGE: some columns are outside the image. S: taps of a row, SW: stride, both
  * constants; or 0. */
-INLINE void blocks_tile(const int S, const int SW, const int P, const int EDGE, const BLOCK_ROW *t, int64_t at, T *out) {
+ONE_OF_MANY void blocks_tile(const int S, const int SW, const int P, const int EDGE, const BLOCK_ROW *t, int64_t at, T *out) {
     const int columns = S ? (P - 1) * SW + S : 0; /* input columns */
     VEC acc[MAX_TILE];
 #pragma GCC unroll 8

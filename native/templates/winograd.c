@@ -168,8 +168,8 @@ INLINE void several_runs(const int mh, const int rh, const int m, const int r, i
     (e == 1 ? transform_rows_1 : e == 4 ? transform_rows_4 : transform_rows_6)(mh + rh - 1, d, count, to, pitch);
 }
 
-INLINE void patches_body(const int mh, const int rh, const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count,
-                         T *panel) {
+ONE_OF_MANY void patches_body(const int mh, const int rh, const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count,
+                              T *panel) {
     PATCH_RUN run[PYSIM_WINOGRAD_MAX_PANEL_TILES];
     GATHER thirds[3];
     T d[MAX_EDGE * MAX_EDGE][PANEL_WIDTH] = {{0}};
@@ -218,8 +218,8 @@ INLINE void patches_of_blocks(const int e, const pysim_winograd *w, int64_t tile
         }
 }
 
-INLINE void filters_body(const int mh, const int rh, const int m, const int r, const pysim_winograd_taps *from, int64_t width, T *to,
-                         int64_t to_plane) {
+ONE_OF_MANY void filters_body(const int mh, const int rh, const int m, const int r, const pysim_winograd_taps *from, int64_t width, T *to,
+                              int64_t to_plane) {
     const int high = mh + rh - 1, e = m + r - 1;
     const T *const taps = from->first;
     for (int64_t f = 0; f < width; f += LANES) {
@@ -255,8 +255,8 @@ typedef T ROWS[PYSIM_WINOGRAD_MAX_OUTPUTS][OUT_ROW];
 /* Output transform of one tile and LANES filters: y = A^T M A, bias and clamp; writes the pixels below `rows` and `columns`, rows `row`
  * elements apart. Returns a sum of products of two results each: infinite or NaN in every lane with a result that is, and where results are so
  * large (above 1e18 in FP32) that their products overflow. That is one multiply-add for two results. */
-INLINE VEC output_tile(const int mh, const int rh, const int m, const int r, const T *accumulators, int64_t pitch, VEC bias, VEC low, VEC high,
-                       T *to, int64_t row, int64_t rows, int64_t columns) {
+INLINE VEC output_tile(const int mh, const int rh, const int m, const int r, const T *accumulators, int64_t pitch, VEC bias, VEC low,
+                       VEC high, T *to, int64_t row, int64_t rows, int64_t columns) {
     const int eh = mh + rh - 1, e = m + r - 1;
     VEC products = v_zero();
     VEC half[PYSIM_WINOGRAD_MAX_OUTPUTS][MAX_EDGE];
@@ -312,8 +312,8 @@ INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, in
     }
 }
 
-INLINE void outputs_body(const int mh, const int rh, const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count,
-                         int64_t filter, int64_t filters, const T *accumulators) {
+ONE_OF_MANY void outputs_body(const int mh, const int rh, const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count,
+                              int64_t filter, int64_t filters, const T *accumulators) {
     const VEC low = v_set1((T)w->bounds.low), high = v_set1((T)w->bounds.high);
     const int64_t per_slice = w->tiles_h * w->tiles_w;
     ROWS rows;
@@ -332,8 +332,8 @@ INLINE void outputs_body(const int mh, const int rh, const int m, const int r, c
             if (TAKES_BLOCKS && w->out_blocks) {
                 out += (y * w->out_w + x) * LANES;
                 for (int64_t j = 0; j < n; j++) {
-                    products[j] = output_tile(mh, rh, m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, out + j * m * LANES,
-                                              w->out_w * LANES, rows_in, wide - j * m);
+                    products[j] = output_tile(mh, rh, m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high,
+                                              out + j * m * LANES, w->out_w * LANES, rows_in, wide - j * m);
                     all = v_add(all, products[j]);
                 }
                 if (!all_finite(all, filters - f)) recompute_tiles(w, t, n, filter + f, pysim_min(LANES, filters - f), products);
@@ -342,8 +342,8 @@ INLINE void outputs_body(const int mh, const int rh, const int m, const int r, c
             }
             out += y * w->out_w + x;
             for (int64_t j = 0; j < n; j++) {
-                products[j] = output_tile(mh, rh, m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, &rows[0][j * m * LANES],
-                                          OUT_ROW, mh, m);
+                products[j] = output_tile(mh, rh, m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high,
+                                          &rows[0][j * m * LANES], OUT_ROW, mh, m);
                 all = v_add(all, products[j]);
             }
             for (int64_t k = 0; k < rows_in; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, w->filter_pitch);
@@ -360,16 +360,16 @@ static __attribute__((noinline)) void block_patches(const pysim_winograd *w, int
     else patches_of_blocks(6, w, tile, count, panel);
 }
 /* One function per form and axes: GCC compiles a function of all forms for longer and spills more. */
-#define INSTANCE(name, mh, rh, m, r)                                                                                                   \
-    static __attribute__((noinline)) void patches_##name(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {             \
-        patches_body(mh, rh, m, r, w, tile, count, panel);                                                                             \
-    }                                                                                                                                  \
-    static __attribute__((noinline)) void filters_##name(const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) {    \
-        filters_body(mh, rh, m, r, from, width, to, to_plane);                                                                         \
-    }                                                                                                                                  \
-    static __attribute__((noinline)) void outputs_##name(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter,         \
-                                                         int64_t filters, const T *accumulators) {                                     \
-        outputs_body(mh, rh, m, r, w, tile, count, filter, filters, accumulators);                                                     \
+#define INSTANCE(name, mh, rh, m, r)                                                                                                \
+    static __attribute__((noinline)) void patches_##name(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {          \
+        patches_body(mh, rh, m, r, w, tile, count, panel);                                                                          \
+    }                                                                                                                               \
+    static __attribute__((noinline)) void filters_##name(const pysim_winograd_taps *from, int64_t width, T *to, int64_t to_plane) { \
+        filters_body(mh, rh, m, r, from, width, to, to_plane);                                                                      \
+    }                                                                                                                               \
+    static __attribute__((noinline)) void outputs_##name(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter,      \
+                                                         int64_t filters, const T *accumulators) {                                  \
+        outputs_body(mh, rh, m, r, w, tile, count, filter, filters, accumulators);                                                  \
     }
 #define PYSIM_WINOGRAD_FORM(m, r) INSTANCE(m##_##r, m, r, m, r) INSTANCE(h_##m##_##r, m, r, 1, 1) INSTANCE(w_##m##_##r, 1, 1, m, r)
 #include "winograd.inc"
@@ -382,8 +382,7 @@ static const struct {
     void (*outputs)(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const T *accumulators);
 } instances[] = {
 #define INSTANCE_OF(name, mh, rh, m, r) {mh, rh, m, r, patches_##name, filters_##name, outputs_##name},
-#define PYSIM_WINOGRAD_FORM(m, r) \
-    INSTANCE_OF(m##_##r, m, r, m, r) INSTANCE_OF(h_##m##_##r, m, r, 1, 1) INSTANCE_OF(w_##m##_##r, 1, 1, m, r)
+#define PYSIM_WINOGRAD_FORM(m, r) INSTANCE_OF(m##_##r, m, r, m, r) INSTANCE_OF(h_##m##_##r, m, r, 1, 1) INSTANCE_OF(w_##m##_##r, 1, 1, m, r)
 #include "winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
 };
