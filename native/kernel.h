@@ -4,9 +4,9 @@
 #define PYSIM_KERNEL_H
 #include "pysim.h"
 
-/* A function with dozens of instances, each with constants for some arguments. Under AddressSanitizer, and without optimisation, it is one
- * function with variables instead: the instances would compile for minutes. */
-#if defined(__SANITIZE_ADDRESS__) || !defined(__OPTIMIZE__)
+/* A function with dozens of instances, each with constants for some arguments. Under AddressSanitizer and ThreadSanitizer, and without optimisation, it
+ * is one function with variables instead: the instances would compile for minutes. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
 #define ONE_OF_MANY static __attribute__((noinline))
 #else
 #define ONE_OF_MANY static inline __attribute__((always_inline))
