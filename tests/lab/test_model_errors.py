@@ -10,7 +10,7 @@ import pytest
 import regret
 
 MEDIAN, MOST = 0.25, 0.35
-TEAMS_MEDIAN, TEAMS_MOST = 0.21, 0.5  # of several threads
+TEAMS_MEDIAN, TEAMS_MOST = 0.23, 0.5  # of several threads, most timed when tiles of 1x1 layers still asked which rows are live
 REGRET_MEAN, REGRET_MOST = 1.03, 2.0  # of a host that ran other things
 RECORDED = model_errors.recorded()
 

@@ -21,8 +21,9 @@ import numpy as np
 
 from pysim.algorithms.interface import Nests, Prepared, direct_sum, requires_nchw
 from pysim.cachemodel.cpu import nest_text
-from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
+from pysim.cachemodel.cpu.cost import Pass, traffic_of
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.incore import SHORT_CALL
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of

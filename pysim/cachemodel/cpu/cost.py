@@ -75,9 +75,6 @@ from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
-# A call of Winograd's products or of a row of depthwise tiles, relative to a call of this nest, whose call_cycles include loops and edges
-# (least squares: Winograd 0.46 over 115 plans on a Zen 4, 0.27 over 306 on an Emerald Rapids; rows of depthwise tiles 0.36 to 0.86)
-SHORT_CALL = 0.5
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # Rows in flight that no prefetch brings in time. A core's window holds more, but then a line from L3 takes longer than its latency alone
 # (1,512 plans of 108 products, Zen 4: 1, 2 and 3 rows predict 90 % of them within 42, 34 and 34 %, with a regret of 1.033, 1.032, 1.032)

@@ -71,6 +71,11 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
         return (self.out_w - 1) * self.stride_w + (self.kernel_w - 1) * self.dilation_w + 1
 
     @property
+    def pads_rows(self) -> bool:
+        """Whether a kernel row may meet padding in all windows of a tile."""
+        return any((self.pad_top, self.pad_bottom, self.pad_front, self.pad_back))
+
+    @property
     def touched_h(self) -> int:
         """Rows of a stored input plane that windows read."""
         return min(self.height, self.out_h * self.kernel_h, self.span_h)

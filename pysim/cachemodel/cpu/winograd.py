@@ -44,8 +44,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of, transfer_cycles
-from pysim.cachemodel.cpu.incore import step_cycles
+from pysim.cachemodel.cpu.cost import Pass, traffic_of, transfer_cycles
+from pysim.cachemodel.cpu.incore import SHORT_CALL, step_cycles
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.machine.cpu import Machine, Unit
