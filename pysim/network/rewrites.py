@@ -15,6 +15,7 @@ from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, SCALE, fuse
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.integers.fusion import with_integers
+from pysim.network.lowering.parallel import add_parallel
 from pysim.network.native_ops.arrays import fuse_transpositions
 from pysim.network.operator_seconds import reordering_seconds
 from pysim.network.phases import with_phases
@@ -57,7 +58,8 @@ def _phases(graph: Graph, target: Target) -> Graph:
 
 
 def _fused(graph: Graph, target: Target) -> Graph:
-    return fuse_attention(fuse_transpositions(fuse(graph, supports)))
+    graph = fuse(graph, supports)
+    return fuse_attention(fuse_transpositions(graph if target.is_reproducible else add_parallel(graph)))
 
 
 def _volumes(graph: Graph, target: Target) -> Graph:
