@@ -47,6 +47,8 @@ def _set(document: Any, path: str, value: Value) -> None:
             raise MachineError(f"{path}={value}: a way has {way:,} bytes; expected a multiple of it, or change sets as well")
         key, value = "ways", int(value // way)
     old = _entry(at, key, path)
+    if isinstance(value, str) and isinstance(old.get("value") if isinstance(old, dict) else old, int | float):
+        raise MachineError(f"{path}={value}: expected a number, e.g. 16, 3e9 or 2MiB")
     if isinstance(old, dict) and "value" in old:
         at[key] = {"value": value, "kind": "assumed", "source": SOURCE}
     elif isinstance(old, dict | list):

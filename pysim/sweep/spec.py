@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -29,6 +29,7 @@ from pysim.record.plan import Layout
 
 _MOST_BYTES = 1 << 20
 How = Literal["predict", "simulate", "measure"]
+WORDS = {"how": How, "layouts": Layout, "accuracy": Accuracy}
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +74,8 @@ def read(path: Path) -> Spec:
     try:
         return msgspec.convert(tomllib.loads(read_text(path, _MOST_BYTES)), Spec)
     except (ValueError, RecursionError) as error:  # msgspec's too
+        if word := re.search(r"Invalid enum value '(.*)' - at `\$\.(\w+)", str(error)):
+            raise ProblemError(f'{path}: {word[2]}: "{word[1]}" is not a choice; {choose(word[1], get_args(WORDS[word[2]]))}') from None
         unknown = re.search(r"unknown field `([^`]*)`$", str(error))
         hint = f"; {choose(unknown.group(1), Spec.__struct_fields__)}" if unknown else ""
         raise ProblemError(f"{path}: {error}{hint}") from None

@@ -254,6 +254,8 @@ def mistakes(folder: Path) -> list[tuple[int, str, tuple[str, ...]]]:
         (2, "bad.onnx is not an ONNX model", ("plan", f"{folder}/bad.onnx", "-m", "zen4")),
         (2, "there is no machine file", ("plan", SMALL, "-m", f"{folder}/none.toml")),
         (2, "not TOML", ("plan", SMALL, "-m", f"{folder}/bad.toml")),
+        (2, "levels.L2.ways=many: expected a number", ("plan", SMALL, "-m", "zen4", "--set", "levels.L2.ways=many")),
+        (2, "core.call_cycles=few: expected a number", ("plan", SMALL, "-m", "zen4", "--set", "core.call_cycles=few")),
         (2, 'did you mean "zen4"?', ("machines", "show", "zn4")),
         (2, 'did you mean "avx512"?', ("kernels", "avx521")),
         (2, "no kernel's name contains all of", ("kernels", "avx2", "avx512")),
@@ -264,14 +266,14 @@ def mistakes(folder: Path) -> list[tuple[int, str, tuple[str, ...]]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(22))
 def test_a_mistake_is_one_sentence_on_stderr_and_an_exit_code(number, tmp_path):
     code, says, words = mistakes(tmp_path)[number]
     assert says in refused(code, *words)
 
 
 def test_every_mistake_is_tried(tmp_path):
-    assert len(mistakes(tmp_path)) == 20
+    assert len(mistakes(tmp_path)) == 22
 
 
 # machines, kernels, doctor

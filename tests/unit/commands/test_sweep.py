@@ -89,7 +89,8 @@ def test_misses_are_simulated(tmp_path):
     [
         ({"problems": []}, "problems is empty"),
         ({"problems": PROBLEMS, "machines": []}, "machines is empty"),
-        ({"problems": PROBLEMS, "how": "guess"}, "guess"),
+        ({"problems": PROBLEMS, "how": "guess"}, 'how: "guess" is not a choice; there are: predict, simulate, measure'),
+        ({"problems": PROBLEMS, "accuracy": ["strickt"]}, 'accuracy: "strickt" is not a choice; did you mean "strict"?'),
         ({"problems": PROBLEMS, "machnes": ["zen4"]}, 'unknown field `machnes`; did you mean "machines"?'),
         ({"machines": ["zen4"]}, "problems"),
         ({"problems": ["conv:ic0"]}, "conv:ic0"),
