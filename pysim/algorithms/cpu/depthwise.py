@@ -42,7 +42,6 @@ Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 
 groups it transposes 13 parts of 4 columns of the input, 3 of the weights and 13 of the outputs. One call of `rows` computes 41 groups.
 """
 
-from collections.abc import Sequence
 from math import log2, prod
 from typing import NamedTuple
 
@@ -52,10 +51,10 @@ import numpy as np
 from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, traffic_of
+from pysim.cachemodel.cpu.depthwise_loops import BLOCKS, PLANES, ROWS, TAPS, described, kept_columns, kept_rows
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Terms, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.incore import SHORT_CALL
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
-from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import DEPTH_FIELDS, Conv
@@ -85,7 +84,6 @@ def contract(problem: Conv, schedule: Schedule) -> Contract | None:
 
 MAX_CHANNELS = 16  # of a group: with more, packing is faster
 
-ROWS, PLANES, BLOCKS, TAPS = "rows", "planes", "blocks", "taps"  # forms of kernels
 TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
 BLOCK_CYCLES, TRANSPOSED_TAP_CYCLES = 200.0, 6.0  # ends of loops, and weights (Zen 3: 97 layers of 4x4 to 28x28, 3x3 to 7x7)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
@@ -226,16 +224,6 @@ def _slice_work(w: Conv, kernel: Kernel, channels: float, calls: float) -> Work:
     )
 
 
-def kept_columns(w: Conv) -> int:
-    """Columns of an input row that are transposed, with the padding."""
-    return (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1
-
-
-def kept_rows(w: Conv) -> int:
-    """Rows of a padded input that are read."""
-    return (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1
-
-
 def planes_elements(w: Conv, lanes: int) -> int:
     """Workspace elements of a block of groups: transposed input, outputs and weights, and a vector to align them."""
     return lanes * (w.height * kept_columns(w) + w.windows + w.taps + 1)
@@ -310,94 +298,6 @@ def _words_work(w: Conv, lanes: int) -> Work:
     dots, loaded = float(vectors * weights), WORDS_LOADED if weights > WORDS_KEPT else 0.0
     padding = kept_rows(w) * ceil_div(w.width, 2 * lanes) * WORDS_PADDED + WORDS_STARTED
     return Work(dots, vectors * WORDS_RESCALES + dots * loaded, 2 * dots, vectors / 2, transposing=padding, calls=0.0)
-
-
-def described(w: Conv, rows: Rows) -> LoopNest:
-    """The loop nest of native/algorithms/depthwise.c, for kernels of one form."""
-    return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest, TAPS: _rows_nest}[rows.kernels[0].form](w, rows.kernels)
-
-
-def _lanes(kernels: Sequence[Kernel]) -> Array:
-    """Groups per call of each kernel."""
-    return np.array([float(kernel.lane_filters) for kernel in kernels])
-
-
-def _sizes(w: Conv) -> tuple[float, float, float]:
-    """Bytes of a group's input, of the weights of one filter, and of its outputs."""
-    size, channels = w.element_bytes, w.group_channels
-    rows = min(w.height, (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1)
-    return channels * rows * w.width * size, channels * w.taps * size, w.windows * size
-
-
-def _nest_of_lanes(w: Conv, lanes: Array, operands: Sequence[Operand]) -> LoopNest:
-    """Loops over blocks of as many groups as lanes, and their rows of outputs."""
-    loops = (
-        Loop("images", "images", 1, w.batch),
-        Loop("blocks of groups", "groups", lanes, np.ceil(w.groups / lanes)),
-        Loop("rows", "rows", 1, w.out_h),
-    )
-    return LoopNest(loops, operands, {"images": w.batch, "groups": w.groups, "rows": w.out_h}, lanes.size)
-
-
-def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """The form planes: blocks of groups are transposed, convolved, and transposed back."""
-    lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
-    images, kept = Extent(1.0, w.batch), lanes * (w.height * kept_columns(w) * w.element_bytes + weights)
-    planes, sums = ({"rows": Extent(of / w.out_h, of)} for of in (kept, lanes * out))
-    operands = (
-        Operand("input", {"images": images, "groups": Extent(image, image * w.groups)}, "blocks of groups"),
-        Operand("filters", {"groups": Extent(weights, weights * w.groups)}, "blocks of groups"),
-        Operand("packed", planes, "blocks of groups", written=True),
-        Operand("packed", planes, "rows"),
-        Operand("sums", sums, "rows", written=True),
-        Operand("sums", sums, "blocks of groups", after_loops=True),
-        Operand("output", {"images": images, "groups": Extent(out, out * w.groups)}, "blocks of groups", after_loops=True, written=True),
-    )
-    return _nest_of_lanes(w, lanes, operands)
-
-
-def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """The form blocks: operands in NCHWc."""
-    lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
-    images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
-    shared = float(max(0, w.kernel_h - w.stride_h) * w.width * w.element_bytes)
-    operands = (
-        Operand("input", {"images": images, "groups": groups, "rows": Extent(image / w.out_h, image, shared)}, "rows"),
-        Operand("filters", {"groups": Extent(weights, weights * w.groups)}, "rows"),
-        Operand("output", {"images": images, "groups": groups, "rows": Extent(out / w.out_h, out)}, "rows", written=True),
-    )
-    return _nest_of_lanes(w, lanes, operands)
-
-
-def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """The form rows: tiles of some rows of outputs x some filters of a group."""
-    filters, (image, weights, out) = w.group_filters, _sizes(w)
-    out /= w.out_d
-    high, wide = np.array([(max(1, kernel.windows // kernel.lane_windows), kernel.filters) for kernel in kernels], dtype=np.float64).T
-    tiles = np.ceil(w.out_h / high)
-    loops = (
-        Loop("images", "images", 1, w.batch),
-        Loop("groups", "groups", 1, w.groups),
-        *([Loop("slices", "slices", 1, w.out_d)] if w.is_volume else []),
-        Loop("tiles of rows", "rows", 1, tiles),
-        Loop("filters", "filters", wide, np.ceil(filters / wide)),
-    )
-    images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
-    shared = max(0, w.kernel_h - w.stride_h) * w.width * w.group_channels * w.element_bytes
-    read = written = {"images": images, "groups": groups}
-    if w.is_volume:
-        reach, moved = w.slices.extent, min(w.stride_d, w.slices.extent)
-        most = min(w.depth, (w.out_d - 1) * w.stride_d + reach)
-        read = read | {"slices": Extent(float(moved), float(most), float(min(reach, most) - min(moved, most)))}
-        written = written | {"slices": Extent(1.0, w.out_d)}
-    outputs = written | {"rows": Extent(out / tiles, out), "filters": Extent(1.0, filters)}
-    operands = (
-        Operand("input", read | {"rows": Extent(image / tiles, image, float(shared))}, "filters"),
-        Operand("filters", {"groups": groups, "filters": Extent(weights, weights * filters)}, "filters"),
-        Operand("output", outputs, "filters", written=True),
-    )
-    totals = {"images": w.batch, "groups": w.groups, "slices": w.out_d, "rows": tiles, "filters": filters}
-    return LoopNest(loops, operands, totals, len(kernels))
 
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
