@@ -91,8 +91,8 @@ PART_BYTES = 16  # loaded at once for transposition
 # Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
 # padding a line and starting a group are worth
 GATHERS, RESCALES, PADDED, STARTED = 2.0, 3.0, 9.0, 190.0
-# On AVX2, where rows are words and nothing is shuffled before the results (14 layers on a Zen 3): operations that rescale a vector; cycles to pad
-# 16 elements and to start a group; what loading the weights of a multiply-add is worth where more than 3x3 have no registers
+# On AVX2, where rows are words and nothing is shuffled before the results (14 layers on a Zen 3): operations that rescale a vector; cycles
+# to pad 16 elements and to start a group; what loading the weights of a multiply-add is worth where more than 3x3 have no registers
 WORDS_RESCALES, WORDS_PADDED, WORDS_STARTED, WORDS_LOADED, WORDS_KEPT = 11.0, 2.0, 200.0, 1.2, 6
 HALF_ROW = 8  # outputs of rows of which two fill a block (native/x86/groups/depthwise_words.h)
 

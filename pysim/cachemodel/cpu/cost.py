@@ -82,8 +82,8 @@ ROWS_UNFETCHED = 2
 # A page that the second level of translations knows, and one that is walked to. Input stationary products of bf16 took 7 and 8 cycles
 # longer for each of 24 and 48 pages of a tile (512, 1024), and 37 with 6,144 pages in all (2048; Emerald Rapids)
 PAGE_BYTES, PAGE_CYCLES, WALK_CYCLES, NEAR_PAGES = 4096, 8, 37, 2048
-# A line that is fetched beside products on unsplit operands, which are too short to hide it: input stationary ones of bf16 and of bytes with one tile of
-# filters in a set, which fetch a panel of windows beside each, took 0.4 ns longer for each line (512; Emerald Rapids)
+# A line that is fetched beside products on unsplit operands, which are too short to hide it: input stationary ones of bf16 and of bytes
+# with one tile of filters in a set, which fetch a panel of windows beside each, took 0.4 ns longer for each line (512; Emerald Rapids)
 FETCHED_LINE_CYCLES = 1.3
 
 
@@ -317,8 +317,8 @@ def _page_stalls(table: Table) -> Array:
 
 
 def _fetch_cycles(table: Table) -> Array:
-    """To fetch the lines of the next panels in a set of channels (native/algorithms/nest/ahead.h): of the inner tiles in each iteration of the loop over
-    sets of k2 others, and of these once for each set of k3."""
+    """To fetch the lines of the next panels in a set of channels (native/algorithms/nest/ahead.h): of the inner tiles in each iteration of
+    the loop over sets of k2 others, and of these once for each set of k3."""
     rates, nest = table.rates, table.rates.nest
     line = nest.taps * table.channels * nest.element_bytes / rates.machine.line_bytes
     windows, filters = rates.windows * line * rates.window_tiles, rates.filters * line * rates.filter_tiles
