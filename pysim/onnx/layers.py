@@ -131,6 +131,7 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
     _bound_steps(model.graph)
     if model.functions:
         _check_functions(model, name)
+        _give_defaults(model)
     refusals = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError)
     try:
         if model.functions:
@@ -218,6 +219,15 @@ def _check_functions(model: "onnx.ModelProto", name: str) -> None:
         raise ProblemError(f"{name} has more than {_MOST_NODES:,} nodes once its functions are inlined, too many to be read")
     if max(depths.values(), default=0) > _MOST_CALLS:
         raise ProblemError(f"{name} has functions that call each other more than {_MOST_CALLS} deep; at most that is read")
+
+
+def _give_defaults(model: "onnx.ModelProto") -> None:
+    """Calls of functions get the attributes that they leave out, which inlining would drop (onnx 1.23)."""
+    defaults = {(one.domain, one.name, one.overload): one.attribute_proto for one in model.functions}
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node, _ in nodes_of(nodes):
+            given = {one.name for one in node.attribute}
+            node.attribute.extend(one for one in defaults.get((node.domain, node.op_type, node.overload), ()) if one.name not in given)
 
 
 def set_batch(graph: "onnx.GraphProto", name: str, batch: int | None = None) -> list[Skipped]:

@@ -92,6 +92,29 @@ def test_a_window_that_fits_nowhere_is_named():
         model_of(without_shapes(b.model([b.add("MaxPool", ["x"], b.shapes["x"], kernel_shape=[3, 3])])))
 
 
+# Functions
+
+
+def test_a_call_of_a_function_has_the_attributes_that_it_leaves_out():
+    def function(name, body, domain):
+        return helper.make_function("own", name, ["a"], ["c"], [body], [helper.make_opsetid(domain, 1 if domain else 17)], [], [default])
+
+    default = helper.make_attribute("alpha", 0.7)
+    inner, outer = helper.make_node("LeakyRelu", ["a"], ["c"]), helper.make_node("Leaky", ["a"], ["c"], domain="own")
+    inner.attribute.add(name="alpha", ref_attr_name="alpha", type=default.type)
+    b = Builder(0)
+    b.shapes |= {"x": (2, 3), "y": (2, 3), "z": (2, 3), "v": (2, 3)}
+    b.nodes += [
+        helper.make_node("Leaky", ["x"], ["y"], domain="own", alpha=0.3),
+        helper.make_node("Leaky", ["x"], ["z"], domain="own"),
+        helper.make_node("Deep", ["x"], ["v"], domain="own"),
+    ]
+    proto = b.model(["y", "z", "v"])
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    proto.functions.extend([function("Leaky", inner, ""), function("Deep", outer, "own")])
+    assert_as_onnxruntime(proto)
+
+
 # Branches
 
 
