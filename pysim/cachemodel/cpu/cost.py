@@ -80,11 +80,13 @@ ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # (1,512 plans of 108 products, Zen 4: 1, 2 and 3 rows predict 90 % of them within 42, 34 and 34 %, with a regret of 1.033, 1.032, 1.032)
 ROWS_UNFETCHED = 2
 # A page that the second level of translations knows, and one that is walked to. Input stationary products of bf16 took 7 and 8 cycles
-# longer for each of 24 and 48 pages of a tile (512, 1024), and 37 with 6,144 pages in all (2048; Emerald Rapids)
-PAGE_BYTES, PAGE_CYCLES, WALK_CYCLES, NEAR_PAGES = 4096, 8, 37, 2048
-# A line that is fetched beside products on unsplit operands, which are too short to hide it: input stationary ones of bf16 and of bytes
-# with one tile of filters in a set, which fetch a panel of windows beside each, took 0.4 ns longer for each line (512; Emerald Rapids)
-FETCHED_LINE_CYCLES = 1.3
+# longer for each of 24 and 48 pages of a tile (512, 1024), and 37 with 6,144 pages in all (2048; Emerald Rapids); with 11 the plans chosen
+# of 142 schedules of 12 products take 1.017 of the fastest's time in the mean, with 8 1.027
+PAGE_BYTES, PAGE_CYCLES, WALK_CYCLES, NEAR_PAGES = 4096, 11, 37, 2048
+# A line that is fetched beside products on unsplit operands, which are too short to hide it: input stationary ones with one tile of filters
+# in a set fetch a panel of windows beside each, and took 0.4 ns longer for each line (bf16 and bytes, 512; Emerald Rapids). Without it the
+# plans chosen of those 142 take 1.075 of the fastest's time
+FETCHED_LINE_CYCLES = 2
 
 
 class Pass:
