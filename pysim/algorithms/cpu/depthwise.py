@@ -15,8 +15,7 @@ planes  Lanes hold groups. Input, weights and outputs of L groups are transposed
         columns and the last columns of each group in parts of P. A tile of up to 8 outputs of a row loads its columns once for all taps
         (widths 3, 5, 7 and strides 1, 2), or a vector for each multiply-add.
 taps    Bytes (s8), groups of one channel: lanes hold outputs in row-major order, 4 taps of a kernel row each. A group's rows are padded
-        in the workspace, from which two shuffles make the lanes' taps; sums are rescaled in registers. On AVX2 rows are words, and
-        a lane is two neighbouring taps as they are loaded.
+        in the workspace, from which two shuffles make the lanes' taps; sums are rescaled in registers. On AVX2 lanes are two taps.
 blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are left out. Filters are prepared: [block][tap][group].
 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
@@ -88,13 +87,11 @@ TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 
 BLOCK_CYCLES, TRANSPOSED_TAP_CYCLES = 200.0, 6.0  # ends of loops, and weights (Zen 3: 97 layers of 4x4 to 28x28, 3x3 to 7x7)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # loaded at once for transposition
-# Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector; loads that
-# padding a line and starting a group are worth
-GATHERS, RESCALES, PADDED, STARTED = 2.0, 3.0, 9.0, 190.0
+# Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector
+GATHERS, RESCALES = 2.0, 3.0
 # On AVX2, where rows are words and nothing is shuffled before the results (14 layers on a Zen 3): operations that rescale a vector; cycles
 # to pad 16 elements and to start a group; what loading the weights of a multiply-add is worth where more than 3x3 have no registers
 WORDS_RESCALES, WORDS_PADDED, WORDS_STARTED, WORDS_LOADED, WORDS_KEPT = 11.0, 2.0, 200.0, 1.2, 6
-HALF_ROW = 8  # outputs of rows of which two fill a block (native/x86/groups/depthwise_words.h)
 
 
 class Work(NamedTuple):
@@ -275,25 +272,17 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
 def taps_work(w: Conv, kernel: Kernel) -> Work:
     """The form taps: one group. Vectors go over the ends of rows where few rows are not many loads apart."""
     lanes = kernel.lane_windows
-    if lanes == 1:
-        return rows_work(w, kernel)
-    if kernel.target == "avx2":
-        return _words_work(w, lanes)
-    over = w.stride_h == 1 or w.out_w <= 2 * lanes
-    vectors = ceil_div(w.windows, lanes) if over else w.out_h * ceil_div(w.out_w, lanes)
+    if lanes == 1 or kernel.target == "avx2":
+        return rows_work(w, kernel) if lanes == 1 else _words_work(w, lanes)
+    vectors = ceil_div(w.windows, lanes) if w.stride_h == 1 or w.out_w <= 2 * lanes else w.out_h * ceil_div(w.out_w, lanes)
     dots = float(vectors * w.kernel_h * ceil_div(w.kernel_w, 4))
-    lines = kept_rows(w) * ceil_div(kept_columns(w), 4 * lanes)
-    shuffles, parts = dots * GATHERS + vectors * RESCALES, lines * PADDED + STARTED
-    return Work(dots, shuffles, 2 * dots, float(vectors), parts=parts, calls=0.0)  # one call for all groups
+    return Work(dots, dots * GATHERS + vectors * RESCALES, 2 * dots, float(vectors), calls=0.0)  # one for all groups
 
 
 def _words_work(w: Conv, lanes: int) -> Work:
-    """The form taps on AVX2: vectors of pairs of taps, of the even and the odd outputs of a row or of neighbours with a stride."""
-    in_pairs = w.stride_h == w.stride_w == 1 and w.out_w <= HALF_ROW
-    if w.stride_w == 1:
-        vectors = 2 * (ceil_div(w.out_h, 2) if in_pairs else w.out_h * ceil_div(w.out_w, 2 * lanes))
-    else:
-        vectors = w.out_h * ceil_div(w.out_w, lanes)
+    """On AVX2: vectors of pairs of taps of even and odd outputs of a row, or of neighbours with a stride; two short rows share them."""
+    rows = ceil_div(w.out_h, 2) if w.stride_h == w.stride_w == 1 and w.out_w <= lanes else w.out_h
+    vectors = rows * (2 * ceil_div(w.out_w, 2 * lanes) if w.stride_w == 1 else ceil_div(w.out_w, lanes))
     weights = w.kernel_h * ceil_div(w.kernel_w, 2)
     dots, loaded = float(vectors * weights), WORDS_LOADED if weights > WORDS_KEPT else 0.0
     padding = kept_rows(w) * ceil_div(w.width, 2 * lanes) * WORDS_PADDED + WORDS_STARTED
