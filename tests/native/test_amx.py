@@ -222,6 +222,15 @@ def test_longer_sets_which_err_more_than_mkl_are_not_taken():
         assert (schedule.kernel, schedule.channels) == (ROW, 512)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "s8"])
+def test_no_panel_is_fetched_beside_each_short_product(dtype):
+    """512 x 512 x 512 of bf16 took 0.28 ms input stationary with one tile of filters in a set, 0.23 weight stationary (Emerald Rapids)."""
+    for prepared in (False, True):
+        schedule = planner.plan(f"gemm:512x512x512:{dtype}", "emerald-rapids", prepared=prepared).schedule
+        assert (schedule.stationary, schedule.channels) == ("weight_stationary", 512)
+        assert schedule.k2 > 1
+
+
 @native
 def test_a_cpu_without_amx_says_what_is_missing():
     if ROW in cpu.available_kernels():
