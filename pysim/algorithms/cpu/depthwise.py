@@ -21,8 +21,7 @@ blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
 
     kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts
-             + transposition: max(loads / load rate, shuffles + merges, stores), one shuffle per cycle as in `fil` kernels; of each block
-               of `planes` BLOCK_CYCLES and TRANSPOSED_TAP_CYCLES for each tap
+             + transposition: max(loads / load rate, shuffles + merges, stores), a shuffle per cycle, + BLOCK_CYCLES + TRANSPOSED_TAP_CYCLES taps
     store    vectors of outputs, but those of the transposition. Outputs that are not blocks begin anywhere in a line: a share
              (vector - element) / line of the vectors crosses into the next line, one access more.
     free     rows: max((multiply-adds + shuffles) / fma rate, loads / load rate) - dependency chains. In these cycles accumulators are
@@ -69,14 +68,13 @@ NAME = "depthwise"
 QUANTISED = VOLUMES = True
 COMPUTES = Conv
 tolerance = direct_sum
-SHARED_ROWS = (3, 5, 7)  # square kernels whose form `rows` shares loads between kernel rows
 
 
 def contract(problem: Conv, schedule: Schedule) -> Contract | None:
     """A filter's taps, row by row. Form `rows` adds them column by column where kernel rows share loads, unless AVX-512 shifts lanes
     (3x3 of one filter a group)."""
     row = row_of(schedule)
-    shared = problem.kernel_h == problem.kernel_w in SHARED_ROWS and problem.dilation_w == 1
+    shared = problem.kernel_h == problem.kernel_w in SHARED_WIDTHS and problem.dilation_w == 1
     shifted = problem.kernel_h == 3 and row.target == "avx512" and problem.group_filters == 1
     return Contract("chain", 1) if problem.group_channels == 1 and (row.form != ROWS or not shared or shifted) else None
 
@@ -87,10 +85,8 @@ TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 
 BLOCK_CYCLES, TRANSPOSED_TAP_CYCLES = 200.0, 6.0  # ends of loops, and weights (Zen 3: 97 layers of 4x4 to 28x28, 3x3 to 7x7)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # loaded at once for transposition
-# Form taps, as Zen 4 takes them (ten layers of MobileNet-v2): shuffles beside a multiply-add, operations that rescale a vector
-GATHERS, RESCALES = 2.0, 3.0
-# On AVX2, where rows are words and nothing is shuffled before the results (14 layers on a Zen 3): operations that rescale a vector; cycles
-# to pad 16 elements and to start a group; what loading the weights of a multiply-add is worth where more than 3x3 have no registers
+GATHERS, RESCALES = 2.0, 3.0  # form taps: shuffles beside a multiply-add, operations that rescale a vector (Zen 4: MobileNet-v2)
+# On AVX2 (14 layers, Zen 3): operations that rescale a vector; cycles to pad 16 elements, to start a group; to load a weight beyond those kept
 WORDS_RESCALES, WORDS_PADDED, WORDS_STARTED, WORDS_LOADED, WORDS_KEPT = 11.0, 2.0, 200.0, 1.2, 6
 
 
