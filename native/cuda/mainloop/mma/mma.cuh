@@ -170,6 +170,7 @@ template <class S, bool AS_WARPGROUPS> struct Product : Matrices<S> {
         return value;
     }
     template <class Sums> __device__ void store(const Tile &t, char *shared) const {
+        launch_dependents(); /* not before: several blocks share an SM, and the next launch's would crowd on those that are free first */
         const int row = t.i * S::block_m, column = t.j * S::block_n;
         if constexpr (AS_WARPGROUPS)
             if (p.kind == PYSIM_DATA_PARALLEL) return Sums::template store<typename S::Element, true>(p, shared, row, column);
@@ -181,7 +182,10 @@ template <class R, bool TA, bool TB>
 __global__ void __launch_bounds__(R::THREADS, R::PROMOTION > 16 ? 2 : R::template Shape<TA, TB>::blocks) /* thirds of more k stay in registers */
     mma_kernel(const __grid_constant__ Problem p) {
     using S = typename R::template Shape<TA, TB>;
-    if constexpr (R::BUILT) multiply_tiles<R, S>(p, Product<S, (R::PROMOTION > 16)>{{p}});
+    if constexpr (R::BUILT) {
+        wait_for_previous();
+        multiply_tiles<R, S>(p, Product<S, (R::PROMOTION > 16)>{{p}});
+    }
 }
 
 /* Calls f(kernel, its shared bytes) for the layout of `p`; K-major-only types have one. */
@@ -199,7 +203,10 @@ template <class R> cudaError_t launch(const Problem &problem, int sms, cudaStrea
     const Grid grid(p, R::BM, R::BN, R::BK);
     dim3 blocks = place_blocks(p, grid, sms, false);
     if (!p.placed) blocks = dim3((unsigned)grid.items(p));
-    return choose<R>(p, [&](auto kernel, int shared) { return start(kernel, p, blocks, R::THREADS, shared, stream); });
+    return choose<R>(p, [&](auto kernel, int shared) {
+        const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+        return error == cudaSuccess ? launch_with({1, has_dependent_launch()}, kernel, blocks, R::THREADS, shared, stream, p) : error;
+    });
 }
 template <class R> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
     return choose<R>(p, [&](auto kernel, int shared) { return attributes_of(kernel, R::THREADS, shared, out); });

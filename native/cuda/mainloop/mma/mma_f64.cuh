@@ -134,6 +134,7 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
             if (!whole_b) bring_elements<S::BLOCK_N, TB>(shared.b(ring.stage), p.b, p.ldb, t.j * S::BLOCK_N, p.n, step * S::BLOCK_K, p.k);
             if (!WHOLE) barrier_arrive_copied(full);
         }
+    launch_dependents();
 }
 
 /* Stores a part's accumulators over its stages, for the other blocks of the cluster. */
@@ -270,7 +271,6 @@ template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA,
 __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Shape<BM, BN, BK, WM, WN, STAGES>::BLOCKS)
     mma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Problem p) {
     using S = Shape<BM, BN, BK, WM, WN, STAGES>;
-    launch_dependents();
     if (p.only_if) {
         wait_for_previous(); /* also for the launches after this one, which rely on it */
         if (!*p.only_if) return;
@@ -323,9 +323,8 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
         const Grid grid(p, BM, BN, BK);
         const bool cluster_split = is_cluster_split_k(p);
         const dim3 blocks = place_blocks(p, grid, sms * S::BLOCKS, cluster_split);
-        /* persistent blocks, two of an SM, would start in pairs where the launch before leaves an SM first: up to 1.07 times as long (H200) */
-        const bool early = p.follows || (p.placed && has_dependent_launch());
-        return launch_with({1, early, cluster_split ? p.splits : 1}, layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
+        return launch_with({1, has_dependent_launch(), cluster_split ? p.splits : 1}, layout(p), blocks, S::THREADS, S::SHARED_BYTES,
+                           stream, a, b, p);
     }
     static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
         return attributes_of(layout(p), S::THREADS, S::SHARED_BYTES, out);

@@ -26,6 +26,7 @@
 #include "mainloop/wgmma/epilogue.cuh"
 #include "mainloop/wgmma/mma.cuh"
 #include "mainloop/wgmma/parts.cuh"
+#include "mainloop/wgmma/releases.h"
 #include "mainloop/wgmma/shape.h"
 #include "mainloop/wgmma/split.cuh"
 #include "mainloop/wgmma/tensor_map.cuh"
@@ -67,8 +68,7 @@ template <class S, int SHARE> __device__ inline int share_of(int rank, bool mn_m
 
 /* Loads one operand's share of a stage: EXTENT rows of m (or n) from `first`, 128 bytes of k from element k; MULTICAST to the blocks in the mask `blocks`.
  * Uneven shares of a tile of TILE rows: the boxes that begin in EXTENT rows from the share's start.
- * One loop for both layouts: with code for each, both of which were executed under predicates, the producer was slower than the products of 64x64 tiles
- * (H100, f16, 960 -> 160 channels at 7x7: 9.0 us instead of 7.1). */
+ * One loop for both layouts: with code for each, both executed under predicates, the producer was slower than 64x64 tiles' products (H100: 9.0 us, not 7.1). */
 template <class S, int EXTENT, int TILE, bool MULTICAST>
 __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, int k, bool mn_major, uint16_t blocks) {
     int inner = mn_major ? first : k;
@@ -176,6 +176,7 @@ struct Precomputed {
     Grid grid;
     StoreTerms store;
     Raster raster;
+    bool releases; /* the next launch, when the last loads are issued */
 };
 
 /* Called by a whole warp, of which lane 0 loads. begin() waits until all blocks of the cluster have barriers: until then, the first tile is found. */
@@ -219,6 +220,7 @@ __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorM
             if (both) shares.load_b(shared.b(ring.stage) + share_b * S::B_ROW, map_b, full, step, column);
         }
     }
+    if (precomputed.releases) launch_dependents();
     if (!began) begin();
     /* a block must not exit before the others of its cluster have released its last stages; consumers wait for all that others write to this block */
     if constexpr (S::BLOCKS > 1)
@@ -389,7 +391,6 @@ template <class S, class Operands>
 __global__ void __launch_bounds__(S::THREADS, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ Precomputed precomputed, const __grid_constant__ typename Operands::Arguments arguments) {
-    launch_dependents();
     if constexpr (Operands::template CONDITIONAL<S>)
         if (Operands::skips(arguments)) return;
     PYSIM_DYNAMIC_SHARED(memory);
@@ -447,8 +448,7 @@ template <class S, class Kernel> int clusters_at_once(Kernel kernel, int sms) {
             cluster.id = cudaLaunchAttributeClusterDimension, cluster.val.clusterDim = {(unsigned)S::BLOCKS, 1, 1};
             cudaLaunchConfig_t config = {};
             config.gridDim = (unsigned)(sms / S::BLOCKS * S::BLOCKS), config.blockDim = S::THREADS,
-            config.dynamicSmemBytes = S::SHARED_BYTES;
-            config.attrs = &cluster, config.numAttrs = 1;
+            config.dynamicSmemBytes = S::SHARED_BYTES, config.attrs = &cluster, config.numAttrs = 1;
             int count = 0;
             return cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess ? count : 0;
         }();
@@ -467,8 +467,9 @@ cudaError_t start(const CUtensorMap &a, const CUtensorMap &b, typename Operands:
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const bool cluster_split = is_cluster_split_k(p);
     const dim3 blocks = place_blocks(p, grid, clusters_at_once<S>(kernel, sms), cluster_split, S::BLOCKS);
+    const Precomputed once = {grid, Operands::template store_terms<S>(arguments), grid.raster(p), releases(p, S::BYTES, blocks, sms)};
     return launch_with({S::BLOCKS, p.follows || early, cluster_split ? p.splits : 1}, kernel, blocks, S::THREADS, S::SHARED_BYTES, stream,
-                       a, b, Precomputed{grid, Operands::template store_terms<S>(arguments), grid.raster(p)}, arguments);
+                       a, b, once, arguments);
 }
 
 template <class S, class Kernel> cudaError_t attributes_of(Kernel kernel, pysim_cuda_attributes *out) {
