@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pysim.problem.dtypes import SUM_BYTES
+from pysim.problem.dtypes import SIZES, SUM_BYTES
 from pysim.registry.native_files import epilogue_numbers, native_file
 
 _HERE = Path(__file__).parent
@@ -26,6 +26,7 @@ CHAIN, WHOLE_NUMBERS = "chain", "whole numbers"  # sums of rows (`pysim.record.c
 # Matrix products
 
 WARP, WARPGROUP = 32, 128
+STREAMED, LOAD_BYTES = "streamed", 16  # products of few rows on CUDA cores; bytes that a lane of theirs loads at once
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
@@ -63,7 +64,7 @@ class Tiles(NamedTuple):
     `vectors` elements move one by one, without `spread` rows of shared memory are neither swizzled nor padded. `promotion`: FP32
     operands are split into TF32 halves (three products) or (`thirds`) BF16 thirds (six products, which take as long), and accumulators are
     added to FP32 registers every `promotion` of k. `pingpong`: two sets of warpgroups alternate over a block's tiles. `taps`: of a
-    k-iteration, which multiply the same rows, shifted by one each.
+    k-iteration, which multiply the same rows, shifted by one each. `k_warps`: that share the k of one tile.
     """
 
     dtype: str
@@ -86,6 +87,7 @@ class Tiles(NamedTuple):
     thirds: bool = False
     pingpong: bool = False
     taps: int = 1
+    k_warps: int = 1
 
     @property
     def products(self) -> int:
@@ -100,7 +102,7 @@ class Tiles(NamedTuple):
     @property
     def tensor(self) -> bool:
         """Whether tensor cores multiply."""
-        return self.pipe != self.dtype
+        return self.pipe.startswith("tensor")
 
     @property
     def by_warpgroups(self) -> bool:
@@ -110,7 +112,7 @@ class Tiles(NamedTuple):
     @property
     def math_threads(self) -> int:
         """Threads that multiply a tile: a group for each warp tile of the block."""
-        return self.rows // self.warp_rows * (self.columns // self.warp_columns) * self.group
+        return self.rows // self.warp_rows * (self.columns // self.warp_columns) * self.group * self.k_warps
 
     @property
     def threads(self) -> int:
@@ -203,6 +205,8 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @cached_property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
+        if self.mainloop == STREAMED:
+            return "f32"
         multiplied = "tf32" if self.promotion else self.tiled_dtype
         return f"tensor_{multiplied}" if self.tensor_threads else multiplied
 
@@ -214,7 +218,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @property
     def sums(self) -> str | None:
         """How its results are summed along k (`pysim.record.contract.GpuContract`), whatever its tiles; None if other operands enter."""
-        if self.residues or self.accumulates_f16:
+        if self.residues or self.accumulates_f16 or self.mainloop == STREAMED:
             return None
         if self.tiled_dtype == "s8":
             return WHOLE_NUMBERS
@@ -245,9 +249,10 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         group = self.tensor_threads or WARP
         kept = (self.variant != "scalar", self.variant != "unpadded")
         cluster = (self.cluster_m, self.cluster_n)
-        return Tiles(
+        tiles = Tiles(
             self.tiled_dtype, self.pipe, *sizes, *cluster, group, self.producer, *kept, self.promotion, self.promotion > 0, self.pingpong
         )
+        return tiles._replace(k_warps=self.block_k * SIZES[self.dtype] // LOAD_BYTES // WARP) if self.mainloop == STREAMED else tiles
 
 
 @cache

@@ -69,6 +69,9 @@ MIN_PARTS_K = 128  # from here on thirds are as accurate as FP32 whatever the op
 Placement = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements; whether they are aligned to 16 bytes
 DENSE: Placement = None  # rows without gaps, aligned
 THIRD_BYTES = 2
+STARTING_EARLY = ("mma", "wgmma", "streamed")  # main loops whose launches may start while the launch before them ends
+HELD_BACK_BYTES = 32 << 20  # from which on some launches on warpgroups let no other start (`releases_next`)
+STREAMED_TILES = 2  # rows of tiles of a product on CUDA cores that streams B, at most
 HOPPER = 90  # the capability whose kernels were measured one by one
 SWIZZLE_ROWS = 8  # rows of shared memory that one swizzle pattern covers (native/cuda/mainloop/wgmma)
 
@@ -112,7 +115,8 @@ def usable(
     attributes = partial(attributes_of, known=known)
 
     def refused(kernel: GemmKernel) -> Reason | None:
-        return kernel_refuses(gpu, kernel) or less_accurate(request.problem, kernel) or too_large(problem, kernel, placement)
+        refusal = kernel_refuses(gpu, kernel) or less_accurate(request.problem, kernel) or too_many_rows(problem, kernel)
+        return refusal or too_large(problem, kernel, placement)
 
     return legal(request._replace(problem=problem), name, rows, attributes, refused)
 
@@ -122,6 +126,13 @@ def less_accurate(problem: Gemm | Conv, kernel: GemmKernel) -> Reason | None:
     if not (isinstance(problem, Gemm) and kernel.promotion and kernel.dtype == problem.dtype and problem.k < MIN_PARTS_K):
         return None
     return Reason("accuracy", f"below k = {MIN_PARTS_K} FP32 kernels are more accurate where operands differ in scale")
+
+
+def too_many_rows(problem: Gemm, kernel: GemmKernel) -> Reason | None:
+    """Why rows on CUDA cores that read B once for each tile's rows are left out."""
+    if kernel.tiles.k_warps == 1 or problem.m <= (most := STREAMED_TILES * kernel.block_m):
+        return None
+    return Reason("shape", f"it would read B more than {STREAMED_TILES} times; it is for up to {most} rows")
 
 
 def too_large(problem: Gemm, kernel: GemmKernel, placement: Placement) -> Reason | None:
@@ -266,6 +277,8 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
                 boxes["box_m"] = SWIZZLE_ROWS
             if tiles.cluster_rows == 1 and (kernel.k_major > 0 or own.trans_b):
                 boxes["box_n"] = SWIZZLE_ROWS
+        if tiles.k_warps > 1:  # a block takes all of k, and reads only the rows that there are
+            boxes |= {"can_split_k": False, "box_m": 1, "box_n": 1}
         all_columns = base._replace(max_cluster_splits=kernel.reduces_in_cluster, **(by_tma if tiles.producer else columns), **boxes)
         numbers = product_columns.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
         assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
@@ -350,10 +363,19 @@ def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, place
 
 def graph_saving(gpu: Gpu, problem: Gemm, schedule: GpuSchedule) -> float:
     """Seconds that a launch takes less in a CUDA graph of many than between two events: what the events add; and where it starts while the
-    launch before it ends, its start. Kernels with a producer start so, unless a pass precedes them."""
-    kernel = gemm_kernel(schedule.kernel)
-    early = kernel and kernel.producer and not launch_bytes(problem, kernel, schedule)
+    launch before it ends, its start: kernels of STARTING_EARLY, unless a pass precedes them or the one before, alike, does not let them."""
+    kernel, early = gemm_kernel(schedule.kernel), False
+    if kernel and kernel.mainloop in STARTING_EARLY and not launch_bytes(problem, kernel, schedule):
+        early = releases_next(gpu, problem, kernel, schedule)
     return sum(one.value for one in (gpu.event_seconds, gpu.early_start_seconds if early else None) if one)
+
+
+def releases_next(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule) -> bool:
+    """Whether a launch lets the next one start before it ends (`releases` of native/cuda/mainloop/wgmma/kernel.cuh)."""
+    if not kernel.tiles.by_warpgroups or (problem.m + problem.n) * problem.k * problem.element_bytes < HELD_BACK_BYTES:
+        return True
+    blocks = schedule.splits * (1 if schedule.decomposition == "stream_k" else tiles_of(problem, kernel)) * kernel.tiles.blocks
+    return not gpu.sms.value / 2 < blocks <= gpu.sms.value * 3 / 4
 
 
 def iterations_of(problem: Gemm, kernel: GemmKernel) -> int:

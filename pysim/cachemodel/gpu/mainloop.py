@@ -79,6 +79,8 @@ def shared_bytes(tiles: Tiles) -> int:
         of_warp = WARPGROUP_STORE_BYTES if tiles.by_warpgroups else WARP_STORE_ROWS * (tiles.warp_columns + WARP_STORE_PADDING) * size
         staging = sets * tiles.math_threads // WARP * of_warp
         return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES * sets + staging + ALIGNMENT
+    if tiles.k_warps > 1:
+        return tiles.rows * tiles.columns * tiles.k_warps * result
     if not tiles.tensor:
         packed = 2 if tiles.dtype == "f16" else 1  # half2 accumulators
         padding = 2 * SIDE_BY_SIDE_PADDING * tiles.depth * loads_side_by_side(tiles)
@@ -124,6 +126,10 @@ def work(
     size, products = SIZES[tiles.dtype], tiles.rows * tiles.columns * tiles.depth
     arithmetic = products * tiles.products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
     stage = stage_bytes(tiles)
+    if tiles.k_warps > 1:  # lanes load vectors to registers, convert each element and add its products
+        elements = (tiles.rows + tiles.columns) * tiles.depth
+        issued = products + elements * (size < WORD_BYTES) + 2 * stage / VECTOR_BYTES
+        return Work(arithmetic, stage / LINE_BYTES, issued / WARP / gpu.schedulers_per_sm.value)
     ragged_instructions, ragged_wavefronts = _ragged_loads(tiles, trans_a, trans_b, ragged)
     # loads and their addresses
     copies = stage / VECTOR_BYTES / WARP * (0 if tiles.producer else 2) + ragged_instructions

@@ -39,7 +39,7 @@ def test_every_line_of_the_registry_nests_its_tiles_and_has_a_name_of_its_own():
     assert gemm_kernels()
     for row in gemm_kernels():
         assert row.block_m % row.warp_m == row.block_n % row.warp_n == row.warp_m % row.thread_m == row.warp_n % row.thread_n == 0, row.name
-        assert row.dtype in GEMM_DTYPES and row.mainloop in ("simt", "wmma", "mma", "wgmma", "residues") and row.stages >= 1
+        assert row.dtype in GEMM_DTYPES and row.mainloop in ("simt", "wmma", "mma", "wgmma", "residues", "streamed") and row.stages >= 1
         assert 32 <= row.tiles.threads <= 1024
     names = [row.name for row in gemm_kernels()]
     assert len(set(names)) == len(names)
@@ -48,7 +48,7 @@ def test_every_line_of_the_registry_nests_its_tiles_and_has_a_name_of_its_own():
 
 def test_families_stand_in_the_order_in_which_the_library_numbers_them():
     families = [family for family, _ in itertools.groupby(row.mainloop for row in gemm_kernels())]
-    assert families == sorted(families, key=["simt", "wmma", "mma", "wgmma", "residues"].index)
+    assert families == sorted(families, key=["simt", "wmma", "mma", "wgmma", "residues", "streamed"].index)
     assert [row.index for row in gemm_kernels()] == list(range(len(gemm_kernels())))
 
 

@@ -10,7 +10,7 @@ from pysim.cachemodel.shared_memory.gemm_shared import accesses, byte_of, wavefr
 from pysim.errors import OperandError
 from pysim.registry.cuda import gemm_kernel, gemm_kernels
 
-ROWS = [kernel for kernel in gemm_kernels() if not kernel.tiles.tensor]
+ROWS = [kernel for kernel in gemm_kernels() if not kernel.tiles.tensor and kernel.tiles.k_warps == 1]
 FULL = [kernel for kernel in ROWS if not kernel.ablation]
 LAYOUTS = list(itertools.product((False, True), repeat=2))
 BOTH_WAYS = [(False, False), (True, True)]  # each operand either way: what one does is independent of the other

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Products of few rows, C = A B' with both K-major: B, the weights, is read once, 16 bytes a lane, straight to registers. A block computes BM x BN
+ * results: its warps take turns along k, so every lane has a part of each result, and the parts are added by shuffles and in shared memory. A comes
+ * from L1. Products and sums are in FP32, also those of half precision.
+ *
+ * A block takes all of k, whatever the schedule's decomposition: a long k has work enough for its warps, and many rows of B fill the SMs.
+ *
+ * Worked number: 1 x 4096 x 4096 of f16 by blocks of 1 x 4 is 1,024 blocks of four warps, 8 an SM; a warp reads 512 bytes of each of four rows of B at a
+ * time, 4 times. Two such loads are in flight: 128 KiB an SM. */
+#include "core/decomposition.cuh"
+#include "core/element.h"
+#include "core/epilogue.cuh"
+#include "core/launch.h"
+#include "gemm/rows.h"
+
+#include "gemm/streamed/rows.inc"
+
+namespace pysim {
+namespace {
+
+enum { WIDE = 16 }; /* bytes of a load */
+
+/* 16 bytes that are read once: not kept in L1. */
+__device__ inline uint4 load_once(const void *from) {
+#ifdef PYSIM_EMULATED
+    return *(const uint4 *)from;
+#else
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    return v;
+#endif
+}
+
+/* The elements of 16 bytes, of which the first `left` exist. */
+template <class In> struct Elements {
+    enum { COUNT = WIDE / sizeof(In) };
+    Pack<In, COUNT> at;
+    __device__ float operator[](int i) const { return (float)at.value[i]; }
+    __device__ void cut(int left) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (i >= left) at.value[i] = In(0.f);
+    }
+};
+
+template <class In, int BM, int BN, int THREADS>
+__global__ void __launch_bounds__(THREADS) streamed_kernel(const __grid_constant__ Problem p, const __grid_constant__ Grid grid) {
+    using Vector = Elements<In>;
+    constexpr int WARPS = THREADS / 32, RESULTS = BM * BN;
+    static_assert(RESULTS <= THREADS, "a thread adds the parts of one result");
+    __shared__ float parts[WARPS][RESULTS];
+    wait_for_previous();
+    int row, column;
+    grid.place(p, (int)blockIdx.x, row, column);
+    row *= BM, column *= BN;
+    const In *left[BM], *right[BN]; /* rows beyond the last are read as the last */
+#pragma unroll
+    for (int i = 0; i < BM; i++) left[i] = (const In *)p.a + min(row + i, p.m - 1) * p.lda;
+#pragma unroll
+    for (int j = 0; j < BN; j++) right[j] = (const In *)p.b + min(column + j, p.n - 1) * p.ldb;
+    float acc[RESULTS] = {};
+#pragma unroll 2
+    for (int k = (int)threadIdx.x * Vector::COUNT; k < p.k; k += THREADS * Vector::COUNT) {
+        Vector a[BM], b[BN];
+#pragma unroll
+        for (int j = 0; j < BN; j++) *(uint4 *)&b[j] = load_once(right[j] + k);
+#pragma unroll
+        for (int i = 0; i < BM; i++) *(uint4 *)&a[i] = __ldg((const uint4 *)(left[i] + k));
+        if (k + Vector::COUNT > p.k) {
+#pragma unroll
+            for (int i = 0; i < BM; i++) a[i].cut(p.k - k);
+#pragma unroll
+            for (int j = 0; j < BN; j++) b[j].cut(p.k - k);
+        }
+#pragma unroll
+        for (int e = 0; e < Vector::COUNT; e++)
+#pragma unroll
+            for (int r = 0; r < RESULTS; r++) acc[r] = fmaf(a[r / BN][e], b[r % BN][e], acc[r]);
+    }
+    launch_dependents();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < RESULTS; r++) {
+#pragma unroll
+        for (int bits = 16; bits; bits /= 2) acc[r] += __shfl_xor_sync(~0u, acc[r], bits);
+        if (lane == 0) parts[warp][r] = acc[r];
+    }
+    __syncthreads();
+    if (threadIdx.x >= RESULTS) return;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += parts[w][threadIdx.x];
+    with_epilogue<In, float>(
+        p, [&](const auto &epilogue) { epilogue.store(row + (int)threadIdx.x / BN, column + (int)threadIdx.x % BN, sum); });
+}
+
+template <class In, int BM, int BN, int BK> struct Kernel {
+    static constexpr int THREADS = BK * (int)sizeof(In) / WIDE;
+    static constexpr auto kernel = streamed_kernel<In, BM, BN, THREADS>;
+    static cudaError_t launch(const Problem &problem, int, cudaStream_t stream) {
+        Problem p = problem;
+        p.kind = PYSIM_DATA_PARALLEL, p.splits = 1;
+        const Grid grid(p, BM, BN, BK);
+        return launch_with({1, has_dependent_launch()}, kernel, grid.items(p), THREADS, 0, stream, p, grid);
+    }
+    static cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) { return attributes_of(kernel, THREADS, 0, out); }
+};
+}
+
+Rows<GemmRow> gemm_streamed::all() {
+    return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::GemmColumns c = rows::lines[line];
+        using K = Kernel<ElementOf<c.dtype>, c.block.m, c.block.n, c.block.k>;
+        add(row_of(c, K::launch, K::attributes));
+    });
+}
+}
