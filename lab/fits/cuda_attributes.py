@@ -33,7 +33,7 @@ CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
 NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7", "tf32x3": "8"}
 THIRDS = "16"  # f32 as products of bf16 thirds (native/cuda/mainloop/wgmma/shape.h)
-TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "tf32x3": "float", "s8": "signed char"}
+TYPES = {"f32": "float", "f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "tf32x3": "float", "s8": "signed char"}
 EMPTY = 8  # registers that a kernel has at most which other rows replace there: it is compiled to nothing
 FITTED = ("efficiency",)  # what lab/fits/fit_gpu.py adds
 ANY = Conv(channels=8, height=8, width=8, filters=8, kernel_h=3, kernel_w=3)
@@ -81,6 +81,8 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
             f"{k.depth // k.taps * SIZES[k.dtype]}, {k.taps}>, "
             f"pysim::hopper::{operands}>"
         )
+    if k.k_warps > 1:
+        return f"streamed_kernel<{TYPES[k.dtype]}, {k.rows}, {k.columns}, {k.threads}>"
     if not k.tensor:
         return f"simt::kernel<pysim::{shape_of(k)}"
     sizes = (k.rows, k.columns, k.depth, k.warp_rows, k.warp_columns, k.stages)
