@@ -102,11 +102,6 @@ def stored_by_words(problem: Gemm, kernel: GemmKernel) -> bool:
     return kernel.mainloop == "wgmma"
 
 
-def in_turn(problem: Gemm, kernel: GemmKernel) -> bool:
-    """In graphs such launches started when the one before had ended, and now before (native/cuda/mainloop/mma/mma.cuh)."""
-    return kernel.mainloop == "mma" and not kernel.producer
-
-
 CHANGED = {  # file of lab/data -> predicates of launches whose kernels changed since the file was measured
     "h200/products-clusters.jsonl": (transposed, line_pitches, tensor_f64, apart, overlapping),
     "h200/products-held.jsonl": (transposed, line_pitches, tensor_f64, apart, overlapping, in_strips),
@@ -115,7 +110,6 @@ CHANGED = {  # file of lab/data -> predicates of launches whose kernels changed 
     "h100/products-seed61.jsonl": (transposed, apart, overlapping, stored_by_words),
     "h200/products-singles.jsonl": (overlapping,),
     "h200/planner.json": (overlapping,),
-    "h200/products-early.jsonl": (in_turn,),
     **{f"h200/products-seed{seed}.jsonl": (apart, overlapping, in_strips) for seed in (62, 63)},
     **{f"h100/products-seed{seed}.jsonl": (stored_by_words,) for seed in (171, 397, 501, 601)},
 }
