@@ -60,6 +60,9 @@ class LruCache(Generic[T]):
     def values(self) -> list[T]:
         return list(self._entries.values())
 
+    def items(self) -> list[tuple[Hashable, T]]:
+        return list(self._entries.items())
+
     def __reduce__(self) -> tuple[type["LruCache[T]"], tuple[int]]:
         """A copy is empty: entries can be computed again, and some, such as native structs, cannot be copied."""
         return type(self), (self.size,)

@@ -15,14 +15,14 @@ call.
 import gc
 from collections.abc import Callable, Sequence
 from math import copysign
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
-from weakref import WeakSet, getweakrefcount
+from typing import Any, NamedTuple, cast
+from weakref import WeakSet
 
 import numpy as np
 
 from pysim.arguments import flag, seconds, word
+from pysim.arguments import whole as whole_number  # `whole` is a module of this package
 from pysim.errors import MissingError, OperandError, quoted
 
 try:
@@ -34,27 +34,26 @@ except ImportError:
 from torch._guards import GuardSource
 from torch.nn.modules import module as torch_module
 
-from pysim.caches import LruCache, once
+from pysim.caches import once
 from pysim.logs import LOG, is_disabled
-from pysim.torch.capture.compiled import by_compiler
+from pysim.torch.capture.compiled import RUNS, by_compiler
 from pysim.torch.capture.effects import effects_of
 from pysim.torch.capture.frames import NotCapturedError, captured_calls
 from pysim.torch.capture.on_cpu import rewrite_on_cpu
-from pysim.torch.capture.rewriting import count_trainings, rewrite
-from pysim.torch.cuda_graph import GraphedCalls
-from pysim.torch.decisions import Report
-from pysim.torch.fingerprints import WatchedTensors
+from pysim.torch.capture.rewriting import Rewritten, count_trainings, rewrite
+from pysim.torch.decisions import ONE_BY_ONE, Report
+from pysim.torch.graphs import CudaGraph, Graph, Program, free_references, graphed
 from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.measured import measured_graph
-from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
+from pysim.torch.parameters import count_writes, forget_all, is_plain, is_traced
 from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy
-from pysim.torch.saved_calls import SavedCall, save_call
+from pysim.torch.saved_calls import SavedCall, refused
+from pysim.torch.saved_networks import SavedNetwork, save_network
+from pysim.torch.saved_programs import SavedProgram, is_program, save_program
 from pysim.torch.unguarded import FUNCTIONS, Unguarded
 from pysim.torch.whole import ONE_GRAPH, check_layers, check_operators
 
 __all__ = ["Decision", "Report", "backend", "load", "optimize", "refresh", "report", "save"]
-
-CudaGraph = bool | Literal["caller"]
 
 
 class Options(NamedTuple):
@@ -64,9 +63,18 @@ class Options(NamedTuple):
     cuda_graph: CudaGraph = False
     compiler: bool | None = None
     measure: float = 0.0
+    runs: int = RUNS
 
     @classmethod
-    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = None, measure: Any = 0.0, **rest: Any) -> "Options":
+    def checked(
+        cls,
+        accuracy: Any = "strict",
+        cuda_graph: Any = False,
+        compiler: Any = None,
+        measure: Any = 0.0,
+        runs: Any = RUNS,
+        **rest: Any,
+    ) -> "Options":
         """OperandError for what is none of them."""
         if rest:
             raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has {', '.join(cls._fields)}")
@@ -80,12 +88,12 @@ class Options(NamedTuple):
                 )
             compiler = False
         asked = None if compiler is None else flag(compiler, "compiler")
-        return cls(chosen, cast("CudaGraph", cuda_graph), asked, seconds(measure, "measure"))
+        return cls(chosen, cast("CudaGraph", cuda_graph), asked, seconds(measure, "measure"), whole_number(runs, "runs", 1))
 
 
 def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
     """The backend of `torch.compile`. A graph through which gradients flow stays PyTorch's. Its options are `optimize`'s: accuracy,
-    cuda_graph, compiler and measure."""
+    cuda_graph, compiler, measure and runs."""
     chosen = Options.checked(**(options or {}))
     if chosen.accuracy == "reproducible":
         raise OperandError(f"{ONE_GRAPH}torch.compile leaves what lies between its graphs to PyTorch; use optimize")
@@ -100,6 +108,7 @@ def optimize(
     cuda_graph: CudaGraph = False,
     compiler: bool | None = None,
     measure: float = 0.0,
+    runs: int = RUNS,
 ) -> torch.nn.Module:
     """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes
     the same faster in inference. The model's own class and `forward` are not touched.
@@ -115,8 +124,11 @@ def optimize(
 
     `compiler`: whether on a GPU PyTorch's compiler, Inductor, fuses everything between the layers. A layer is then pysim's only where it is
     expected to be faster than the compiler's, and the first call takes about as long as with `torch.compile`. None, the default: the graph
-    is compiled if that is expected to save 1 % of a call's time. Otherwise, or without Triton, PyTorch's operators run one by one between
-    the layers. Where sizes differ between calls, so do those of FP32, and in TF32 and 16-bit types the compiler computes everything.
+    is compiled if what `runs` calls are expected to save is more than what compiling is expected to take; `report` says both. Otherwise, or
+    without Triton, PyTorch's operators run one by one between the layers. Where sizes differ between calls, so do those of FP32, and in
+    TF32 and 16-bit types the compiler computes everything.
+
+    `runs`: how many calls are expected of each kind of input, 100,000 if nothing is said.
 
     `measure`: with `compiler=None`, the first call on a GPU times the graph with and without the compiler and with several choices of
     layers, for this many seconds beside the compilations. The choice is kept in the user's cache (`pysim.torch.measured`).
@@ -129,7 +141,7 @@ def optimize(
     While PYSIM_DISABLE is set, the model itself is returned (docs/environment.md)."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    chosen = Options.checked(accuracy, cuda_graph, compiler, measure)
+    chosen = Options.checked(accuracy, cuda_graph, compiler, measure, runs)
     if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
         raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")
     model = model._pysim.model if isinstance(model, _Optimized) else model
@@ -149,8 +161,8 @@ def report(model: Any) -> Report:
     PyTorch computes it, and why. Printed, it is a table with a total."""
     if isinstance(model, _Optimized):
         calls: _Calls = model._pysim
-        refused = Decision(type(calls.model).__name__, "", "torch", calls.refusal) if calls.refusal else None
-        return Report([*([calls.saved] if calls.saved else []), *calls.graphs], refused)
+        by_pytorch = Decision(type(calls.model).__name__, "", "torch", calls.refusal) if calls.refusal else None
+        return Report([*([calls.saved] if calls.saved else []), *calls.graphs], by_pytorch)
     compiled = getattr(model, "_orig_mod", None)
     disabled = Decision(type(compiled or model).__name__, "", "torch", _DISABLED) if is_disabled() else None
     if disabled and compiled is None and isinstance(model, torch.nn.Module):
@@ -166,26 +178,37 @@ def report(model: Any) -> Report:
 
 def save(model: torch.nn.Module, path: str | Path, /, *args: Any, **kwargs: Any) -> None:
     """Writes what calls with arguments of this kind need, so that another process neither captures nor plans: `pysim.torch.load`. For
-    models on a CPU whose call is one network; OperandError says why another cannot be kept. It calls the model.
+    models on a CPU whose call is one network, and on a GPU whose call is one graph that PyTorch's compiler has not compiled
+    (`compiler=False` leaves it out); OperandError says why another cannot be kept. It calls the model.
 
-    The file tells the model's classes, attributes and code, and digests of its weights, beside the network with its prepared weights. It is
-    for the machine, the number of threads, the versions and the build of the native library that wrote it; nothing in it is executed."""
+    The file tells the model's classes, attributes and code. On a CPU it holds digests of the weights beside the network with its prepared
+    weights, and is for the machine, the number of threads, the versions and the build of the native library that wrote it. On a GPU it
+    holds the graph's operators and the layers' plans, and is for the GPU, the settings and the versions. Nothing in it is executed."""
     chosen = model._pysim.options if isinstance(model, _Optimized) else Options()
     own = optimize(model._pysim.model if isinstance(model, _Optimized) else model, *chosen)  # captured for these sizes alone
     if not isinstance(own, _Optimized):
         raise OperandError(f"a call of the model cannot be kept in a file: {_DISABLED}")
+    calls: _Calls = own._pysim
+    calls.in_one_graph = True  # what runs between graphs is not seen
     with torch.no_grad():
         own(*args, **kwargs)
-    calls: _Calls = own._pysim
     if calls.refusal or model.training:
-        raise OperandError(f"this call of the model cannot be kept in a file: {calls.refusal or 'the model is training'}")
-    save_call(calls.model, own, calls.graphs, Path(path), (args, kwargs))
+        raise refused(calls.refusal or "the model is training")
+    if not calls.graphs:
+        raise refused("it was not captured")
+    (graph,) = calls.graphs
+    if graph.untold:
+        raise refused(graph.untold)
+    if graph.program is not None:
+        save_program(calls.model, own, graph, chosen._asdict(), Path(path), (args, kwargs))
+    else:
+        save_network(calls.model, own, graph, Path(path), (args, kwargs))
 
 
 def load(path: str | Path, model: torch.nn.Module) -> torch.nn.Module:
     """`optimize(model)` whose calls of the kind that `save` wrote need neither capture nor plans. OperandError if the model is not the one
-    that was saved, by its classes, their code, its attributes or its weights; ProblemError for a file that is damaged, or of another
-    machine, version or number of threads.
+    that was saved, by its classes, their code, its attributes or, on a CPU, its weights; ProblemError for a file that is damaged, or of
+    another machine, version or number of threads. On a GPU weights may be others, and may change.
 
     A change of the model afterwards is seen as by `optimize`: then calls are captured as ever. That includes global variables of the user's
     modules that the code names, but not those of packages that have a version."""
@@ -193,8 +216,8 @@ def load(path: str | Path, model: torch.nn.Module) -> torch.nn.Module:
         model = model._pysim.model
     if is_disabled():
         return optimize(model)
-    saved = SavedCall(Path(path))
-    optimized = optimize(model, saved.accuracy)
+    saved: SavedCall = SavedProgram(Path(path)) if is_program(Path(path)) else SavedNetwork(Path(path))
+    optimized = optimize(model, **saved.options)
     cast("Any", optimized)._pysim.saved = saved.of(model)
     return optimized
 
@@ -206,54 +229,6 @@ def refresh() -> None:
 
 
 # Graphs
-
-_CACHE_SIZE = 32  # models of one structure that share a graph
-
-
-class Graph:
-    """A captured graph as torch.compile calls it: parameters are looked at, then the layers run. `reason`: why it is PyTorch's as a
-    whole."""
-
-    def __init__(
-        self, module: fx.GraphModule, call: Callable[..., Any], layers: Sequence[Any], parameters: Sequence[int], reason: str = ""
-    ) -> None:
-        self._call, self.layers, self.reason = call, layers, reason
-        self._pick = itemgetter(*parameters, *parameters[:1]) if parameters else None  # the first one twice: a tuple even of one parameter
-        self.strange = False  # an input is no plain tensor
-        self.alone = ""  # why PyTorch's operators between the layers run one by one on a GPU
-        self.touched: list[Any] = []  # the tensors that the capture marked
-        self.means: list[Any] = []  # running means on a GPU; their modules tell that they were trained
-        self._trained_norms: TrainedNorms | None = None
-        self._watched: LruCache[WatchedTensors] = LruCache(_CACHE_SIZE)
-        self._captured: fx.GraphModule | None = module
-
-    @property
-    def parameter_ids(self) -> set[int]:
-        return {id(one) for watched in self._watched.values() for one in watched.tensors}
-
-    def __call__(self, *inputs: Any) -> Any:
-        if self._captured is not None:
-            _forget_capture(self._captured, (*inputs, *self.touched))
-            self._captured, self.touched = None, []
-            self._trained_norms, self.means = TrainedNorms.holding(self.means) if self.means else None, []
-        if self._trained_norms is not None:
-            self._trained_norms.look()
-        if self._pick is None:
-            return self._call(*inputs)
-        parameters = self._pick(inputs)
-        first = id(parameters[0])
-        watched = self._watched.get(first)
-        epoch = watched.look(parameters) if watched is not None else None
-        if epoch is None:
-            for other in self._watched.values():  # the first parameter may be another one than before, and the rest the same
-                other.count_changes()
-            epoch = self._watched.put(first, WatchedTensors(parameters, watched)).look(parameters)
-        EPOCH.now = None if is_traced() else epoch or None
-        try:
-            return self._call(*inputs)
-        finally:
-            EPOCH.now = None
-
 
 _GRAPHS: WeakSet[Graph] = WeakSet()  # those of torch.compile
 
@@ -285,19 +260,21 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
         return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
     if options.accuracy == "reproducible":
         check_operators(module)
-    how, compiled, alone = (options.accuracy, bool(options.cuda_graph)), None, ""
+    how, compiled, why = (options.accuracy, bool(options.cuda_graph)), None, ""
     if options.measure and options.compiler is None:
         compiled = measured_graph(module, inputs, *how, options.measure)
     elif options.compiler is not False:
-        compiled, alone = by_compiler(module, inputs, *how, options.compiler)
+        compiled, why = by_compiler(module, inputs, *how, options.compiler, options.runs)
     made = compiled or rewrite(module, *how)
     if options.accuracy == "reproducible":
         check_layers(module)
-    call = made.call
-    if options.cuda_graph is True and made.repeatable:
-        call = GraphedCalls(call, {*made.parameters, *static})
+    call = graphed(made, static, options.cuda_graph)
     graph = Graph(module, call, made.layers, made.parameters)
-    graph.alone = alone
+    if isinstance(made, Rewritten):
+        graph.program = Program(made, static)
+    else:
+        graph.untold = "PyTorch's compiler has compiled it; with compiler=False it can be kept"
+    graph.between = f"{'compiled by Inductor' if compiled else ONE_BY_ONE}: {why}" if why else ""
     graph.means = [inputs[at] for at in made.means if inputs[at].is_cuda]
     return graph
 
@@ -324,27 +301,6 @@ def _any_on_gpu(tensors: Sequence[Any]) -> bool:
     return any(one.is_cuda for one in tensors)
 
 
-def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Frees what the capture left: its fake tensors, their weak references to the model's tensors, and marks on these. A capture that began
-    again after a break of the graph left some to the garbage collector."""
-    for node in module.graph.nodes:
-        mode = getattr(node.meta.pop("example_value", None), "fake_mode", None)
-        converter = getattr(getattr(mode, "fake_tensor_converter", None), "meta_converter", None)
-        for memo in (getattr(converter, "tensor_memo", None), getattr(getattr(converter, "describer", None), "lookup_tensor", None)):
-            if memo:
-                memo.clear()
-    tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
-    for one in tensors:
-        one.__dict__.pop("_dynamo_static_input_type", None)
-    _free_references(tensors)
-
-
-def _free_references(tensors: Sequence[torch.Tensor]) -> None:
-    """Frees the weak references that captures left to the garbage collector: PyTorch swaps only tensors that have none."""
-    if any(map(getweakrefcount, tensors)):
-        gc.collect()
-
-
 # Optimized models
 
 
@@ -356,13 +312,14 @@ class _Calls:
         self.graphs: list[Graph] = []
         self.refusal = ""  # why all calls run by PyTorch
         self.saved: SavedCall | None = None  # what calls of one kind need no capture for
+        self.in_one_graph = False  # calls that are more than one captured graph run by PyTorch
         self._unguarded = Unguarded()
         self._failed: list[str] = []  # why frames of a call that has begun went on by PyTorch
         self._compiled: Callable[..., Any] | None = None  # made by the first call that needs it: PyTorch's compiler takes seconds to import
 
     def _compile(self) -> Callable[..., Any]:
         self._failed, self._unguarded = [], Unguarded()
-        return captured_calls(self.model, self._capture, self, self._failed.append, self._guarded, self.whole)
+        return captured_calls(self.model, self._capture, self, self._failed.append, self._guarded, self.whole or self.in_one_graph)
 
     @property
     def whole(self) -> bool:
@@ -397,7 +354,7 @@ class _Calls:
                 raise OperandError(f"{ONE_GRAPH}{error}") from None
         except BaseException:  # of the model's own, perhaps after captures that failed
             self._failed.clear()
-            _free_references((*self.model.parameters(), *self.model.buffers()))
+            free_references((*self.model.parameters(), *self.model.buffers()))
             raise
         else:
             return self._refused(y) if self._failed else y
@@ -414,7 +371,7 @@ class _Calls:
         for reason in self._failed[:1]:
             LOG.info("%s runs by PyTorch: %s", type(self.model).__name__, reason)
             self.refusal = reason
-        _free_references((*self.model.parameters(), *self.model.buffers()))
+        free_references((*self.model.parameters(), *self.model.buffers()))
         return y
 
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

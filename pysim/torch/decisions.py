@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 from pysim.torch.layers.fused_layer import Decision
 
+ONE_BY_ONE = "between layers PyTorch's operators run one by one"
+
 
 class _Graph(Protocol):
     layers: Sequence[Any]  # with decisions
     reason: str
-    alone: str
+    between: str
 
 
 class Report(list[Decision]):
@@ -22,8 +24,7 @@ class Report(list[Decision]):
     def __init__(self, graphs: Iterable[_Graph], first: Decision | None = None) -> None:
         super().__init__([first] if first else [])
         graphs = [*graphs]
-        alone = dict.fromkeys(graph.alone for graph in graphs if graph.alone)
-        self.notes = [f"between layers PyTorch's operators run one by one: {reason}" for reason in alone]
+        self.notes = [*dict.fromkeys(graph.between for graph in graphs if graph.between)]
         for graph in graphs:
             if graph.reason:
                 self.append(Decision("a graph", "", "torch", graph.reason))

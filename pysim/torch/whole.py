@@ -95,7 +95,7 @@ def check_layers(module: fx.GraphModule) -> None:
     """Of a graph on a GPU: a BatchNorm that no convolution has absorbed and a LayerNorm are the norms' kernels, whatever their input's
     strides; PyTorch's LayerNorm, of other axes, takes dense operands."""
     for one in module.modules():
-        links = [link.layer for link in getattr(one, "_links", ())]
+        links = [link.layer for link in getattr(one, "links", ())]
         for layer in (one, *links):
             for norm in (layer, getattr(layer, "input_op", None)):
                 if isinstance(norm, NormLayer | RowNormLayer):

@@ -111,7 +111,7 @@ def compile_beside_others(turn: Turn) -> None:
 
 def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]]]:
     """What `compiled` expects of each graph from now on; by layer, the operators that its kernel computes beside its own."""
-    expected, parts, saved = list[list[float]](), dict[str, list[str]](), compiled.saved
+    expected, parts, saving = list[list[float]](), dict[str, list[str]](), compiled.saving
 
     def noted(between: Any, layers: Any) -> float:
         decisions = [one for layer in layers for one in layer.decisions]
@@ -119,9 +119,9 @@ def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]]]:
         sums = sum(ours for ours, _ in known), sum(min(pair) for pair in known)
         expected.append([float(f"{one:.4g}") for one in (between.alone, between.fused, *sums)])
         parts.update((layer.name, [*layer.replaced]) for layer in layers)
-        return saved(between, layers)
+        return saving(between, layers)
 
-    compiled.saved = noted
+    compiled.saving = noted
     return expected, parts
 
 
@@ -161,8 +161,7 @@ def add_pysims(found: Candidates, model: Any, x: Any, extras: list[str], turn: T
     found.add("pysim graph", lambda: captured(partial(ours, x)))
     turn.leave()
     decisions = [*pysim.torch.report(ours)]
-    saved = [1 - (fused + faster) / (alone + own) for alone, fused, own, faster in expected if alone + own]
-    by_compiler = any(one >= compiled.SAVES for one in saved)
+    by_compiler = any(note.startswith("compiled") for note in pysim.torch.report(ours).notes)
     if "brief" not in extras:
         other = pysim.torch.optimize(model, cuda_graph="caller", compiler=not by_compiler)
         other(x)

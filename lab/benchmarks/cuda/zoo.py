@@ -84,6 +84,17 @@ NETWORKS = {
     "dla34": _timm("dla34"),
     "regnety": _timm("regnety_008"),
     "poolformer": _timm("poolformer_s12"),
+    "seresnext50": _timm("seresnext50_32x4d"),
+    "repvgg_a2": _timm("repvgg_a2"),
+    "mobilenetv4": _timm("mobilenetv4_conv_medium"),
+    "efficientnetv2_b0": _timm("tf_efficientnetv2_b0"),
+    "vovnet": _timm("ese_vovnet19b_dw"),
+    "res2net50": _timm("res2net50_26w_4s"),
+    "edgenext_small": _timm("edgenext_small"),
+    "pvt_v2_b1": _timm("pvt_v2_b1"),
+    "fastvit_t8": _timm("fastvit_t8"),
+    "mixer": _timm("mixer_b16_224"),
+    "cspdarknet53": _timm("cspdarknet53"),
 }
 
 

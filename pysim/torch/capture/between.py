@@ -52,10 +52,11 @@ _BROADCAST = 0.7  # the same of two tensors of different shapes
 
 
 class Between(NamedTuple):
-    """Seconds: by PyTorch's operators one by one, and fused by a compiler."""
+    """Seconds: by PyTorch's operators one by one, and fused by a compiler. `kernels`: how many the compiler makes."""
 
     alone: float
     fused: float
+    kernels: int
 
 
 def seconds_between(
@@ -65,12 +66,14 @@ def seconds_between(
     least, bandwidth = on.model.pass_seconds.value, on.memory_bytes_per_second.value
     each = least if in_cuda_graph else HOST_SECONDS
     a_cycle = 1 / (on.sms.value * on.frequency_hz.value)
+    kernels = _kernels(_Rest(graph, fused, effects))
     return Between(
         sum(
             max(each, launches * least, moved / bandwidth, cycles * a_cycle)
             for moved, cycles, launches in _work_alone(_Rest(graph, alone, effects), alone)
         ),
-        sum(fused_seconds(*kernel, on) for kernel in _kernels(_Rest(graph, fused, effects))),
+        sum(fused_seconds(*kernel, on) for kernel in kernels),
+        len(kernels),
     )
 
 

@@ -28,13 +28,13 @@ from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
 from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
-from pysim.torch.layers.compiler_seconds import MARGIN
+from pysim.torch.layers.compiler_seconds import MARGIN, compile_seconds
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.parameters import EPOCH, count_writes
 from pysim.torch.precision import ModelAccuracy, is_plain_float32
 
-# Expected share of a call's time from which on a graph is compiled if nothing is said
-SAVES = 0.01
+# Calls of a graph that are expected if nothing is said
+RUNS = 100_000
 # Random numbers are those of PyTorch's generators. Calls are captured by pysim or by the caller; parameters may change
 _OPTIONS = {"fallback_random": True, "freezing": False, "triton.cudagraphs": False}
 
@@ -79,13 +79,11 @@ def operands_of(layers: Sequence[Taken | Kept], inputs: Sequence[Any]) -> list[A
     return operands
 
 
-def saved(between: Between, layers: Sequence[FusedLayer]) -> float:
-    """The share of a graph's time that a compiler saves. Layers that it computes faster than a plan are counted, too."""
+def saving(between: Between, layers: Sequence[FusedLayer]) -> float:
+    """The seconds of a call that a compiler saves. Layers that it computes faster than a plan are counted, too."""
     decisions = [one for layer in layers for one in layer.decisions]
     known = [(one.predicted_seconds, one.torch_seconds) for one in decisions if one.predicted_seconds and one.torch_seconds]
-    whole = between.alone + sum(ours for ours, _ in known)
-    less = between.alone - between.fused + sum(max(0.0, ours - compilers) for ours, compilers in known)
-    return less / whole if whole else 0.0
+    return between.alone - between.fused + sum(max(0.0, ours - compilers) for ours, compilers in known)
 
 
 class Compiled(NamedTuple):
@@ -105,26 +103,27 @@ def missing_compiler() -> str:
 
 
 def by_compiler(
-    module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool, asked: bool | None
+    module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool, asked: bool | None, runs: int = RUNS
 ) -> tuple[Compiled | None, str]:
-    """The graph compiled, `asked` for or, if nothing is said (None), because that is expected to pay; or why it is not, though it would be
-    faster or is asked for."""
+    """The graph compiled, `asked` for or, if nothing is said (None), because that is expected to pay in this many calls; and what is to be
+    said of it: what compiling saves and takes, or why it is not compiled, though it would be faster or is asked for."""
     if any(isinstance(one, torch.SymInt) for one in inputs):
         tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
         if not asked or (accuracy != "tf32" and is_plain_float32(tensors)):
             return None, "sizes differ between calls" if asked else ""
-    made, missing = None, missing_compiler()
+    made, missing, pays = None, missing_compiler(), ""
     try:
         graph = None if asked and missing else laid(module, inputs, accuracy, in_cuda_graph)
         if graph is not None and not asked:
-            LOG.info("a compiler is expected to save %.0f %% of a graph's time", 100 * graph.saved)
-            if graph.saved < SAVES:
-                return None, ""
+            pays = graph.pays(runs)
+            LOG.info("%s", pays)
+            if graph.saving * runs < graph.compile_seconds:
+                return None, pays if graph.saving > 0 else ""
         made = None if graph is None or missing else graph.compile()
     except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
         missing = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
     LOG.info("a graph is %s", f"not compiled: {missing}" if made is None else "compiled by Inductor around pysim's layers")
-    return made, missing
+    return made, missing or pays
 
 
 WAYS = {"expected": MARGIN, "doubtful": -0.1, "compiler": math.inf}  # by which a plan must win to be in the graph
@@ -152,8 +151,8 @@ def ways_of(
 
 
 class Laid(NamedTuple):
-    """A copy of a captured graph, and its layers with the plans that are expected to win in it. `saved`: the share of the time of the graph
-    without the compiler that it is expected to save."""
+    """A copy of a captured graph, and its layers with the plans that are expected to win in it. `saving`: the seconds of a call that the
+    compiler is expected to save; `compile_seconds`: what it is expected to take."""
 
     captured: fx.GraphModule
     module: fx.GraphModule
@@ -162,7 +161,14 @@ class Laid(NamedTuple):
     chosen: list[Chosen]
     before: Effects
     written: Collection[int]
-    saved: float
+    saving: float
+    compile_seconds: float
+
+    def pays(self, runs: int) -> str:
+        """After how many calls compiling is expected to have paid."""
+        calls = f"repaid after {self.compile_seconds / self.saving:,.0f} calls" if self.saving > 0 else "never repaid"
+        saves, takes = f"{1e3 * self.saving:.3f} ms of a call", f"{self.compile_seconds:.1f} s"
+        return f"PyTorch's compiler is expected to save {saves} and to take {takes}: {calls}, {runs:,} are expected"
 
     def compile(self) -> Compiled:
         """Raises what the compiler raises."""
@@ -212,7 +218,8 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     between = seconds_between(made.graph, alone, nodes, effects, host.gpu_here(), in_cuda_graph)
     chosen = choose_layers(made, nodes, inputs, static, accuracy, in_cuda_graph, margin)
     positions = [at for at, one in enumerate(places) if one in written]
-    return Laid(module, made, inputs, static, chosen, before, positions, saved(between, [one.layer for one in chosen]))
+    saves, takes = saving(between, [one.layer for one in chosen]), compile_seconds(between.kernels, len(chosen))
+    return Laid(module, made, inputs, static, chosen, before, positions, saves, takes)
 
 
 def _unwritten(places: Sequence[fx.Node], inputs: Sequence[Any], written: Collection[fx.Node]) -> dict[fx.Node, int]:

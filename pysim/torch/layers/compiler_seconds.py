@@ -84,12 +84,20 @@ _MOST_ROWS = 32
 _FEW_ROWS = {"half": (4.4e-6, 1.3e-9), "tf32": (6.3e-6, 1.5e-9), "f32": (5.6e-6, 32e-9)}
 _VECTOR = 8  # channels of 16 bytes in 16-bit types; other numbers are copied first, which takes
 _PADDING = 4e-6
+# Seconds of compiling: once, for each kernel of the compiler's own, and for each layer
+_COMPILING = 2.0, 0.06, 0.05
 
 
 def fused_seconds(elements: int, moved: int, on: Gpu) -> float:
     """A kernel that the compiler makes itself, which reads and writes `moved` bytes."""
     cycles = elements * _FUSED_CYCLES / (on.sms.value * on.frequency_hz.value)
     return float(_FUSED_LAUNCH + max(cycles, moved / on.memory_bytes_per_second.value / _FUSED_SHARE))
+
+
+def compile_seconds(kernels: int, layers: int) -> float:
+    """What compiling a graph takes, of which so many kernels are the compiler's own."""
+    first, each_kernel, each_layer = _COMPILING
+    return first + each_kernel * kernels + each_layer * layers
 
 
 def compiler_seconds(problem: Workload, on: Gpu, passes: bool, adds: bool, fuses_on: bool) -> float:

@@ -74,7 +74,7 @@ class Decision(NamedTuple):
         LOG.info("layer %s runs by %s: %s", f"{self.layer} {self.problem}".strip(), by, self.reason)
 
 
-class _Choice(NamedTuple):
+class Choice(NamedTuple):
     """The choice for one kind of input; `plan` is None if PyTorch's operator runs."""
 
     decision: Decision
@@ -117,14 +117,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             activation[0] if isinstance(activation, tuple) else str(activation): activation is not None,
         }
         self.replaced = tuple(name for name, needed in passes.items() if needed)
-        self._choices: LruCache[_Choice] = LruCache(_CACHE_SIZE)
+        self.choices: LruCache[Choice] = LruCache(_CACHE_SIZE)
         self._launches: LruCache[GpuLaunch] = LruCache(_CACHE_SIZE)
         self.derived = ParameterCache(_CACHE_SIZE)
         self._mean_errors: LruCache[float] = LruCache(_CACHE_SIZE)
 
     @property
     def decisions(self) -> list[Decision]:
-        return [choice.decision for choice in self._choices.values()]
+        return [choice.decision for choice in self.choices.values()]
 
     def forward(
         self,
@@ -216,17 +216,17 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     # The choice
 
-    def _choice_for(self, x: Any, w: Any, factor: Any) -> tuple[tuple[Any, ...], _Choice]:
+    def _choice_for(self, x: Any, w: Any, factor: Any) -> tuple[tuple[Any, ...], Choice]:
         """The key of this kind of input, and its choice."""
         key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, settings())
         key = key if factor is None else (*key, factor.shape, factor.dtype)
-        return key, self._choices.get(key) or self._put(key, self._choose(x, w, factor))
+        return key, self.choices.get(key) or self._put(key, self._choose(x, w, factor))
 
-    def _put(self, key: Any, choice: _Choice) -> _Choice:
+    def _put(self, key: Any, choice: Choice) -> Choice:
         choice.decision.log()
-        return self._choices.put(key, choice)
+        return self.choices.put(key, choice)
 
-    def _choose(self, x: Any, w: Any, factor: Any = None) -> _Choice:
+    def _choose(self, x: Any, w: Any, factor: Any = None) -> Choice:
         problem, plan, input_op_seconds = None, None, 0.0
         types = types_of(x, w, self.kind, self.accuracy, settings())
         try:
@@ -242,16 +242,16 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return self._keep_pytorch(str(error), problem)
         expected = pytorch_seconds(problem, on, self.replaced, self.in_cuda_graph)
         if self.reproducible:  # nothing is chosen by times, which depend on the batch
-            return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
+            return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
         if with_prologue is not None and self.input_op is not None:
             seconds, otherwise = with_prologue.seconds or 0, min(plan.seconds or 0, expected) + input_op_seconds
             if seconds <= otherwise:
                 reason = f"{with_prologue.name}, its input's {self.input_op.name} in the kernel"
                 decision = Decision(self.name, with_prologue.problem, "pysim", reason, seconds, expected + input_op_seconds)
-                return _Choice(decision, with_prologue, True)
+                return Choice(decision, with_prologue, True)
         if plan.seconds is not None and plan.seconds > expected:
             return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
-        return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
+        return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
 
     def fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, prologue: bool = False) -> Plan:
         """The fastest plan among these types; the first type's PlanError if no type has one."""
@@ -279,8 +279,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         except PysimError:
             return None
 
-    def _keep_pytorch(self, reason: str, problem: Workload | None, *seconds: float | None) -> _Choice:
-        return _Choice(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
+    def _keep_pytorch(self, reason: str, problem: Workload | None, *seconds: float | None) -> Choice:
+        return Choice(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
 
     def problem_of(self, x: Any, w: Any, dtype: str) -> Workload | None:
         """The problem in this type, or None if no kernel supports it."""
@@ -296,7 +296,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def remember(self, decision: Decision, plan: Plan | None = None) -> None:
         """What was decided when the graph was compiled."""
-        self._put(decision, _Choice(decision, plan))
+        self._put(decision, Choice(decision, plan))
 
     def left(self, reason: str, problem: str = "", *seconds: float) -> Decision:
         """That PyTorch's compiler has the layer, and why."""
@@ -305,7 +305,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     # The calls
 
     def _on_gpu(
-        self, choice: _Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
+        self, choice: Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
     ) -> tuple[Any, LaunchRecord | None]:
         plan = choice.plan
         assert plan is not None

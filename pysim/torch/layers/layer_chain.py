@@ -54,7 +54,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def __init__(self, links: Sequence[Link], input_count: int, outputs: Sequence[int]) -> None:
         super().__init__()
-        self._links, self._input_count, self._outputs = tuple(links), input_count, tuple(outputs)
+        self.links, self.input_count, self.outputs = tuple(links), input_count, tuple(outputs)
         last_reader = {number: at for at, link in enumerate(links) for number in link.reads}
         inner = [number for number in last_reader if number >= input_count and number not in outputs]
         self._dead_after = [[number for number in inner if last_reader[number] == at] for at in range(len(links))]
@@ -70,16 +70,16 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                     values.append(self._call_layer(part, values, inference)[0])
                 elif not part.applies_to(values) or not part.run(values):
                     break
-        if len(values) < self._input_count + len(self._links):
+        if len(values) < self.input_count + len(self.links):
             self._run_layers(values, inference)
-        outputs = self._outputs
+        outputs = self.outputs
         return values[outputs[0]] if len(outputs) == 1 else tuple(values[number] for number in outputs)
 
     __call__ = forward  # skips nn.Module's search for hooks, which takes a microsecond; none can be registered here
 
     def _key(self, values: list[Any]) -> tuple[Any, ...]:
         """Layers of one structure may share a chain, so its first parameter is part of the key."""
-        first = self._links[0]
+        first = self.links[0]
         number = first.parameters[0]
         return values[first.x].shape, None if number is None else id(values[number]), settings()
 
@@ -99,21 +99,21 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def _run_layers(self, values: list[Any], inference: bool) -> None:
         """Runs the layers that have no result yet. Keeps their launches if the parameters are the same as in the call before."""
-        first, key = len(values) - self._input_count, self._key(values)
+        first, key = len(values) - self.input_count, self._key(values)
         steps: list[_Step] = []
-        for at, link in enumerate(self._links[first:], first):
+        for at, link in enumerate(self.links[first:], first):
             y, record, parameters = self._call_layer(link, values, inference)
             values.append(y)
-            layouts = {number: TensorLayout.of(values[number]) for number in (*link.reads, self._input_count + at)} if record else {}
-            steps.append(_Step(link, self._input_count + at, record, layouts, parameters))
+            layouts = {number: TensorLayout.of(values[number]) for number in (*link.reads, self.input_count + at)} if record else {}
+            steps.append(_Step(link, self.input_count + at, record, layouts, parameters))
             for number in self._dead_after[at]:
                 values[number] = None
         launched = [parameter for step in steps if step.record for parameter in step.parameters]
         last = self._last_parameters.get(key[1]) or []
         if len(launched) == len(last) and all(map(is_, launched, last)) and launched:
-            self._plans.put(key, _parts(steps, self._outputs) if first == 0 else ())  # (): some kept launch did not apply, start over
-        elif first == 0 and not launched and inference and all(link.layer.always_pytorch for link in self._links):
-            self._plans.put(key, self._links)
+            self._plans.put(key, _parts(steps, self.outputs) if first == 0 else ())  # (): some kept launch did not apply, start over
+        elif first == 0 and not launched and inference and all(link.layer.always_pytorch for link in self.links):
+            self._plans.put(key, self.links)
         self._last_parameters.put(key[1], launched)
 
 

@@ -19,14 +19,14 @@ class Layer:
 
 
 class Graph:
-    def __init__(self, *layers, reason="", alone=""):
-        self.layers, self.reason, self.alone = [*layers], reason, alone
+    def __init__(self, *layers, reason="", between=""):
+        self.layers, self.reason, self.between = [*layers], reason, between
 
 
 def test_a_report_is_a_list_of_decisions_and_a_table_with_a_total():
     ours = Decision("layer1.0.conv1", "conv:mb1ic64ih56oc64kh3ph1", "pysim", "sconv", 0.00037, 0.00102)
     other = Decision("fc", "gemm:1x10x64:nt", "torch", "PyTorch is expected to be faster", 2e-6, 1e-6)
-    report = Report([Graph(Layer(ours), Layer()), Graph(reason="gradients flow through it"), Graph(Layer(other), alone="no compiler")])
+    report = Report([Graph(Layer(ours), Layer()), Graph(reason="gradients flow through it"), Graph(Layer(other), between="compiled")])
     assert list(report) == [ours, Decision("a graph", "", "torch", "gradients flow through it"), other]
     assert str(report).splitlines() == [
         "layer           problem                     runs by  predicted  PyTorch's  plan, or why not",
@@ -34,7 +34,7 @@ def test_a_report_is_a_list_of_decisions_and_a_table_with_a_total():
         "a graph                                     torch                          gradients flow through it",
         "fc              gemm:1x10x64:nt             torch    0.002 ms   0.001 ms   PyTorch is expected to be faster",
         "1 of 3 layers and kinds of input run by pysim: 0.370 ms predicted, 1.020 ms expected of PyTorch",
-        "between layers PyTorch's operators run one by one: no compiler",
+        "compiled",
     ]
 
 

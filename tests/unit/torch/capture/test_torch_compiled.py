@@ -13,6 +13,7 @@ from torch.nn import functional  # noqa: E402
 from torch_models import assert_close, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
+from pysim.errors import OperandError  # noqa: E402
 from pysim.machine.load import load_any as load  # noqa: E402
 from pysim.torch import measured  # noqa: E402
 from pysim.torch.capture import between as between_module  # noqa: E402
@@ -274,20 +275,30 @@ def test_without_a_compiler_the_rest_runs_operator_by_operator_and_the_report_sa
     report = pysim.torch.report(optimized)
     assert report.notes == ["between layers PyTorch's operators run one by one: there is none"] and str(report).endswith(report.notes[0])
     for compiler, notes in ((None, report.notes), (False, [])):
-        alone = pysim.torch.optimize(model, compiler=compiler)
+        alone = pysim.torch.optimize(model, compiler=compiler, runs=10**9)
         alone(x)
         assert pysim.torch.report(alone).notes == notes
 
 
 @torch.no_grad()
-def test_a_graph_is_compiled_by_itself_where_that_saves_time(traced):
+def test_a_graph_is_compiled_by_itself_where_the_expected_calls_repay_that(traced):
     x = images()
-    for model, compiles in ((Block(), True), (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), False)):
+    for model, saves in ((Block(), True), (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), False)):
         model = settled(model)
-        for asked in (None, False, True):
+        for asked, calls in ((None, 1), (None, 10**9), (False, 10**9), (True, 1)):
             traced.clear()
-            assert_close(pysim.torch.optimize(model, compiler=asked)(x), model(x))
-            assert bool(traced) == (compiles if asked is None else asked)
+            optimized = pysim.torch.optimize(model, compiler=asked, runs=calls)
+            assert_close(optimized(x), model(x))
+            assert bool(traced) == (saves and calls > 1 if asked is None else asked)
+            (note,) = pysim.torch.report(optimized).notes if saves and asked is None else ("",)
+            how = {1: "between layers PyTorch's operators run one by one: PyTorch's", 10**9: "compiled by Inductor: PyTorch's"}
+            assert not note or (note.startswith(how[calls]) and note.endswith(f" calls, {calls:,} are expected"))
+
+
+@pytest.mark.parametrize("calls", [0, 1.5, True, "many"])
+def test_how_many_calls_are_expected_is_a_whole_number(calls):
+    with pytest.raises(OperandError, match="runs"):
+        pysim.torch.optimize(nn.Conv2d(3, 8, 3), runs=calls)
 
 
 @torch.no_grad()
@@ -351,7 +362,7 @@ def test_a_compiler_saves_what_operators_write_for_each_other():
     size, on = (1, 1, 4096, 4096), load("h200")
     between, one = between_of(Gate(), size, size, size), 4 * 2**24 / on.memory_bytes_per_second.value
     assert between.alone == pytest.approx(8 * one) and between.fused == fused_seconds(2**24, 4 * 4 * 2**24, on)
-    assert compiled.saved(between, []) == pytest.approx(1 - between.fused / between.alone)
+    assert compiled.saving(between, []) == pytest.approx(between.alone - between.fused)
     assert between_of(Gate(), *[(1, 1, 1, 1)] * 3, in_cuda_graph=False).alone == pytest.approx(3 * HOST_SECONDS)
 
 

@@ -180,7 +180,7 @@ def test_between_layers_over_channels_no_permute_is_left(how, launched):
     optimized = assert_same(settled(Block(**how)), torch.randn(2, 3, 8, 7))
     (graph,) = graphs_of(optimized)
     assert not [one for one in graph.graph.nodes if "permute" in str(one.target)] and len(launched) == 3
-    links = [link for one in graph.modules() if isinstance(one, LayerChain) for link in one._links]
+    links = [link for one in graph.modules() if isinstance(one, LayerChain) for link in one.links]
     assert [link.layer.feeds_products for link in links if isinstance(link.layer, RowNormLayer)] == [True]
     left = [one for one in operators(graph) if "add" in str(one.target) or "mul" in str(one.target)]
     assert bool(left) == bool(how.get("late"))  # the factor and the sum are the second product's own
