@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the declarations of `native/pysim.h` as a Python module of cffi, which needs no parsing: python tools/write_declarations.py FILE
+"""Writes declarations of `native/` as a Python module of cffi, which needs no parsing: python tools/write_declarations.py FILE
 
-The build puts it beside the library; `pysim.registry.native_files.ffi_beside` reads it. Its last line says of which text it was made.
+FILE has a name of `pysim.registry.native_files.HEADERS`. The build puts it beside the library; `ffi_beside` there reads it. Its last line
+says of which text it was made.
 """
 
 import sys
@@ -10,11 +11,11 @@ from pathlib import Path
 import cffi
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from pysim.registry.native_files import declarations, digest_of  # needs no other package
+from pysim.registry.native_files import HEADERS, declarations, digest_of  # needs no other package
 
 
 def main(to: Path) -> None:
-    ffi, text = cffi.FFI(), declarations("pysim.h")
+    ffi, text = cffi.FFI(), declarations(*HEADERS[to.stem])
     ffi.set_source(to.stem, None)
     ffi.cdef(text)
     ffi.emit_python_code(str(to))

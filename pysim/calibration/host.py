@@ -170,7 +170,14 @@ def gpu_here() -> Gpu:
     Other numbers then come from the shipped GPU of the nearest compute capability, with kind assumed. MissingError without library, driver
     or device.
     """
-    device = cuda.devices()[0]
+    return _machine_of(cuda.devices()[0])
+
+
+@lru_cache(maxsize=8)
+def _machine_of(device: cuda.Device) -> Gpu:
+    for name in names():  # the file that has the device's name, before all are read
+        if name.replace("-", " ") in device.name.lower() and isinstance(named := load_any(name), Gpu) and _is(device, named):
+            return named
     shipped = [machine for name in names() if isinstance(machine := load_any(name), Gpu)]
 
     def distance(gpu: Gpu) -> tuple[int, ...]:

@@ -32,11 +32,14 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def ffi_beside(library: Path) -> Any:
-    """cffi with the declarations of `pysim.h`: those that the build wrote beside the library (`tools/write_declarations.py`), or, where
+HEADERS = {"pysim_declarations": ("pysim.h",), "pysim_cuda_declarations": ("pysim.h", "pysim_cuda.h")}  # of which each is written
+
+
+def ffi_beside(library: Path, name: str) -> Any:
+    """cffi with the declarations of HEADERS[name]: those that the build wrote beside the library (`tools/write_declarations.py`), or, where
     that file is missing, of another text or of a later cffi, parsed here, which takes 0.1 s."""
-    text = declarations("pysim.h")
-    spec = spec_from_file_location("pysim_declarations", library.with_name("pysim_declarations.py"))
+    text = declarations(*HEADERS[name])
+    spec = spec_from_file_location(name, library.with_name(f"{name}.py"))
     if spec is not None and spec.loader is not None:
         written = module_from_spec(spec)
         try:

@@ -62,7 +62,7 @@ def library_path() -> Path:
 @once
 def library() -> Opened:
     """(ffi, lib): the declarations of `pysim.h` and the opened library."""
-    ffi = ffi_beside(library_path())
+    ffi = ffi_beside(library_path(), "pysim_declarations")
     try:
         lib = ffi.dlopen(str(library_path()))
     except OSError as error:

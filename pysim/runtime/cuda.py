@@ -30,7 +30,7 @@ from pysim.problem.text import Workload
 from pysim.problem.transposed import Phase, Transposed
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, Attributes, ConvKernel, GemmKernel, conv_kernel, epilogues, gemm_kernel, tables
-from pysim.registry.native_files import declarations, refuse_other_build
+from pysim.registry.native_files import ffi_beside, refuse_other_build
 
 Array = NDArray[Any]
 
@@ -77,11 +77,8 @@ def library_path() -> Path:
 @once
 def library() -> tuple[Any, Any]:
     """(ffi, lib): the declarations of `pysim_cuda.h` and the opened CUDA library; needs no driver and no device."""
-    import cffi
-
     path = library_path()
-    ffi = cffi.FFI()
-    ffi.cdef(declarations("pysim.h", "pysim_cuda.h"))
+    ffi = ffi_beside(path, "pysim_cuda_declarations")
     try:
         lib = ffi.dlopen(str(path))
         its = _tables(ffi, lib)

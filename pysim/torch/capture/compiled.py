@@ -34,7 +34,7 @@ from pysim.torch.parameters import EPOCH, count_writes
 from pysim.torch.precision import ModelAccuracy, is_plain_float32
 
 # Calls of a graph that are expected if nothing is said
-RUNS = 100_000
+RUNS = 250_000
 # Random numbers are those of PyTorch's generators. Calls are captured by pysim or by the caller; parameters may change
 _OPTIONS = {"fallback_random": True, "freezing": False, "triton.cudagraphs": False}
 

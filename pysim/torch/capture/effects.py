@@ -18,6 +18,7 @@ below go, and what they leave out costs speed, never a result:
 import inspect
 import operator
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -229,12 +230,23 @@ def _writes(node: fx.Node, known: bool) -> list[fx.Node]:
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments by name as far as a signature is known."""
+    signature = _signature(node.target)
     try:
-        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
-        bound.apply_defaults()
-        return dict(bound.arguments)
-    except (TypeError, ValueError):
+        bound = signature.bind(*node.args, **node.kwargs) if signature is not None else None
+    except TypeError:
+        bound = None
+    if bound is None:
         return dict(node.kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+@lru_cache(maxsize=1024)
+def _signature(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
 
 
 def _draws(node: fx.Node) -> bool:

@@ -58,7 +58,7 @@ class Case:
         self.parameters, self.form = (w, torch.randn(16), *numbers), form
         self.layer = FusedLayer("layer", kind, geometry, activation, epsilon)
         problem = CONV if kind == "Conv" else Gemm(m=12, n=16, k=32, trans_b=True)
-        self.choice = fused_layer._Choice(None, planner.plan(problem, load_any("h200"), layout=layout))
+        self.choice = fused_layer.Choice(None, planner.plan(problem, load_any("h200"), layout=layout))
 
     def run(self, residual=None):
         return self.layer._on_gpu(self.choice, "key", self.x, self.parameters, residual)[0]
@@ -421,7 +421,7 @@ def test_sums_of_transformed_patches_come_out_neither_larger_nor_smaller(monkeyp
         for mean_error in (0.0, bound_of(plan).mean_error):
             monkeypatch.setattr(fused_layer, "bound_of", lambda plan, mean=mean_error: bound_of(plan)._replace(mean_error=mean))
             layer = FusedLayer("layer", "Conv", Geometry(padding=(1, 1)), None, None)
-            y = layer._on_gpu(fused_layer._Choice(None, plan), "key", x, (w, None, None, None, None, None), None)[0]
+            y = layer._on_gpu(fused_layer.Choice(None, plan), "key", x, (w, None, None, None, None, None), None)[0]
             found.append(float(((y - exact) * exact).sum() / exact.square().sum()))
     plain, mended = sum(found[::2]) / 3, sum(found[1::2]) / 3
     assert 2.5e-8 < plain < 5e-8 and abs(mended) < 1.5e-8
