@@ -15,11 +15,13 @@ from torch_models import assert_close, settled  # noqa: E402
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
 from pysim.machine.load import load_any as load  # noqa: E402
+from pysim.network.fusion import fuse  # noqa: E402
 from pysim.torch import measured  # noqa: E402
 from pysim.torch.capture import between as between_module  # noqa: E402
 from pysim.torch.capture import compiled, compiled_layers  # noqa: E402
 from pysim.torch.capture.effects import effects_of  # noqa: E402
 from pysim.torch.capture.nodes import graph_of  # noqa: E402
+from pysim.torch.capture.rewriting import fuses_alone  # noqa: E402
 from pysim.torch.layers.compiler_seconds import fused_seconds  # noqa: E402
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS  # noqa: E402
 
@@ -339,16 +341,16 @@ class Shuffled(nn.Module):
         return functional.pixel_shuffle(x + 1, 2) * 2
 
 
-def between_of(model, *shapes, in_cuda_graph=True):
-    """Of a graph with inputs of these shapes, in which nothing is a layer."""
+def between_of(model, *shapes, in_cuda_graph=True, dtype=torch.float32, fused=lambda graph: graph):
+    """Of a graph with inputs of these shapes, in which nothing is a layer but what is `fused`."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     graph = torch.fx.symbolic_trace(model)
-    FakeTensorProp(graph).propagate(*[torch.empty(shape, device="meta") for shape in shapes])
+    FakeTensorProp(graph).propagate(*[torch.empty(shape, device="meta", dtype=dtype) for shape in shapes])
     for node in graph.graph.nodes:
         node.meta["example_value"] = node.meta.get("val")
     effects, on = effects_of(graph.graph), load("h200")
-    nodes = graph_of(graph.graph, effects).nodes
+    nodes = fused(graph_of(graph.graph, effects)).nodes
     return compiled.seconds_between(graph.graph, nodes, nodes, effects, on, in_cuda_graph)
 
 
@@ -379,6 +381,18 @@ def test_a_compiler_copies_long_concatenations():
     assert between_of(Joined(8), (4, 64, 256, 256)).fused == fused_seconds(8 * one, 4 * 9 * one, on)
     copied = fused_seconds(9 * one, 4 * (1 + 9) * one, on) + fused_seconds(9 * one, 4 * 2 * 9 * one, on)
     assert between_of(Joined(9), (4, 64, 256, 256)).fused == pytest.approx(copied)
+
+
+def test_a_factor_of_16_bits_before_a_convolution_is_cast_first():
+    class Gated(nn.Module):
+        def forward(self, x, gate, w):
+            return functional.conv2d(x * gate, w)
+
+    given = Gated(), (64, 256, 64, 64), (64, 256, 1, 1), (64, 256, 1, 1)
+    exact, half = (
+        between_of(*given, dtype=dtype, fused=lambda graph: fuse(graph, fuses_alone)).alone for dtype in (torch.float32, torch.float16)
+    )
+    assert half == pytest.approx(exact / 2 + load("h200").model.pass_seconds.value)
 
 
 def test_shuffles_are_copies_that_a_compiler_fuses():
