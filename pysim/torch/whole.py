@@ -4,10 +4,12 @@
 On a CPU PyTorch computes nothing: a graph is networks (`pysim.network.reproducible`), and views of their results.
 
 On a GPU convolutions and products are pysim's, each by its contract (`pysim.planner.contracts`); a BatchNorm is folded into the convolution
-before it. To PyTorch are left operators that compute each element by itself, maxima and means of windows, LayerNorm, attention, and moves.
-Means of planes and along axes become means of windows, which add one after another; PyTorch's own reduction divides a sum among threads by
-the number of results. LayerNorm has a block for each row, memory-efficient attention one for each head and some of its queries; the other
-kernels of attention divide keys by the number of blocks. Their operands are dense and aligned, since their kernels differ by alignment.
+before it, or the norms' kernel, as LayerNorm over the last axis is. To PyTorch are left operators that compute each element by itself,
+maxima and means of windows, LayerNorm over several axes, attention, and moves. Means of planes and along axes become means of windows,
+which add one after another; PyTorch's own reduction divides a sum among threads by the number of results. Its LayerNorm has a block for
+each row, memory-efficient attention one for each head and some of its queries; the other kernels of attention divide keys by the number of
+blocks.
+LayerNorm's operands are dense, rows of attention begin at whole vectors, since kernels differ by alignment.
 All other operators are refused by name.
 """
 
