@@ -21,7 +21,8 @@ blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
 
     kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts
-             + transposition: max(loads / load rate, shuffles + merges, stores), a shuffle per cycle, + BLOCK_CYCLES + TRANSPOSED_TAP_CYCLES taps
+             + transposition: max(loads / load rate, shuffles + merges, stores), a shuffle per cycle,
+               + BLOCK_CYCLES + TRANSPOSED_TAP_CYCLES taps
     store    vectors of outputs, but those of the transposition. Outputs that are not blocks begin anywhere in a line: a share
              (vector - element) / line of the vectors crosses into the next line, one access more.
     free     rows: max((multiply-adds + shuffles) / fma rate, loads / load rate) - dependency chains. In these cycles accumulators are
@@ -86,7 +87,8 @@ BLOCK_CYCLES, TRANSPOSED_TAP_CYCLES = 200.0, 6.0  # ends of loops, and weights (
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # loaded at once for transposition
 GATHERS, RESCALES = 2.0, 3.0  # form taps: shuffles beside a multiply-add, operations that rescale a vector (Zen 4: MobileNet-v2)
-# On AVX2 (14 layers, Zen 3): operations that rescale a vector; cycles to pad 16 elements, to start a group; to load a weight beyond those kept
+# On AVX2 (14 layers, Zen 3): operations that rescale a vector; cycles to pad 16 elements, to start a group, to load a weight beyond those
+# that registers keep
 WORDS_RESCALES, WORDS_PADDED, WORDS_STARTED, WORDS_LOADED, WORDS_KEPT = 11.0, 2.0, 200.0, 1.2, 6
 
 
