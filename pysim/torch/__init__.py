@@ -125,7 +125,7 @@ def optimize(
     `compiler`: whether on a GPU PyTorch's compiler, Inductor, fuses everything between the layers. A layer is then pysim's only where it is
     expected to be faster than the compiler's, and the first call takes about as long as with `torch.compile`. None, the default: the graph
     is compiled if what `runs` calls are expected to save is more than what compiling is expected to take; `report` says both. Otherwise, or
-    without Triton, PyTorch's operators run one by one between the layers. Where sizes differ between calls, so do those of FP32, and in
+    without Triton, PyTorch's operators run one by one between the layers. Where sizes differ between calls, FP32 runs so, too, and in
     TF32 and 16-bit types the compiler computes everything.
 
     `runs`: how many calls are expected of each kind of input, 250,000 if nothing is said.
