@@ -46,7 +46,8 @@ def made(way: str, model: Any, kept: Path | None) -> Any:
 
 def noted_compilations() -> list[list[float]]:
     """Of each graph that is compiled from now on: kernels, layers, expected seconds, seconds."""
-    compiled, found, kernels = import_module("pysim.torch.capture.compiled"), list[list[float]](), list[int]()
+    compiled: Any = import_module("pysim.torch.capture.compiled")
+    found, kernels = list[list[float]](), list[int]()
     between, compile_graph = compiled.seconds_between, compiled.Laid.compile
 
     def noted(*given: Any) -> Any:

@@ -24,7 +24,7 @@ def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix()
         problem = Gemm(m=1, n=int(filters), k=int(channels), trans_b=True)
         assert 0.81 < pytorch_seconds.pytorch_seconds(problem, gpu, (), True) * 1e6 / float(taken) < 1.28
     classifier = Gemm(m=1, n=1000, k=1280, trans_b=True)
-    assert pytorch_seconds.pytorch_seconds(classifier, gpu, (), True) < planner.plan(classifier, gpu, accuracy="strict").seconds / 2
+    assert pytorch_seconds.pytorch_seconds(classifier, gpu, (), True) < planner.plan(classifier, gpu, accuracy="strict").seconds
 
 
 POOLS = [
