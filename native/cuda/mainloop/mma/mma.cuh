@@ -26,7 +26,8 @@ namespace pysim::mma_sync {
 
 /* A row. PROMOTION: 0, or (tf32x3) the k after which the six products of thirds are added to the accumulators, that of an instruction or 64. `float` means
  * tf32: operands are rounded to nearest, as in cuBLAS, when they are loaded from shared memory. */
-template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_, int REPLACED_ON = 0, int LOWEST = CAPABILITY> struct Row {
+template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_, int REPLACED_ON = 0,
+          int LOWEST = CAPABILITY> struct Row {
     using In = In_;
     using Acc = std::conditional_t<sizeof(In) == 1, int, float>;
     enum { BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_, PROMOTION = PROMOTION_ };
@@ -179,7 +180,8 @@ template <class S, bool AS_WARPGROUPS> struct Product : Matrices<S> {
 };
 
 template <class R, bool TA, bool TB>
-__global__ void __launch_bounds__(R::THREADS, R::PROMOTION > 16 ? 2 : R::template Shape<TA, TB>::blocks) /* thirds of more k stay in registers */
+__global__ void __launch_bounds__(R::THREADS,
+                                  R::PROMOTION > 16 ? 2 : R::template Shape<TA, TB>::blocks) /* thirds of more k stay in registers */
     mma_kernel(const __grid_constant__ Problem p) {
     using S = typename R::template Shape<TA, TB>;
     if constexpr (R::BUILT) {
