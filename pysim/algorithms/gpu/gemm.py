@@ -371,7 +371,7 @@ def graph_saving(gpu: Gpu, problem: Gemm, schedule: GpuSchedule) -> float:
 
 
 def releases_next(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule) -> bool:
-    """Whether a launch lets the next one start before it ends (`releases` of native/cuda/mainloop/wgmma/kernel.cuh)."""
+    """Whether a launch lets the next one start before it ends (`releases` of native/cuda/mainloop/wgmma/releases.h)."""
     if not kernel.tiles.by_warpgroups or (problem.m + problem.n) * problem.k * problem.element_bytes < HELD_BACK_BYTES:
         return True
     blocks = schedule.splits * (1 if schedule.decomposition == "stream_k" else tiles_of(problem, kernel)) * kernel.tiles.blocks
