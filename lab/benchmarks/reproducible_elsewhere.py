@@ -39,12 +39,14 @@ def drawn(shape: tuple[int, ...]) -> Any:
 
 def write(to: Path, paths: list[str], batches: list[int]) -> None:
     """The graphs of each model for each batch; constants that are alike are kept once."""
-    from pysim.onnx import reading
+    from pysim.onnx.model import OnnxFile
+    from pysim.onnx.reading import graph_of
 
     seen: dict[Any, Any] = {}
     found: dict[str, dict[int, Graph]] = {}
     for path in paths:
-        graphs = {batch: reading.read_graph(path, batch, 7) for batch in batches}
+        file = OnnxFile(Path(path))
+        graphs = {batch: graph_of(file.weighted(batch, 7), file.name) for batch in batches}
         shapes = [{name: array.shape for name, array in graph.constants.items()} for graph in graphs.values()]
         of = found.setdefault(Path(path).stem, {})
         for batch, graph in graphs.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pysim.errors import MissingError, ProblemError, printable
-from pysim.onnx.names import text_of
+from pysim.onnx.protos import label_of
 from pysim.record.description import seconds_text
 
 _PREFIX = "pysim."
@@ -24,7 +24,7 @@ def annotate(path: Path, layers: Iterable[Mapping[str, Any]], into: Path) -> int
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # of protobuf, or of the file
         raise ProblemError(f"{path} cannot be read: {printable(str(error))}; run the command in the folder where it was measured") from None
-    nodes = {text_of(node.name or next(iter(node.output), "")): node for node in model.graph.node}
+    nodes = {label_of(node): node for node in model.graph.node}
     found = 0
     for layer in layers:
         for name, told in _told(layer):

@@ -4,10 +4,11 @@
 Values computed in a branch are renamed, since both branches may use the same names. Values that it reads from outside keep their names.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pysim.network.graph import Array
+from pysim.onnx.protos import STANDARD, graphs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -25,12 +26,6 @@ def captured(node: "onnx.NodeProto") -> tuple[str, ...]:
     return tuple(names)
 
 
-def graphs_of(node: "onnx.NodeProto") -> Iterable["onnx.GraphProto"]:
-    """The subgraphs of a node."""
-    for attribute in node.attribute:
-        yield from (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
-
-
 def with_branches(model: "onnx.ModelProto", known: Mapping[str, Array]) -> "onnx.ModelProto | None":
     """The model with each If of known condition replaced by its branch; None if there is no such If."""
     import onnx
@@ -46,7 +41,7 @@ def with_branches(model: "onnx.ModelProto", known: Mapping[str, Array]) -> "onnx
 
 
 def _decided(node: "onnx.NodeProto", known: Mapping[str, Array]) -> bool:
-    return node.op_type == "If" and node.domain in ("", "ai.onnx") and node.input[0] in known and known[node.input[0]].size == 1
+    return node.op_type == "If" and node.domain in STANDARD and node.input[0] in known and known[node.input[0]].size == 1
 
 
 def _branch(node: "onnx.NodeProto", at: int, known: Mapping[str, Array], graph: "onnx.GraphProto") -> list["onnx.NodeProto"]:

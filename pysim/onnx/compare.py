@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from pysim.comparison.compare import CERTAIN, at_clock, core_then, target_of
-from pysim.errors import MissingError, printable
+from pysim.errors import MissingError
 from pysim.machine.cpu import Machine
 from pysim.measure.clock import CpuClock, Timed, interleave
 from pysim.measure.speed import Speedometer
@@ -26,6 +26,7 @@ from pysim.network.graph import Array, Graph, Tensor
 from pysim.network.plan import Layer
 from pysim.onnx import reading
 from pysim.onnx.im2col_peer import Im2colNetwork
+from pysim.onnx.model import OnnxFile
 from pysim.record.measurement import CoreThen
 
 if TYPE_CHECKING:
@@ -77,9 +78,10 @@ def compare(
     show: Callable[[str], object] = lambda text: None,
 ) -> ModelComparison:
     """Checks a model file and times it, alone or beside ONNX Runtime; nothing wrong is timed. `show` gets each step."""
-    name = printable(str(path))
+    file = OnnxFile(Path(path))
+    name = file.name
     show(f"{name}: reading the model and preparing its weights")
-    proto = _with_logits(reading.load_model(path, batch, seed=_SEED))
+    proto = _with_logits(file.weighted(batch, _SEED))
     content = proto.SerializeToString() if peers else b""
     graph = reading.graph_of(proto, name)
     model = Network(graph, on, threads)

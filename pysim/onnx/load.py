@@ -14,7 +14,8 @@ from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.network import saved
 from pysim.network.execution import Network
-from pysim.onnx import reading
+from pysim.onnx.model import OnnxFile
+from pysim.onnx.reading import graph_of
 from pysim.problem.text import model_file
 from pysim.record.accuracy import ACCURACIES, Accuracy
 
@@ -79,7 +80,7 @@ def load(
     if not isinstance(path, str | Path):
         raise OperandError(f"path is {quoted(path)}; expected the path of a .onnx file")
     on, threads = host.runnable_any(machine), whole(threads, "threads", 1, MOST_THREADS)
-    path, asked = model_file(str(path)) or (path, None)
+    path, asked = model_file(str(path)) or (Path(path), None)
     if asked is not None and batch not in (None, asked):
         raise OperandError(f"batch is {quoted(batch)}, and the path asks for {asked}; expected one of them")
     seed = None if seed is None else whole(seed, "seed", 0)
@@ -87,13 +88,14 @@ def load(
     if isinstance(on, Gpu):
         raise PlanError(f"models run on CPUs, and {on.name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")
 
-    if saved.is_saved(Path(path)):
+    if saved.is_saved(path):
         if (batch, seed) != (None, None) or asked is not None or accuracy != "standard":
             raise OperandError("a saved network has its batch, weights and accuracy; give these when it is loaded from the model's file")
-        return Network.of_file(Path(path), on, threads)
+        return Network.of_file(path, on, threads)
+    file = OnnxFile(path)
 
     def made(batch: int | None) -> Network:
-        network = Network(reading.read_graph(path, batch, seed), on, threads, accuracy)
+        network = Network(graph_of(file.weighted(batch, seed), file.name), on, threads, accuracy)
         LOG.info("loaded %s: %d layers on %s, %.4g s predicted", path, len(network.plan.layers), on.name, network.plan.predicted_seconds)
         return network
 

@@ -6,60 +6,50 @@ from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from pysim.errors import ProblemError
-from pysim.onnx.branches import graphs_of
+from pysim.onnx.protos import ModelError, described, graphs_of, text_of
 
 if TYPE_CHECKING:
     import onnx
 
-_LONGEST = 200  # characters of a name or value in a message
 
-
-def text_of(name: str | bytes) -> str:
-    """A name as text, shortened to fit a line. Protobuf gives a name that is not UTF-8 as bytes."""
-    text = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def check_names(graph: "onnx.GraphProto", model: str, outer: Collection[str] = ()) -> None:
-    """ProblemError for a value that a node reads but nothing before it defines, and for a value defined twice. Subgraphs are checked, too;
+def check_names(graph: "onnx.GraphProto", outer: Collection[str] = ()) -> None:
+    """ModelError for a value that a node reads but nothing before it defines, and for a value defined twice. Subgraphs are checked, too;
     `outer` are the values of the graphs around one."""
     inputs, initializers = ([one.name for one in field] for field in (graph.input, graph.initializer))
     for names, what in ((inputs, "inputs"), (initializers, "initializers")):
         for name, count in Counter(names).items():
             if count > 1:
-                raise ProblemError(f'{model}: {count} {what} are named "{text_of(name)}"; each value needs a name of its own')
+                raise ModelError(f': {count} {what} are named "{text_of(name)}"; each value needs a name of its own')
     own = {*inputs, *initializers}
     later = {name for node in graph.node for name in node.output}
     for node in graph.node:
-        about = f'{model}: {text_of(node.op_type)} "{text_of(node.name or next(iter(node.output), ""))}"'
+        about = f": {described(node)}"
         for name in node.input:
             if name and name not in own and name not in outer:
                 early = " before a node computes it; nodes should be in the order of execution, without cycles"
                 undefined = ", but no node, initializer or input of the model defines it"
-                raise ProblemError(f'{about} reads "{text_of(name)}"{early if name in later else undefined}')
+                raise ModelError(f'{about} reads "{text_of(name)}"{early if name in later else undefined}')
         for inner in graphs_of(node):
-            check_names(inner, model, {*own, *outer})
+            check_names(inner, {*own, *outer})
         for name in filter(None, node.output):
             if name in own:
-                raise ProblemError(f'{about} computes "{text_of(name)}", which is already defined; each value needs a name of its own')
+                raise ModelError(f'{about} computes "{text_of(name)}", which is already defined; each value needs a name of its own')
             own.add(name)
     for value in graph.output:
         if value.name not in own and value.name not in outer:
-            raise ProblemError(f'{model}: no node, initializer or input defines its output "{text_of(value.name)}"')
+            raise ModelError(f': no node, initializer or input defines its output "{text_of(value.name)}"')
 
 
-def check_utf8(graph: "onnx.GraphProto", model: str) -> None:
-    """ProblemError for a node with a name that is not UTF-8: protobuf gives such a name as bytes."""
+def check_utf8(graph: "onnx.GraphProto") -> None:
+    """ModelError for a node with a name that is not UTF-8: protobuf gives such a name as bytes."""
     for node in graph.node:
         names = node.name, node.op_type, node.domain, *node.input, *node.output, *(one.name for one in node.attribute)
         if not all(isinstance(name, str) for name in names):
-            label = text_of(node.name or next(iter(node.output), ""))
-            raise ProblemError(f'{model}: {text_of(node.op_type)} "{label}" has a name that is no UTF-8')
+            raise ModelError(f": {described(node)} has a name that is no UTF-8")
 
 
-def check_nodes(model: "onnx.ModelProto", name: str) -> None:
-    """ProblemError for a node with more or fewer inputs, or with other attributes, than its operator allows.
+def check_nodes(model: "onnx.ModelProto") -> None:
+    """ModelError for a node with more or fewer inputs, or with other attributes, than its operator allows.
 
     Not checked are nodes with subgraphs, which may read values from around them, and operators that the model's opset does not know yet or
     no longer."""
@@ -75,5 +65,4 @@ def check_nodes(model: "onnx.ModelProto", name: str) -> None:
         try:
             onnx.checker.check_node(node, context)
         except onnx.checker.ValidationError as error:
-            label = f'{text_of(node.op_type)} "{text_of(node.name or next(iter(node.output), ""))}"'
-            raise ProblemError(f"{name}: {label} is not valid: {' '.join(str(error).split())}") from None
+            raise ModelError(f": {described(node)} is not valid: {' '.join(str(error).split())}") from None

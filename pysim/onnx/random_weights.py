@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pysim.network.graph import Array
-from pysim.onnx.layers import array_of
+from pysim.onnx.protos import array_of
 
 if TYPE_CHECKING:
     import onnx
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 _PART = 1 << 15  # elements
 
 
-def seeded(model: "onnx.ModelProto", seed: int, name: str) -> "onnx.ModelProto":
+def seeded(model: "onnx.ModelProto", seed: int) -> "onnx.ModelProto":
     """The model with random values for missing weights: normal with variance 2 / (C/g R S) for weights, 1 +- 0.1 for variances, +- 0.1 for
-    shifts, and 0.8 +- 0.1 for scales, which keeps residual sums from growing. ProblemError if a constant cannot be read."""
+    shifts, and 0.8 +- 0.1 for scales, which keeps residual sums from growing. ModelError if a constant cannot be read."""
     import onnx
 
     graph, rng = model.graph, np.random.default_rng(seed)
-    known = {tensor.name: array_of(tensor, name) for tensor in graph.initializer}
+    known = {tensor.name: array_of(tensor) for tensor in graph.initializer}
     shapes = {output: known[node.input[0]] for node in graph.node if node.op_type == "ConstantOfShape" and node.input[0] in known
               for output in node.output}  # fmt: skip
     for value in graph.input:

@@ -9,7 +9,6 @@ package's own definition of it. Its op is then, for example, "onnx.Conv", since 
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,67 +17,57 @@ from pysim.errors import ProblemError, printable
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, folded, live, renamed, without_empty
 from pysim.network.lowering.array_operators import Parts
 from pysim.network.operators import reference
-from pysim.onnx import layers, shape_inference
+from pysim.onnx import shape_inference
 from pysim.onnx.branches import captured, with_branches
-from pysim.onnx.external import load_external
 from pysim.onnx.lowering.conv1d import with_rows
 from pysim.onnx.lowering.fused import without_fused
 from pysim.onnx.lowering.operators import EXPANSIONS, LOWER, split
 from pysim.onnx.lowering.patterns import with_patterns
 from pysim.onnx.lowering.regions import with_regions
-from pysim.onnx.names import check_names, check_nodes, check_utf8, text_of
-from pysim.onnx.random_weights import seeded
+from pysim.onnx.names import check_names, check_nodes, check_utf8
+from pysim.onnx.protos import STANDARD, ModelError, array_of, attributes_of, described, label_of, of_model, text_of
+from pysim.onnx.shape_inference import ValueType
 
 if TYPE_CHECKING:
     import onnx
 
 _IDENTITIES = ("Dropout", "Identity")
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
-_STANDARD = ("", "ai.onnx")
 _MOST_FOLDED_BYTES = 1 << 31
 _MOST_ELEMENTS = (1 << 63) // 16  # complex numbers have 16 bytes
 
 
-def read_graph(path: str | Path, batch: int | None = None, seed: int | None = None) -> Graph:
-    """The graph of a model file for a batch. With a `seed`, missing weights are random. ProblemError names a node that cannot run."""
-    return graph_of(load_model(path, batch, seed), printable(str(path)))
-
-
-def load_model(path: str | Path, batch: int | None = None, seed: int | None = None) -> "onnx.ModelProto":
-    """The model with its batch set and weights filled in, as it is run here and by ONNX Runtime."""
-    model = layers.load(Path(path), printable(str(path)))
-    load_external(model, Path(path).resolve().parent, printable(str(path)))
-    model = model if seed is None else seeded(model, seed, printable(str(path)))
-    layers.set_batch(model.graph, printable(str(path)), batch)
-    return model
-
-
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     """The graph of a model in memory. Removes the weights from `model`."""
-    opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
-    constants = {tensor.name: layers.array_of(tensor, name) for tensor in model.graph.initializer}
-    declared = layers.undeclared(model.graph)
-    model = without_fused(layers.infer(model, name), name, opset)
-    check_utf8(model.graph, name)
-    check_names(model.graph, name)
-    check_nodes(model, name)
+    with of_model(name):
+        return _graph_of(model)
+
+
+def _graph_of(model: "onnx.ModelProto") -> Graph:
+    opset = max((one.version for one in model.opset_import if one.domain in STANDARD), default=1)
+    constants = {tensor.name: array_of(tensor) for tensor in model.graph.initializer}
+    declared = shape_inference.undeclared(model.graph)
+    model = without_fused(shape_inference.infer(model), opset)
+    check_utf8(model.graph)
+    check_names(model.graph)
+    check_nodes(model)
     outputs = tuple(value.name for value in model.graph.output)
     if not outputs:
-        raise ProblemError(f"{name} has no outputs; expected at least one")
-    read, graph = _settled(model, name, opset, Graph((), (), outputs, {}, constants))
+        raise ModelError(" has no outputs; expected at least one")
+    read, graph = _settled(model, opset, Graph((), (), outputs, {}, constants))
     while (taken := with_branches(model, graph.constants)) is not None:
         model = taken
-        constants |= {tensor.name: layers.array_of(tensor, name) for tensor in model.graph.initializer if tensor.name not in constants}
-        read, graph = _settled(model, name, opset, graph._replace(constants=constants))
+        constants |= {tensor.name: array_of(tensor) for tensor in model.graph.initializer if tensor.name not in constants}
+        read, graph = _settled(model, opset, graph._replace(constants=constants))
     if told := {value: of for value, of in declared.items() if not read.is_known(value) and shape_inference.is_known(of)}:
-        read, graph = _settled(model, name, opset, graph._replace(constants=constants), told)
+        read, graph = _settled(model, opset, graph._replace(constants=constants), told)
     makers = {value: f'{text_of(node.op_type)} "{text_of(node.name or value)}"' for node in model.graph.node for value in node.output}
-    shape_inference.check_declared(declared, read.types, name, makers)
+    shape_inference.check_declared(declared, read.types, makers)
     used = graph.users()  # an unused second output may have no known type
     nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
     graph = graph._replace(nodes=nodes)
     if not all(read.is_known(value) for node in graph.nodes for value in node.outputs if value):
-        layers.check_strictly(model, name)
+        shape_inference.check_strictly(model)
         graph = with_regions(graph, read.is_known)
     tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
     tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs) if value not in graph.constants}
@@ -87,13 +76,11 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     return live(read.lowered(with_rows(with_patterns(graph), opset)))
 
 
-def _settled(
-    model: "onnx.ModelProto", name: str, opset: int, graph: Graph, declared: shape_inference.Types | None = None
-) -> tuple["_Reader", Graph]:
+def _settled(model: "onnx.ModelProto", opset: int, graph: Graph, declared: shape_inference.Types | None = None) -> tuple["_Reader", Graph]:
     """A model's nodes as a graph, with every constant that follows from shapes. Repeats shape inference while new constants become known,
     since shapes may depend on them: for example, a model may compute half of its channels from a Shape."""
-    inferring, types = shape_inference.inferred(model, name, declared or {})
-    read = _Reader(name, opset, types, _places(model))
+    inferring, types = shape_inference.inferred(model, declared or {})
+    read = _Reader(opset, types, _places(model))
     inputs = tuple(value.name for value in model.graph.input if value.name not in graph.constants)
     known = {value: read.tensor(value) for value in inputs}
     nodes = tuple(map(read.plain, model.graph.node))
@@ -108,7 +95,7 @@ def _settled(
         if not found or all(read.is_known(value) for value in made):
             return read, graph
         told |= found.keys()
-        inferring, types = shape_inference.inferred(layers.with_constants(inferring, found), name, declared or {})
+        inferring, types = shape_inference.inferred(shape_inference.with_constants(inferring, found), declared or {})
         read = read._replace(types=types)
 
 
@@ -116,7 +103,7 @@ def _places(model: "onnx.ModelProto") -> dict[str, str]:
     """For each value, which node makes it, or else which reads it first, in words."""
     found: dict[str, str] = {}
     for node in model.graph.node:
-        label = f'{text_of(node.op_type)} "{text_of(node.name or next(iter(node.output), ""))}"'
+        label = described(node)
         for name in node.input:
             found.setdefault(name, f" before {label}")
         found |= dict.fromkeys(node.output, f" behind {label}")
@@ -125,7 +112,7 @@ def _places(model: "onnx.ModelProto") -> dict[str, str]:
 
 def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array] | None:
     """The outputs of a node; None for an If, which has no reference: `with_branches` replaces it, and for pools, whose windows are those of
-    `onnx_shapes`."""
+    `pysim.onnx.attributes`."""
     run = node.attributes.get("reference")
     if run is None or node.op in _POOLS:
         return None
@@ -160,45 +147,42 @@ def _dtype_of(element: str) -> np.dtype[Any] | None:
 class _Reader(NamedTuple):
     """Converts nodes of one model to the graph's form; `types` has the inferred type of each value."""
 
-    model: str
     opset: int
-    types: Mapping[str, layers.ValueType]
+    types: Mapping[str, ValueType]
     places: Mapping[str, str]
 
     def tensor(self, name: str) -> Tensor:
-        """The shape and type of a value; ProblemError, which names the node that makes or reads the value, if either is unknown."""
-        value, place = f'{self.model}: the value "{text_of(name)}"', self.places.get(name, "")
-        found = self.types.get(name, layers.ValueType(None, "UNDEFINED"))
+        """The shape and type of a value; ModelError, which names the node that makes or reads the value, if either is unknown."""
+        value, place = f': the value "{text_of(name)}"', self.places.get(name, "")
+        found = self.types.get(name, ValueType(None, "UNDEFINED"))
         sizes = found.sizes
         if sizes is None or not all(isinstance(size, int) for size in sizes):
             shape = "no known shape" if sizes is None else f"the dynamic shape [{', '.join(map(str, sizes))}]"
             right = "give the model fixed sizes (a symbolic batch is set)"
-            raise ProblemError(f"{value} has {shape}{place}; {right}")
+            raise ModelError(f"{value} has {shape}{place}; {right}")
         if any(isinstance(size, int) and size < 0 for size in sizes):
             by = place.replace(" behind ", ", made by ") + ","
-            raise ProblemError(f"{value}{by} has the negative shape {list(sizes)}")
+            raise ModelError(f"{value}{by} has the negative shape {list(sizes)}")
         if math.prod(size for size in sizes if isinstance(size, int)) > _MOST_ELEMENTS:
-            raise ProblemError(f"{value} has the shape {list(sizes)}{place}, whose bytes exceed int64")
+            raise ModelError(f"{value} has the shape {list(sizes)}{place}, whose bytes exceed int64")
         dtype = _dtype_of(found.element)
         if dtype is None:
-            raise ProblemError(f"{value} has no known type{place}")
+            raise ModelError(f"{value} has no known type{place}")
         if dtype.kind == "O":
-            raise ProblemError(f"{value} is text{place}; nothing here computes with that")
+            raise ModelError(f"{value} is text{place}; nothing here computes with that")
         return Tensor(tuple(size for size in sizes if isinstance(size, int)), dtype)
 
     def is_known(self, name: str) -> bool:
-        return shape_inference.is_known(self.types.get(name, layers.ValueType(None, "")))
+        return shape_inference.is_known(self.types.get(name, ValueType(None, "")))
 
     def plain(self, proto: "onnx.NodeProto") -> Node:
         """A node with its attributes and its reference; ProblemError if nothing can run it."""
-        import onnx
-
-        label = text_of(proto.name or next(iter(proto.output), ""))
-        attributes = {one.name: onnx.helper.get_attribute_value(one) for one in proto.attribute}
-        if proto.op_type == "If" and proto.domain in _STANDARD:
+        label = label_of(proto)
+        attributes = attributes_of(proto)
+        if proto.op_type == "If" and proto.domain in STANDARD:
             return Node("If", label, (*proto.input, *captured(proto)), tuple(proto.output), attributes)
         if any(one.HasField("g") or one.graphs for one in proto.attribute):
-            raise ProblemError(f'{self.model}: {proto.op_type} "{printable(label)}" cannot be run: control flow inside a model is not run')
+            raise ModelError(f': {proto.op_type} "{printable(label)}" cannot be run: control flow inside a model is not run')
         elements = {name: found.element for name in proto.input if (found := self.types.get(name))}
         attributes |= {"reference": reference(proto, self.opset, elements), "proto": proto}
         return Node(proto.op_type, label, tuple(proto.input), tuple(proto.output), attributes)
@@ -226,7 +210,7 @@ class _Reader(NamedTuple):
                 continue
             if node.op == "If":
                 why = "its condition is not known before the model runs, and control flow is not run"
-                raise ProblemError(f'{self.model}: If "{printable(node.name)}" cannot be run: {why}')
+                raise ModelError(f': If "{printable(node.name)}" cannot be run: {why}')
             for part, shape in self._forms(node, graph, constants):
                 if shape is not None:
                     tensors[part.output] = shape if isinstance(shape, Tensor) else Tensor(shape, tensors[node.outputs[0]].dtype)

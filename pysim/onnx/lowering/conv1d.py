@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysim.network.graph import Graph, Node, live
 from pysim.network.operators import reference
+from pysim.onnx.protos import attributes_of
 
 if TYPE_CHECKING:
     import onnx
@@ -83,12 +84,7 @@ class _Rows:
         yield Node("View", image, (image,), (name,))
 
     def _attributes(self, proto: "onnx.NodeProto") -> dict[str, Any]:
-        from onnx.helper import get_attribute_value
-
-        return {one.name: get_attribute_value(one) for one in proto.attribute} | {
-            "proto": proto,
-            "reference": reference(proto, self._opset, {}),
-        }
+        return attributes_of(proto) | {"proto": proto, "reference": reference(proto, self._opset, {})}
 
 
 def _of_rows(proto: "onnx.NodeProto") -> "onnx.NodeProto":

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pysim.errors import ProblemError
-from pysim.onnx import layers
 from pysim.onnx.lowering import fused_integers
-from pysim.onnx.names import text_of
+from pysim.onnx.protos import STANDARD, attributes_of, label_of, text_of
+from pysim.onnx.shape_inference import ValueType, infer, tensors_of
 
 if TYPE_CHECKING:
     import onnx
@@ -37,13 +37,11 @@ _ACTIVATIONS = {  # -> the names of their numbers
 class _Parts:
     """The standard nodes that one fused node becomes. Inner values and nodes are named after it."""
 
-    def __init__(self, node: "onnx.NodeProto", types: dict[str, layers.ValueType], opset: int) -> None:
-        import onnx
-
+    def __init__(self, node: "onnx.NodeProto", types: dict[str, ValueType], opset: int) -> None:
         self.node, self.types, self.opset = node, types, opset
-        self.given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+        self.given = attributes_of(node)
         self.inputs = [*node.input, *[""] * 5]
-        self.element = types.get(self.inputs[0], layers.ValueType(None, "UNDEFINED")).element
+        self.element = types.get(self.inputs[0], ValueType(None, "UNDEFINED")).element
         self.nodes: list[onnx.NodeProto] = []
 
     def found(self) -> list["onnx.NodeProto"]:
@@ -56,7 +54,7 @@ class _Parts:
         return self.nodes
 
     def refuse(self, why: str) -> ProblemError:
-        return ProblemError(f'{self.node.op_type} "{text_of(self.node.name or next(iter(self.node.output), ""))}" cannot be run: {why}')
+        return ProblemError(f'{self.node.op_type} "{label_of(self.node)}" cannot be run: {why}')
 
     def add(self, op: str, inputs: list[str], last: bool = False, **attributes: Any) -> str:
         import onnx
@@ -147,7 +145,7 @@ def _matmul(p: _Parts) -> None:
         raise p.refuse("its operands are transposed into batches (transBatchA, transBatchB)")
     sides = []
     for name, what in zip(p.inputs, ("transA", "transB"), strict=False):
-        sizes = p.types.get(name, layers.ValueType(None, "")).sizes
+        sizes = p.types.get(name, ValueType(None, "")).sizes
         if p.given.get(what) and sizes is None:
             raise p.refuse(f'the number of axes of "{text_of(name)}", which it transposes, is not known')
         rank = len(sizes or ())
@@ -205,7 +203,7 @@ _FORMS = {
 }  # fmt: skip
 
 
-def without_fused(model: "onnx.ModelProto", name: str, opset: int) -> "onnx.ModelProto":
+def without_fused(model: "onnx.ModelProto", opset: int) -> "onnx.ModelProto":
     """The inferred model with fused nodes replaced. ProblemError for one that has no standard meaning here. What a node's parts are may
     depend on its inputs' types, so nodes are replaced from the front, as far as those are known, and inference continues."""
     held = {one.name for one in model.graph.initializer}
@@ -213,13 +211,13 @@ def without_fused(model: "onnx.ModelProto", name: str, opset: int) -> "onnx.Mode
     tried = set[str]()  # results of operators of ONNX that stay what they are
 
     def is_fused(node: "onnx.NodeProto") -> bool:
-        own = node.op_type in fused_integers.STANDARD and node.domain in ("", "ai.onnx") and not tried.issuperset(node.output)
+        own = node.op_type in fused_integers.STANDARD and node.domain in STANDARD and not tried.issuperset(node.output)
         return own or (node.domain == DOMAIN and node.op_type in _FORMS and node.op_type not in fused_integers.STANDARD)
 
     while any(map(is_fused, model.graph.node)):
-        types, nodes, progress = layers.tensors_of(model), [], False
+        types, nodes, progress = tensors_of(model), [], False
         for node in model.graph.node:
-            known = types.get(node.input[0], layers.ValueType(None, "UNDEFINED")).element != "UNDEFINED" if node.input else True
+            known = types.get(node.input[0], ValueType(None, "UNDEFINED")).element != "UNDEFINED" if node.input else True
             if not is_fused(node) or (not known and progress):
                 nodes.append(node)
                 continue
@@ -232,5 +230,5 @@ def without_fused(model: "onnx.ModelProto", name: str, opset: int) -> "onnx.Mode
         kept = [type(node).FromString(node.SerializeToString()) for node in nodes]
         del model.graph.node[:]
         model.graph.node.extend(kept)
-        model = layers.infer(model, name)
+        model = infer(model)
     return model

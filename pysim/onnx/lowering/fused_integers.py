@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from pysim.onnx import layers
+from pysim.onnx.shape_inference import ValueType
 
 _INT32 = 6  # onnx.TensorProto.INT32
 STANDARD = ("QLinearConv", "QLinearMatMul")  # of ONNX itself: replaced if all but their first input are constants
 
 
-def becomes_layer(node: Any, types: dict[str, layers.ValueType], held: set[str]) -> bool:
+def becomes_layer(node: Any, types: dict[str, ValueType], held: set[str]) -> bool:
     """Whether a QLinearConv or QLinearMatMul is a layer with constant weights, of one scale of inputs and results in float32."""
     inputs = [*node.input, *[""] * 9]
     if any(name and name not in held for at, name in enumerate(inputs) if at > 0):
         return False
-    scales = [types.get(inputs[at], layers.ValueType(None, "")) for at in (1, 4, 6)]
+    scales = [types.get(inputs[at], ValueType(None, "")) for at in (1, 4, 6)]
     single = all(one.sizes in ((), (1,)) for one in (scales[0], scales[2]))
-    x, w = (types.get(inputs[at], layers.ValueType(None, "")).sizes for at in (0, 3))
+    x, w = (types.get(inputs[at], ValueType(None, "")).sizes for at in (0, 3))
     ranks = (len(x or ()), len(w or ()))
     return single and {one.element for one in scales} == {"FLOAT"} and (ranks == (4, 4) if node.op_type == "QLinearConv" else ranks[1] == 2)
 

@@ -23,8 +23,10 @@ from pysim.network.numpy_ops.operators import backward_too
 from pysim.network.numpy_ops.recurrent import INPUTS, WEIGHTS, recurrent
 from pysim.network.numpy_ops.selecting import widened, with_places
 from pysim.network.operators import UFUNCS, checked
-from pysim.onnx import layers, shape_inference
+from pysim.onnx import layers
+from pysim.onnx.attributes import integers_of, pads_of, pool_of, transposed_of
 from pysim.onnx.lowering.quantities import conv_integer, dequantize, quantize
+from pysim.onnx.shape_inference import ValueType
 
 _SLOPE, _STEEPNESS, _EPSILON = (float(np.float32(number)) for number in (0.01, 0.2, 1e-5))  # defaults are float32, as attributes are
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
@@ -38,7 +40,7 @@ def is_image(name: str, graph: Graph) -> bool:
 def _problem(node: Node, graph: Graph) -> Any:
     """The convolution or product that a node computes, or None if the kernels do not support it."""
     kinds = {"float32": "FLOAT", "float64": "DOUBLE"}
-    seen = {name: layers.ValueType(graph.tensors[name].shape, kinds.get(graph.tensors[name].dtype.name, "")) for name in node.inputs[:2]}
+    seen = {name: ValueType(graph.tensors[name].shape, kinds.get(graph.tensors[name].dtype.name, "")) for name in node.inputs[:2]}
     try:
         return layers.read_node(node.attributes["proto"], seen | dict(zip(node.attributes["proto"].input, seen.values(), strict=False)))
     except ProblemError:
@@ -85,9 +87,9 @@ def _conv_by_taps(node: Node, graph: Graph, constant: bool) -> Node | None:
     if not graph.tensors[node.inputs[0]].native or len(x) < 3:
         return None
     ones = [1] * (len(x) - 2)
-    strides, dilations = (layers.integers_of(given, name, ones) for name in ("strides", "dilations"))
+    strides, dilations = (integers_of(given, name, ones) for name in ("strides", "dilations"))
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, w[2:], strict=True)]
-    pads = layers.pads_of(given, [*x[2:]], extents, strides)
+    pads = pads_of(given, [*x[2:]], extents, strides)
     about = {"strides": strides, "dilations": dilations, "pads": pads, "group": given.get("group", 1)}
     return Node("Conv" if constant and len(x) == 5 else "ConvByTaps", node.name, node.inputs, node.outputs, about)
 
@@ -95,9 +97,9 @@ def _conv_by_taps(node: Node, graph: Graph, constant: bool) -> Node | None:
 def _check_window(node: Node, graph: Graph) -> None:
     """ProblemError for a window larger than the padded image. Shape inference does not reject it: it infers one output."""
     given, (sizes, kernel) = node.attributes, [list(graph.tensors[name].shape[2:]) for name in node.inputs[:2]]
-    dilations, strides = (layers.integers_of(given, name, [1] * len(sizes)) for name in ("dilations", "strides"))
+    dilations, strides = (integers_of(given, name, [1] * len(sizes)) for name in ("dilations", "strides"))
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
-    pads = layers.pads_of(given, sizes, extents, strides)
+    pads = pads_of(given, sizes, extents, strides)
     padded = [sum(sides) for sides in zip(sizes, pads[: len(sizes)], pads[len(sizes) :], strict=True)]
     if any(extent > size for extent, size in zip(extents, padded, strict=True)):
         raise ProblemError(f'{node.op} "{printable(node.name)}": its window spans {extents}, more than the padded image, {padded}')
@@ -109,7 +111,7 @@ def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> N
     if not graph.tensors[node.inputs[0]].native:
         return None
     sizes, kernel = (graph.tensors[name].shape[2:] for name in node.inputs[:2])
-    window = shape_inference.transposed_of(node.attributes, sizes, kernel)
+    window = transposed_of(node.attributes, sizes, kernel)
     about = {"strides": window.strides, "dilations": window.dilations, "pads": window.pads, "group": node.attributes.get("group", 1)}
     return Node(node.op, node.name, node.inputs, node.outputs, about)
 
@@ -124,7 +126,7 @@ def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node 
     problem, given = _problem(node, graph), node.attributes
     if problem is not None and any(node.inputs[2:]):
         try:
-            layers.check_addend(problem, layers.ValueType(graph.tensors[node.inputs[2]].shape, ""))
+            layers.check_addend(problem, ValueType(graph.tensors[node.inputs[2]].shape, ""))
         except ProblemError as error:
             raise ProblemError(f'{node.op} "{printable(node.name)}": {error}') from None
     inputs = node.inputs if given.get("beta", 1.0) else node.inputs[:2]  # with 0, C is not read
@@ -228,7 +230,7 @@ def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     sizes = list(graph.tensors[node.inputs[0]].shape[2:])
     if not sizes:
         return None
-    found = shape_inference.pool_of(node.attributes, sizes)
+    found = pool_of(node.attributes, sizes)
     if any(node.outputs[1:]):
         by_columns = bool(node.attributes.get("storage_order"))
         return node._replace(op="onnx.MaxPool", attributes={"reference": lambda inputs: with_places(inputs[0], *found, by_columns)})

@@ -9,6 +9,7 @@ from pysim.errors import ProblemError
 from pysim.network.graph import Graph, Node
 from pysim.network.lowering.array_operators import Constants
 from pysim.onnx import layers
+from pysim.onnx.shape_inference import ValueType
 from pysim.runtime.integer_steps import BYTES, Quantity
 
 _SINGLE = (None, 0, 1)  # precisions: unset, or float32
@@ -42,7 +43,7 @@ def conv_integer(node: Node, graph: Graph, constants: Constants, opset: int) -> 
     """The node with its problem; it runs by its definition unless it becomes part of an integer layer."""
     if len(graph.tensors[node.inputs[0]].shape) != 4:
         return node
-    x, w = (layers.ValueType(graph.tensors[name].shape, "INT8") for name in node.inputs[:2])
+    x, w = (ValueType(graph.tensors[name].shape, "INT8") for name in node.inputs[:2])
     try:
         problem = layers.conv_of(x, w, node.attributes, "s8")
     except ProblemError:

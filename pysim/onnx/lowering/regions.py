@@ -2,7 +2,7 @@
 """Values whose shapes are known only when a model runs: the nodes between values of known shapes run as one node.
 
 A region is all nodes that make or read such a value, and what lies between them. It runs node by node by their definitions, on arrays of
-any shape. What other nodes read of it, or the model gives, has a known shape, or `onnx_graph` refuses the model.
+any shape. What other nodes read of it, or the model gives, has a known shape, or `pysim.onnx.reading` refuses the model.
 
 Worked number: ReduceSum(Mul(x, x), axes), whose axes are an input, then a Sqrt of a declared shape: the sum has no known shape; ReduceSum
 and Sqrt are a region, the Mul is a planned node.

@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pysim.errors import MissingError, ProblemError
-from pysim.onnx.layers import Skipped, read
+from pysim.onnx.layers import read
+from pysim.onnx.model import Skipped
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, parse, resolve
