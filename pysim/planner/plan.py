@@ -57,11 +57,16 @@ def planned(request: Request) -> Plan:
 def _best(request: Request) -> Plan:
     """The best plan. Its alternatives are predicted when they are first read, if the plan can be found without them."""
     limited = request.memory_limit is not None  # a pruned schedule may need less workspace
+
+    @cache
+    def full() -> Plan:
+        return Table.of(asked(request), exhaustive=limited).ranked(1)[0]
+
     if request.model == "full" and request.any_error and request.schedule is None and request.threads == 1 and not limited:
-        table, full = Table.of(request._replace(most=np.inf), exhaustive=False), cache(lambda: _ranked(request, 1, exhaustive=False)[0])
+        table = Table.of(request._replace(most=np.inf), exhaustive=False)
         if table.cycles.size:
             return table.best_plan(Later(lambda: full().considered), Later(lambda: full().rejected))
-    return _ranked(request, 1, exhaustive=limited)[0]
+    return full()
 
 
 def forget() -> None:
@@ -77,7 +82,7 @@ def plans(problem: str | Workload, machine: str | Machine | Gpu, top: int = 10, 
 
 def ranked(request: Request, top: int) -> list[Plan]:
     """The `top` plans of least predicted cost for a checked request, best first."""
-    return _ranked(request, top, exhaustive=True)
+    return Table.of(asked(request), exhaustive=True).ranked(top)
 
 
 def candidates(
@@ -97,16 +102,6 @@ def candidates(
         raise PlanError(table.why_none(table.rejected))
     near = order[table.cycles[order] <= within * table.cycles[order[0]]]
     return [(table.schedule(at), float(table.cycles[at]) / request.machine.clock_hz) for at in near.tolist()]
-
-
-def _ranked(request: Request, top: int, exhaustive: bool) -> list[Plan]:
-    """The `top` best plans, best first."""
-    table = Table.of(asked(request), exhaustive)
-    order, above = table.within_memory()
-    inaccurate = table.inaccurate()
-    if not order.size:
-        raise PlanError(table.why_none((*above, *inaccurate, *table.rejected)))
-    return table.plans(order, top, (*above, *inaccurate, *table.rejected))
 
 
 def request_of(problem: Workload, machine: Machine | Gpu, name: str | None = None, **terms: Any) -> Request:

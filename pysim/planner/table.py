@@ -25,7 +25,7 @@ from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithms_for, reproducible
 from pysim.algorithms.interface import Algorithm, Array, Candidates, least_cycles
 from pysim.cachemodel.costs import Costs
-from pysim.errors import choose
+from pysim.errors import PlanError, choose
 from pysim.planner.accuracy_filter import accurate
 from pysim.problem.conv import Conv
 from pysim.record.cost import Cost, CsaCost, NoneLegal, Reason, Rejected
@@ -135,8 +135,12 @@ class Table(NamedTuple):
         ]
         return tuple(one for _, one in sorted(refused, key=lambda item: item[0]))
 
-    def plans(self, order: NDArray[np.int64], top: int, rejected: Sequence[Rejected]) -> list[Plan]:
-        """The plans of the `top` first places, each with the best of every kind and the kernels that lost."""
+    def ranked(self, top: int) -> list[Plan]:
+        """The plans of least predicted cost, best first, each with the best of every kind and the kernels that lost."""
+        order, above = self.within_memory()
+        rejected = (*above, *self.inaccurate(), *self.rejected)
+        if not order.size:
+            raise PlanError(self.why_none(rejected))
         order = self.best_first(order)
         first, best = order[_firsts(self.kind[order])].tolist(), order[:top].tolist()
         costs = {at: self._cost(at) for at in (*first, *best[1:])}  # the best of all is the first of the kinds
