@@ -310,7 +310,7 @@ pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes
 pysim_status pysim_probe_line_transfer(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_line);
 
 /* Exact cache simulation. A hierarchy is `levels` caches, L1 first, seen by `cores` cores; its whole state lies in one buffer of
- * the caller (8-byte aligned, no pointers inside: a copy of the bytes is a copy of the caches). docs: native/simulator/simulate.h. */
+ * the caller (8-byte aligned, no pointers inside: a copy of the bytes is a copy of the caches). docs: native/simulator/simulate_levels.h. */
 enum {
     PYSIM_CACHE_LEVELS = 8,  /* at most */
     PYSIM_CACHE_CORES = 256, /* at most */

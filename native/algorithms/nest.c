@@ -15,6 +15,7 @@
 
 #include "abi/status.h"
 #include "algorithm.h"
+#include "algorithms/nest.h"
 #include "algorithms/nest/ahead.h"
 
 static int64_t window_tiles(const pysim_nest *n) { return pysim_ceil_div(n->windows, n->schedule.windows); }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * ABI entry points for operators between convolutions and for chains of calls: arguments are checked here, the loops of loops.h compute. */
+ * ABI entry points for operators between convolutions: arguments are checked here, the loops of loops.h compute. */
 #include <string.h>
 
 #include "algorithms/nest.h"
@@ -88,8 +88,8 @@ static void map_planes(const void *operator, int64_t begin, int64_t end) {
     }
 }
 
-static pysim_status run_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y,
-                            int32_t threads) {
+pysim_status pysim_share_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y,
+                             int32_t threads) {
     map_run r = {.map = m, .x = x, .scale = scale, .shift = shift, .y = y};
     if (!m || !e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the %s is NULL", m ? "epilogue" : "map");
     pysim_status status = pysim_loops_of(m->dtype, &r.loops);
@@ -102,7 +102,7 @@ static pysim_status run_map(const pysim_map *m, const pysim_epilogue *e, const v
 }
 
 pysim_status pysim_run_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y) {
-    return run_map(m, e, x, scale, shift, y, 1);
+    return pysim_share_map(m, e, x, scale, shift, y, 1);
 }
 
 pysim_status pysim_check_pool(const pysim_pool *p, const void *x, const void *y) {
@@ -152,7 +152,7 @@ static void pool_planes(const void *operator, int64_t begin, int64_t end) {
     r->loops->pool(&some, r->x + begin * some.height * some.width * bytes, r->y + begin * some.out_h * some.out_w * bytes);
 }
 
-static pysim_status run_pool(const pysim_pool *p, const void *x, void *y, int32_t threads) {
+pysim_status pysim_share_pool(const pysim_pool *p, const void *x, void *y, int32_t threads) {
     pool_run r = {.pool = p, .x = x, .y = y};
     if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pool is NULL");
     pysim_status status = pysim_loops_of(p->dtype, &r.loops);
@@ -162,7 +162,7 @@ static pysim_status run_pool(const pysim_pool *p, const void *x, void *y, int32_
     return PYSIM_OK;
 }
 
-pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) { return run_pool(p, x, y, 1); }
+pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) { return pysim_share_pool(p, x, y, 1); }
 
 static pysim_status check_reorder(const pysim_reorder *r, const void *x, const void *y) {
     const int64_t sizes[] = {r->planes, r->size, r->block}, all[] = {r->planes, r->size, pysim_dtype_bytes(r->dtype)};
@@ -193,7 +193,7 @@ static void reorder_planes(const void *operator, int64_t begin, int64_t end) {
     }
 }
 
-static pysim_status run_reorder(const pysim_reorder *of, const void *x, void *y, int32_t threads) {
+pysim_status pysim_share_reorder(const pysim_reorder *of, const void *x, void *y, int32_t threads) {
     reorder_run r = {.of = of, .x = x, .y = y};
     const pysim_loops *loops;
     if (!of) return pysim_fail(PYSIM_BAD_ARGUMENT, "the reordering is NULL");
@@ -204,7 +204,7 @@ static pysim_status run_reorder(const pysim_reorder *of, const void *x, void *y,
     return PYSIM_OK;
 }
 
-pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y) { return run_reorder(r, x, y, 1); }
+pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y) { return pysim_share_reorder(r, x, y, 1); }
 
 enum { MAX_AXES = 6 }; /* axes of a copy */
 
@@ -335,7 +335,7 @@ static void copy_range(const void *operator, int64_t begin, int64_t end) {
     copy_axes(&some, r->loops, 0, r->x + begin * some.from[r->axis] * bytes, r->y + begin * some.to[r->axis] * bytes, bytes);
 }
 
-static pysim_status run_copy(const pysim_copy *c, const void *x, void *y, int32_t threads) {
+pysim_status pysim_share_copy(const pysim_copy *c, const void *x, void *y, int32_t threads) {
     copy_run r = {.of = c, .x = x, .y = y}; /* bytes need no loops */
     if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the copy is NULL");
     pysim_status status = c->dtype == PYSIM_S8 ? PYSIM_OK : pysim_loops_of(c->dtype, &r.loops);
@@ -348,49 +348,4 @@ static pysim_status run_copy(const pysim_copy *c, const void *x, void *y, int32_
     return PYSIM_OK;
 }
 
-pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) { return run_copy(c, x, y, 1); }
-
-static pysim_status run_step(const pysim_step *s) {
-    int64_t bytes;
-    if (s->threads != 0) { /* only for the check of `threads` */
-        const pysim_status status = pysim_threads_workspace(0, s->threads, &bytes);
-        if (status != PYSIM_OK) return status;
-    }
-    switch (s->kind) {
-    case PYSIM_STEP_RUN:
-        return pysim_run_job(s->of, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes, NULL);
-    case PYSIM_STEP_MAP: return run_map(s->of, s->epilogue, s->first, s->second, s->third, s->result, s->threads);
-    case PYSIM_STEP_POOL: return run_pool(s->of, s->first, s->result, s->threads);
-    case PYSIM_STEP_REORDER: return run_reorder(s->of, s->first, s->result, s->threads);
-    case PYSIM_STEP_COPY: return run_copy(s->of, s->first, s->result, s->threads);
-    case PYSIM_STEP_PAIR: return pysim_share_pair(s->of, s->epilogue, s->first, s->second, s->result, s->threads);
-    case PYSIM_STEP_ROWS: return pysim_share_rows(s->of, s->first, s->second, s->third, s->result, s->threads);
-    case PYSIM_STEP_TAKE: return pysim_run_take(s->of, s->first, s->second, s->third, s->result);
-    case PYSIM_STEP_PRODUCTS:
-        return pysim_run_products(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace,
-                                  s->workspace_bytes);
-    case PYSIM_STEP_ATTENTION:
-        return pysim_run_attention(s->of, s->threads, s->first, s->second, s->third, s->result, s->workspace, s->workspace_bytes);
-    case PYSIM_STEP_QUANTIZE:
-    case PYSIM_STEP_DEQUANTIZE:
-    case PYSIM_STEP_QUANTIZE_RANGE:
-    case PYSIM_STEP_SUMS:
-    case PYSIM_STEP_TABLE:
-    case PYSIM_STEP_BYTE_PAIR:
-    case PYSIM_STEP_BYTE_POOL:
-    case PYSIM_STEP_BYTE_PAD: return pysim_run_integer_step(s);
-    case PYSIM_STEP_FOLD: return pysim_run_fold(s->of, s->first, s->result);
-    case PYSIM_STEP_BEST: return pysim_run_best(s->of, s->first, s->result, (int64_t *)s->third);
-    case PYSIM_STEP_HALVES: return pysim_run_halves(s->of, s->first, s->result);
-    case PYSIM_STEP_SAMPLE: return pysim_run_sample(s->of, s->first, s->second, s->result);
-    case PYSIM_STEP_RECURRENT: return pysim_run_recurrent(s->of, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
-    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 22 (recurrent)", (int)s->kind);
-    }
-}
-
-pysim_status pysim_run_steps(const pysim_step *steps, int64_t count) {
-    pysim_status status = PYSIM_OK;
-    if (count > 0 && !steps) return pysim_fail(PYSIM_BAD_ARGUMENT, "steps is NULL");
-    for (int64_t i = 0; i < count && status == PYSIM_OK; i++) status = run_step(&steps[i]);
-    return status;
-}
+pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) { return pysim_share_copy(c, x, y, 1); }

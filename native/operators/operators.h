@@ -13,6 +13,12 @@ typedef void pysim_range_of_items(const void *operator, int64_t begin, int64_t e
  * reads mostly what it wrote in the layer before. `block`: 0 or 1 for single items. */
 void pysim_share_items(int64_t items, int64_t block, int64_t item_bytes, int32_t threads, pysim_range_of_items *compute,
                        const void *operator);
+/* The operators, divided among threads. */
+pysim_status pysim_share_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y,
+                             int32_t threads);
+pysim_status pysim_share_pool(const pysim_pool *p, const void *x, void *y, int32_t threads);
+pysim_status pysim_share_reorder(const pysim_reorder *of, const void *x, void *y, int32_t threads);
+pysim_status pysim_share_copy(const pysim_copy *c, const void *x, void *y, int32_t threads);
 pysim_status pysim_share_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y, int32_t threads);
 pysim_status pysim_share_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y, int32_t threads);
 /* A step of one of the kinds of integers.c. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * ABI entry points of the cache simulator: argument checks, the layout of the caller's buffer, and queries. The rules of the simulation and
- * the meaning of every counter are in simulate.h; the loop over accesses is simulate_run.c.
+ * the meaning of every counter are in simulate_levels.h; the loop over accesses is simulate_run.c.
  *
  * Worked number: L1 of 64 sets x 8 ways takes 64 + 64*8*16 = 8256 bytes of state, 16 per way. */
-#include "simulate.h"
+#include "simulate_levels.h"
 #include "abi/status.h"
 #include <string.h>
 

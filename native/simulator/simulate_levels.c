@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The interaction of cache levels: fills, evictions, write-backs, inclusion, coherence, prefetch (rules: simulate.h). Calls go outward (level i calls
+ * The interaction of cache levels: fills, evictions, write-backs, inclusion, coherence, prefetch (rules: simulate_levels.h). Calls go outward (level i calls
  * level i+1), so the depth is bounded by the number of levels; the only inward call drops a line. */
-#include "simulate.h"
+#include "simulate_levels.h"
 #include <string.h>
 
 enum { THROUGH = 0, VICTIM = 1, CORE = 2 }; /* origin of a store: written through, a displaced line, the core */

@@ -5,7 +5,7 @@
  * On a packed-tile trace with 8 % misses in L1 (lab/benchmarks/cache_speed.py) a hit takes about 1.5 ns on a Zen 4 core, a miss that hits L2 20 ns.
  * What paid: no work for a repeated line; remembering each line's last way instead of searching; timestamps instead of a sorted set, so that
  * the remembered way stays valid; prefetching the next level's set before searching this one. */
-#include "simulate.h"
+#include "simulate_levels.h"
 
 enum { PLACE_BITS = 10 };
 

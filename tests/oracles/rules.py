@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rule of `native/simulator/simulate.h` once more, in Python: policies, write modes, inclusion, coherence, prefetch, owners.
+"""Every rule of `native/simulator/simulate_levels.h` once more, in Python: policies, write modes, inclusion, coherence, prefetch, owners.
 
 Written for the reader, not for speed: a way is a small object, a set is a list of ways (None where empty), a victim is found by
 searching. Nothing here knows how the native library stores anything.

@@ -3,7 +3,7 @@
  * of nest.c. */
 #ifndef PYSIM_NEST_AHEAD_H
 #define PYSIM_NEST_AHEAD_H
-#include "algorithms/nest.h"
+#include "algorithms/nest/data.h"
 
 enum { ALIGN = 64 };
 

@@ -3,7 +3,7 @@
 
 Up to 8 set-associative levels, private or shared by several cores. By default a level is write-back,
 write-allocate and non-inclusive with LRU replacement; a miss fills every level it passed, and an access that straddles lines
-touches each. `native/simulator/simulate.h` states the rules in full, for every policy, and defines the counters.
+touches each. `native/simulator/simulate_levels.h` states the rules in full, for every policy, and defines the counters.
 
 At L1 a load or store is one line touched by the core. Further out a load is a line read by the level inside (for its load misses, for its
 store misses that allocate, for its prefetches), and a store is a write-back or a write-through from it. So the `misses` of a level
@@ -77,7 +77,7 @@ class Cache(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Events at one level; `native/simulator/simulate.h` defines each number. Bytes are those between it and the next level."""
+    """Events at one level; `native/simulator/simulate_levels.h` defines each number. Bytes are those between it and the next level."""
 
     loads: int = 0
     stores: int = 0

@@ -28,8 +28,8 @@
  *   other prefetches). next-line reads the `degree` following lines. stream keeps the 16 last used 4 KiB pages: the second step in
  *   one direction within a page, and every further one, reads `degree` lines ahead. Neither crosses the page, and lines that are
  *   there are skipped. The lines are read after the access that trained is done, nearest level first. */
-#ifndef PYSIM_SIMULATE_H
-#define PYSIM_SIMULATE_H
+#ifndef PYSIM_SIMULATE_LEVELS_H
+#define PYSIM_SIMULATE_LEVELS_H
 #include "pysim.h"
 
 /* A way is a word, line number << 8 | owner << 3 | flags, 0 where it is empty; and the time of its last use (LRU) or its fill
