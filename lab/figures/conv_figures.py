@@ -91,7 +91,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise MissingError("pictures need matplotlib, which is not installed: pip install '.[plots]'") from None
+        raise MissingError("pictures need matplotlib, which is not installed: pip install matplotlib") from None
     matplotlib.use("Agg")
     # text stays text, the file depends on the data alone, and its white ground serves dark pages too
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "pysim", "font.size": 9, "hatch.linewidth": 0.6}

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "operators/integers.h"
-#include "operators/loops.h"
+#include "operators/operators.h"
 #include "status.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -15,7 +15,11 @@
 #include <sys/auxv.h>
 #endif
 
-static int cpu_runs_portable(void) { return 1; }
+#define PYSIM_LOOPS(target, dtype) extern __attribute__((weak)) const pysim_loops pysim_loops_##dtype##__##target;
+#include "loops.inc"
+#undef PYSIM_LOOPS
+extern __attribute__((weak)) const pysim_loops pysim_loops_rounded_once;
+
 #if defined(__x86_64__)
 /* PYSIM_MAX_TARGET, read once: with "portable" or "avx2" no wider vectors are used, with "avx512" no tiles. */
 enum { PORTABLE_ALONE = 1, UP_TO_AVX2, UP_TO_AVX512, ALL };
@@ -32,6 +36,8 @@ static int widest(void) {
     __atomic_store_n(&found, known, __ATOMIC_RELAXED);
     return known;
 }
+/* PYSIM_LACKS_PLAIN_C */
+static int lacks_plain_c(void) { return widest() == PORTABLE_ALONE && !&pysim_loops_f32__portable; }
 /* A bit of EAX or ECX of a leaf of CPUID, read once into `found`: every run asks, and in a virtual machine the instruction leaves to the
  * hypervisor (5 us on a virtual Zen 3, as long as a small layer). */
 enum { IN_EAX, IN_ECX, NOT_SET = 1, SET };
@@ -66,6 +72,7 @@ static int cpu_runs_amx(void) { return widest() >= ALL && cpu_runs_avx512() && p
 /* In place of amx on other CPUs, in builds for tests, where PYSIM_EMULATED is set. */
 static int cpu_runs_amx_emulated(void) { return !cpu_runs_amx() && cpu_runs_avx2() && getenv("PYSIM_EMULATED"); }
 #else
+static int lacks_plain_c(void) { return 0; }
 static const char *pysim_amx_missing(void) { return "is an instruction set of another architecture"; }
 static int cpu_runs_amx(void) { return 0; }
 static int cpu_runs_amx_emulated(void) { return 0; }
@@ -75,6 +82,7 @@ static int cpu_runs_avx512vnni(void) { return 0; }
 static int cpu_runs_avx512bf16(void) { return 0; }
 static int cpu_runs_avxvnni(void) { return 0; }
 #endif
+static int cpu_runs_portable(void) { return !lacks_plain_c(); }
 #if defined(__powerpc64__) && defined(__LITTLE_ENDIAN__) && defined(__linux__)
 /* Power ISA 3.1 and its matrix unit, as the kernel grants them (a hypervisor may withhold either). Bits: linux, asm/cputable.h. */
 static int cpu_runs_mma(void) {
@@ -259,6 +267,7 @@ pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *ro
         if (!row->group) row->group = 1;
         return status;
     }
+    if (lacks_plain_c()) return pysim_fail(PYSIM_UNSUPPORTED, "%s", PYSIM_LACKS_PLAIN_C);
     const char *why = strcmp(row->info.target, "amx") == 0 && row->run ? pysim_amx_missing() : NULL;
     if (why) return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs amx, which %s", row->info.name, why);
     return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", row->info.name, row->info.target);
@@ -267,13 +276,8 @@ pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *ro
 pysim_pack_transposed pysim_transposer_for(int32_t dtype) {
     for (int32_t i = 0; i < ROWS; i++)
         if (table[i].row.info.dtype == dtype && table[i].row.pack.transposed && available(i)) return table[i].row.pack.transposed;
-    return NULL; /* f32 and f64 always have portable rows */
+    return NULL; /* f32 and f64 have rows wherever kernels run */
 }
-
-#define PYSIM_LOOPS(target, dtype) extern __attribute__((weak)) const pysim_loops pysim_loops_##dtype##__##target;
-#include "loops.inc"
-#undef PYSIM_LOOPS
-extern __attribute__((weak)) const pysim_loops pysim_loops_rounded_once;
 
 static _Thread_local int rounded_once; /* how many callers of this thread ask for it */
 void pysim_round_once(int32_t change) { rounded_once += change; }
@@ -312,5 +316,5 @@ const pysim_integers *pysim_integers_here(void) {
     if (&pysim_integers__##target && cpu_runs_##target()) return &pysim_integers__##target;
 #include "integers.inc"
 #undef PYSIM_INTEGERS
-    return NULL; /* the portable one is always there */
+    return &pysim_integers__portable; /* which every build has */
 }

@@ -31,6 +31,7 @@ Worked numbers: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(3
 
 import math
 import mmap
+import os
 import platform
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -101,14 +102,21 @@ class Detected(NamedTuple):
         return self.others >= LOADED
 
 
+def _targets(probes: Probes) -> list[str]:
+    """The instruction sets of the kernels that run here; MachineError if there are none."""
+    if targets := {name.rpartition("__")[2] for name in probes.available_kernels()}:
+        return sorted(targets)
+    limit = os.environ.get("PYSIM_MAX_TARGET")
+    within = f" under PYSIM_MAX_TARGET={limit}, which you may unset" if limit else ""
+    raise MachineError(f"the native library has no kernel that this CPU can run{within}; reinstall it with `pip install .`")
+
+
 def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief: bool = False) -> Detected:
     """The machine "host". `brief`: in a tenth of the time, by what is shipped.
 
     MachineError where a probe measures nonsense, or no kernel runs here."""
     shipped = relative(cpu)
-    targets = sorted({name.rpartition("__")[2] for name in probes.available_kernels()})
-    if not targets:
-        raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
+    targets = _targets(probes)
     alone = Watch()
     widest = max(targets, key=lambda one: (1.0 if brief else probes.probe_fma(one, probed_dtype(one))) * results_of_multiply_add(one))
     rates = _Rates(probes, shipped, widest, brief)

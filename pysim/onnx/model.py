@@ -55,9 +55,7 @@ class OnnxFile(NamedTuple):
         try:
             import onnx
         except ImportError:
-            raise MissingError(
-                f"reading {self.name} needs the onnx package: pip install '.[onnx]' in a checkout, or pip install onnx"
-            ) from None
+            raise MissingError(f"reading {self.name} needs the onnx package: pip install onnx") from None
         undecodable = importlib.import_module("google.protobuf.message").DecodeError  # onnx depends on it; it has no types
         content = read_bytes(self.path, _MOST_BYTES)
         try:

@@ -112,9 +112,7 @@ def vega() -> Any:
     try:
         return import_module("vl_convert")
     except ImportError:
-        raise MissingError(
-            "a report in HTML needs vl-convert: pip install '.[report]' in a checkout, or pip install vl-convert-python"
-        ) from None
+        raise MissingError("a report in HTML needs vl-convert: pip install vl-convert-python") from None
 
 
 def html(found: Found, title: str) -> str:

@@ -89,7 +89,7 @@ POWER10 = Cpu(
     gcc_flags=("-mcpu=power10",),
     zig_target="powerpc64le-linux-musl",
     zig_flags=("-mcpu=pwr10",),
-    install_compiler="pip install '.[power10]', or sudo apt-get install gcc-powerpc64le-linux-gnu libc6-dev-ppc64el-cross",
+    install_compiler="pip install ziglang, or sudo apt-get install gcc-powerpc64le-linux-gnu libc6-dev-ppc64el-cross",
 )
 
 

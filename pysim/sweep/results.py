@@ -128,7 +128,7 @@ def _client(workers: int | None, scheduler: str | None) -> Iterator[Any]:
     try:
         dask, distributed = import_module("dask"), import_module("distributed")
     except ImportError:
-        raise MissingError("workers need Dask: pip install '.[sweep]' in a checkout, or pip install distributed") from None
+        raise MissingError("workers need Dask: pip install distributed") from None
     if scheduler is not None:
         try:
             client = distributed.Client(scheduler, timeout="10s", set_as_default=False)

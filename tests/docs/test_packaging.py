@@ -58,7 +58,7 @@ def test_every_python_that_is_named_is_one_that_wheels_are_tested_with() -> None
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has several vector widths")
 @pytest.mark.skipif(not all(map(shutil.which, ("meson", "ninja", "cc"))), reason="meson, ninja and a C compiler build it")
 def test_a_build_for_this_computer_leaves_out_what_its_cpu_does_not_run(tmp_path: Path) -> None:
-    built = {}
+    built, compiled = {}, {}
     for targets in ("all", "host"):
         folder = tmp_path / targets
         setup = ("meson", "setup", folder, ROOT, "-Dcuda=disabled", f"-Dtargets={targets}")
@@ -66,12 +66,42 @@ def test_a_build_for_this_computer_leaves_out_what_its_cpu_does_not_run(tmp_path
         found = json.loads((folder / "meson-info" / "intro-targets.json").read_text())
         names = {one["name"].removeprefix("pysim_").removeprefix("groups_") for one in found if one["type"] == "static library"}
         built[targets] = {name.partition("_")[0] for name in names}
+        files = json.loads((folder / "compile_commands.json").read_text())
+        compiled[targets] = {(one["output"].partition(".")[0].removeprefix("libpysim_"), Path(one["file"]).stem) for one in files}
     assert {"portable", "avx2", "avx512"} <= built["all"] and built["host"] <= built["all"]
     try:
         runs = {name.rpartition("__")[2] for name in available_kernels()}
     except MissingError:
         pytest.skip("the library, which knows what this CPU runs, is not here")
     assert runs <= built["host"] and ("avx512" in runs or "avx512" not in built["host"])
+    plain_alone = {(f"portable_{dtype}", name) for dtype in ("f32", "f64") for name in ("loops", "winograd")} | {
+        ("loops_once", "loops_once")
+    }
+    assert plain_alone <= compiled["all"]
+    assert compiled["host"].isdisjoint(plain_alone) if "avx2" in runs else plain_alone <= compiled["host"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has several vector widths")
+@pytest.mark.skipif(not shutil.which("cc"), reason="a C compiler builds it")
+def test_plain_c_alone_is_refused_where_its_operators_are_not_built(tmp_path: Path) -> None:
+    """The table of kernels without the operators in plain C, as a build for this computer has it."""
+    plain = [ROOT / "native" / name for name in ("abi/registry.c", "abi/status.c", "operators/operators.c", "portable/portable.c")]
+    command = ["cc", "-shared", "-fPIC", "-w", "-I", ROOT / "native", *plain, "-o", tmp_path / "table.so"]
+    stub = tmp_path / "integers.c"
+    stub.write_text("char pysim_integers__portable;")
+    subprocess.run([*command, stub], check=True, capture_output=True, timeout=100)
+    text = """
+import ctypes, sys
+table = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL | 1)
+loops = ctypes.c_void_p()
+print([table.pysim_loops_of(dtype, ctypes.byref(loops)) != 0 for dtype in (0, 1)], table.pysim_loops_for(0))
+table.pysim_last_error.restype = ctypes.c_char_p
+print(table.pysim_last_error().decode())
+"""
+    run = [sys.executable, "-c", text, tmp_path / "table.so"]
+    said = subprocess.run(run, env=os.environ | {"PYSIM_MAX_TARGET": "portable"}, capture_output=True, text=True, check=False, timeout=60)
+    assert said.stdout.splitlines()[0] == "[True, True] 0", said.stderr
+    assert "PYSIM_MAX_TARGET=portable" in said.stdout and "-Dtargets=all" in said.stdout
 
 
 def test_the_cuda_kernels_are_found_in_a_distribution_of_their_own(tmp_path: Path) -> None:

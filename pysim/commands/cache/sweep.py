@@ -29,9 +29,7 @@ def check_picture(picture: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise MissingError(
-            f"{picture} cannot be drawn: matplotlib is not installed; pip install '.[plots]' in a checkout, or pip install matplotlib"
-        ) from None
+        raise MissingError(f"{picture} cannot be drawn: matplotlib is not installed; pip install matplotlib") from None
 
 
 def simulated(wanted: "Sequence[misses.Prepared]") -> list[Case]:
