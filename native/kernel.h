@@ -28,6 +28,8 @@ typedef struct {
     int64_t filter_step, window_step; /* 0 or 1: where the next filter's and the next window's scale is */
     int32_t result, zero;             /* dtype: s8, u8 or f32 */
     float low, high;                  /* before the zero point is added */
+    const pysim_byte_sum *sum;        /* NULL, or what becomes of bytes and those of `residual`, which lie as the results do */
+    const uint8_t *residual;
 } pysim_rescale;
 
 /* Rows of lines of 64 bytes, `pitch` bytes apart; fetched into L2, or if they will be written, into L1. */
@@ -50,7 +52,7 @@ typedef struct {
     pysim_rescale rescale; /* of s8: of the results; scales are those of this tile */
     /* Form tiles of unsplit operands: 16 or 32 filters are rows of whole blocks of k in place, so many bytes apart; 0: a panel */
     int64_t filter_pitch;
-    /* Form tiles, whose unit leaves the core's other units idle. Of split operands: the tile before, which is stored beside the products of
+    /* Form tiles, whose unit leaves the core's other units idle. Of split operands and rescaled sums: the tile before, which is stored beside the products of
      * this one, which waits then; or NULL. A call with no filters stores it. Results are complete only then. */
     struct pysim_waiting *waiting;
     pysim_lines ahead[PYSIM_AHEAD]; /* what later calls and packing read, and panels they write, fetched meanwhile */

@@ -102,12 +102,20 @@ typedef struct {
     int64_t outputs;    /* m of F(m x m, r x r); only winograd reads it */
 } pysim_schedule;
 
+/* What becomes of a rescaled result q, without its zero point, and a byte b of a residual: round(first q + (second (b ^ flip) + shift)), two
+ * multiply-adds, within low..high, + zero. pysim_byte_sum_of finds factors for which that is what operators give one by one. */
 typedef struct {
-    double alpha, beta;   /* convolution: 1 and 0; s8: whole numbers within int32. 0: the term is left out and its operand is not read */
-    const void *bias;     /* NULL, or one value of the result's dtype per filter (convolution) or column of C (GEMM) */
-    int32_t activation;   /* pysim_activation; s8 has those two */
-    const void *residual; /* convolution, not s8: NULL, or added before the activation; in the output's layout, not overlapping it */
-    double low, high;     /* of the activation clamp: low <= high */
+    float first, second, shift, low, high;
+    int32_t flip, result, zero; /* flip: 0x80 of signed residuals; result: dtype, s8 or u8 */
+} pysim_byte_sum;
+
+typedef struct {
+    double alpha, beta; /* convolution: 1 and 0; s8: whole numbers within int32. 0: the term is left out and its operand is not read */
+    const void *bias;   /* NULL, or one value of the result's dtype per filter (convolution) or column of C (GEMM) */
+    int32_t activation; /* pysim_activation; s8 has those two */
+    const void
+        *residual;    /* convolution: NULL, or added before the activation (of s8: by `sum`); in the output's layout, not overlapping it */
+    double low, high; /* of the activation clamp: low <= high */
     /* Quantised operands of an s8 problem; all zero: sums of s8 are the result. Run by the algorithms sconv, gemm and panels.
      *   sum = (first - first_zero) (second), summed, + bias; relu is max(sum, 0); padding of the input is first_zero
      *   y = sum * scales[i] as f32, or saturate(round(sum * scales[i]) + result_zero), ties to even; clamp bounds y
@@ -118,6 +126,7 @@ typedef struct {
     int32_t first_zero;
     int32_t result; /* dtype with scales: f32, s8 or u8 */
     int32_t result_zero;
+    const pysim_byte_sum *sum; /* NULL, or of a convolution with bytes as results: what is made of these and the residual's. Run by sconv */
 } pysim_epilogue;
 
 typedef struct {
@@ -389,8 +398,8 @@ pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases 
 /* Fingerprints of blocks of memory, which tell that somebody wrote to them: of all bytes of a block of at most `whole_bytes` (8 or more), of
  * 24 words of 8 bytes, evenly spaced, of a larger one. `fingerprints` holds those of the last call and gets the present ones; `changed` holds `count`
  * places and gets the indices of the *changes blocks whose fingerprint is another. */
-pysim_status pysim_fingerprints(int64_t count, const void *const *memory, const int64_t *bytes, int64_t whole_bytes,
-                                uint64_t *fingerprints, int64_t *changed, int64_t *changes);
+pysim_status pysim_fingerprints(int64_t count, const void *const *memory, const int64_t *bytes, int64_t whole_bytes, uint64_t *fingerprints,
+                                int64_t *changed, int64_t *changes);
 /* cdef end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

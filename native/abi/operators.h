@@ -38,6 +38,8 @@ typedef struct {
     int32_t low, high;
 } pysim_byte_pair;
 pysim_status pysim_run_byte_pair(const pysim_byte_pair *p, const void *a, const void *b, void *y);
+/* The same sum of one a and one b by multiply-adds, if some factors give the same y for all 65,536 pairs; *found is 0 if none do. */
+pysim_status pysim_byte_sum_of(const pysim_byte_pair *p, pysim_byte_sum *sum, int32_t *found);
 /* pysim_pool of quantised elements in planes. A largest element keeps its quantity: `to` is not read. */
 typedef struct {
     pysim_pool window; /* its dtype is PYSIM_S8, its block 0 */

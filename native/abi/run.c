@@ -95,14 +95,15 @@ pysim_status pysim_prepare(const pysim_problem *p, const pysim_schedule *s, cons
 /* Splits the epilogue into the part that kernels' stores apply and the part left to `finish`. */
 static void divide_epilogue(const pysim_job *job, pysim_call *call) {
     const pysim_epilogue *e = call->epilogue;
-    const int adds = e->residual && job->algorithm->adds, added = !e->residual || adds;
-    call->residual = adds ? e->residual : NULL;
+    const void *residual = e->sum ? NULL : e->residual; /* bytes are added where sums are rescaled */
+    const int adds = residual && job->algorithm->adds, added = !residual || adds;
+    call->residual = adds ? residual : NULL;
     call->bounds = pysim_unbounded(job->operands.first.dtype);
     if (added && e->activation == PYSIM_RELU) call->bounds.low = 0;
     if (added && e->activation == PYSIM_EPILOGUE_clamp && !e->scales) call->bounds = (pysim_bounds){e->low, e->high};
     if (added && (e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU || e->activation == PYSIM_EPILOGUE_clamp)) return;
-    call->finish = (pysim_finish){
-        pysim_loops_for(job->operands.result.dtype), call->result, added ? NULL : e->residual, e->activation, e->low, e->high};
+    call->finish =
+        (pysim_finish){pysim_loops_for(job->operands.result.dtype), call->result, added ? NULL : residual, e->activation, e->low, e->high};
 }
 
 /* The algorithm itself applies `finish`, or a pass after it does. */
@@ -128,6 +129,8 @@ static pysim_status check_quantised(const pysim_job *job, const pysim_epilogue *
         return pysim_fail(PYSIM_UNSUPPORTED,
                           "kernel %s reads signed windows in place, and the first operand is unsigned: use pack 1 (tiles)",
                           job->nest.row.info.name);
+    if (e->sum && !job->algorithm->adds)
+        return pysim_fail(PYSIM_UNSUPPORTED, "the epilogue adds a residual of bytes, which this algorithm does not: use sconv");
     if (e->scales && s->channels < job->nest.channels)
         return pysim_fail(PYSIM_UNSUPPORTED, "schedule.channels is %lld; sums that are scaled have one set of all %lld channels",
                           (long long)s->channels, (long long)job->nest.channels);

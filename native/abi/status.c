@@ -294,17 +294,40 @@ static pysim_status check_quantised(const pysim_epilogue *e, int32_t dtype, int6
     return pysim_check_operand("scales", e->scales, PYSIM_F32);
 }
 
+/* What becomes of bytes and a residual; its terms stay within what kernels round. */
+static pysim_status check_sum(const pysim_epilogue *e, int32_t kind) {
+    const pysim_byte_sum *s = e->sum;
+    const int32_t least = s->result == PYSIM_S8 ? INT8_MIN : 0;
+    if (!e->scales || e->result == PYSIM_F32 || kind != PYSIM_CONV || !e->residual)
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "there is a sum of bytes; it is of a convolution's rescaled results s8 or u8, and a residual");
+    if (s->result != PYSIM_S8 && s->result != PYSIM_U8)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a sum's result is %d; expected 4 (s8) or 9 (u8)", (int)s->result);
+    if (s->flip != 0 && s->flip != 0x80) return pysim_fail(PYSIM_BAD_ARGUMENT, "a sum's flip is %d; expected 0 or 128", (int)s->flip);
+    if (s->zero < least || s->zero > least + 255)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a sum's zero is %d; expected %d..%d", (int)s->zero, (int)least, (int)least + 255);
+    const float low = (float)(least - s->zero), terms[] = {s->first, s->second, s->shift};
+    for (int i = 0; i < 3; i++)
+        if (!(terms[i] >= -0x1p22F && terms[i] <= 0x1p22F))
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "a sum has the term %g; expected at most 2^22", (double)terms[i]);
+    if (!(s->low >= low && s->low <= s->high && s->high <= low + 255))
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a sum is within %g to %g; expected numbers of %g to %g", (double)s->low, (double)s->high,
+                          (double)low, (double)low + 255);
+    return PYSIM_OK;
+}
+
 static pysim_status check_epilogue(const pysim_epilogue *e, int32_t kind, int32_t dtype, int64_t count) {
     if (!e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
     pysim_status status = pysim_check_activation(e);
     if (status != PYSIM_OK) return status;
     if (pysim_is_quantised(e)) status = check_quantised(e, dtype, count);
+    if (status == PYSIM_OK && e->sum) status = check_sum(e, kind);
     if (status != PYSIM_OK) return status;
     const int bounds =
         e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU || (e->scales && e->activation == PYSIM_EPILOGUE_clamp);
-    if (dtype == PYSIM_S8 && (e->residual || !bounds))
+    if (dtype == PYSIM_S8 && ((e->residual && !e->sum) || !bounds))
         return pysim_fail(PYSIM_UNSUPPORTED, "%s; sums of s8 have activations 0 (identity) and 1 (relu), and no residual",
-                          e->residual ? "there is a residual" : "the activation is of real numbers");
+                          e->residual && !e->sum ? "there is a residual" : "the activation is of real numbers");
     if (kind == PYSIM_GEMM && e->residual) return pysim_fail(PYSIM_BAD_ARGUMENT, "there is a residual; a matrix product adds C, by beta");
     if (dtype == PYSIM_S8 && !(whole_int32(e->alpha) && whole_int32(e->beta)))
         return pysim_fail(PYSIM_UNSUPPORTED,
@@ -313,7 +336,8 @@ static pysim_status check_epilogue(const pysim_epilogue *e, int32_t kind, int32_
     if (kind == PYSIM_CONV && (!(e->alpha >= 1 && e->alpha <= 1) || !(e->beta >= 0 && e->beta <= 0)))
         return pysim_fail(PYSIM_BAD_ARGUMENT, "alpha is %g and beta is %g; a convolution has alpha 1 and beta 0", e->alpha, e->beta);
     if (e->bias) status = pysim_check_operand("bias", e->bias, pysim_result_dtype(dtype));
-    return e->residual && status == PYSIM_OK ? pysim_check_operand("residual", e->residual, pysim_result_dtype(dtype)) : status;
+    const int32_t added = e->sum ? PYSIM_S8 : pysim_result_dtype(dtype);
+    return e->residual && status == PYSIM_OK ? pysim_check_operand("residual", e->residual, added) : status;
 }
 
 int32_t pysim_overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes) {

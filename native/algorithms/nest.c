@@ -17,6 +17,7 @@
 #include "algorithm.h"
 #include "algorithms/nest.h"
 #include "algorithms/nest/ahead.h"
+#include "operators/integers.h"
 
 static int64_t window_tiles(const pysim_nest *n) { return pysim_ceil_div(n->windows, n->schedule.windows); }
 static int64_t filter_tiles(const pysim_nest *n) { return pysim_ceil_div(n->filters, n->schedule.filters); }
@@ -188,8 +189,19 @@ static void begin_tile(channel_set *set, int64_t t0, int64_t f0, int64_t nw, int
     if (n->rescale.scales && n->row.rescales) {
         store->rescale = n->rescale;
         store->rescale.scales += f0 * n->rescale.filter_step + t0 * n->rescale.window_step;
+        if (n->rescale.sum) store->rescale.residual += at, pysim_fetch_rows((const char *)store->rescale.residual, pitch, nf, nw, 0);
     }
     if (set->x->profile) set->x->profile->kernel_calls++;
+}
+
+/* A tile of bytes that the kernel has just stored. */
+static void add_residual(const channel_set *set, char *out, int64_t nw, int64_t nf) {
+    const pysim_nest *n = set->n;
+    const pysim_quantity stored = {1, n->rescale.zero, n->rescale.result == PYSIM_S8};
+    const uint8_t *residual = n->rescale.residual + (out - n->output);
+    const pysim_integers *loops = pysim_integers_here();
+    for (int64_t f = 0; f < nf; f++, out += n->output_pitch, residual += n->output_pitch)
+        loops->add(n->rescale.sum, pysim_byte_of(&stored), nw, (const uint8_t *)out, residual, (uint8_t *)out);
 }
 
 /* O_T (+)= F_T x I_T for one pair of tiles. What lies between two loops over k must issue while the first is in the queues. */
@@ -217,6 +229,7 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
         n->row.strided((r1 - r0) * set->row_k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch,
                        nw, nf, &set->store);
     else n->row.run((r1 - r0) * set->row_k, filters + skipped, windows, set->window_pitch, out, n->output_pitch, nw, nf, &set->store);
+    if (n->rescale.sum && !pysim_on_tiles(n)) add_residual(set, out, nw, nf);
     if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
 }
 
@@ -319,7 +332,7 @@ static void run_sets(const pysim_nest *n, const scratch *of, int64_t c0, int64_t
     pysim_waiting waiting;
     const double start = x.profile ? pysim_now() : 0, packed = x.profile ? x.profile->pack_seconds : 0;
     waiting.nf = waiting.turn = 0;
-    if (pysim_on_tiles(n) && n->row.panel_bytes) x.waiting = &waiting;
+    if (pysim_on_tiles(n) && (n->row.panel_bytes || n->rescale.scales)) x.waiting = &waiting;
     if (n->row.enter) n->row.enter();
     for (; c0 < end; c0 += n->schedule.channels) {
         const int64_t nc = pysim_min(n->schedule.channels, n->channels - c0);

@@ -110,7 +110,8 @@ void pysim_nest_rescale(pysim_nest *n, const pysim_epilogue *e, int along_window
                                  .result = e->result,
                                  .zero = e->result_zero,
                                  .low = (float)(low - e->result_zero),
-                                 .high = (float)(high - e->result_zero)};
+                                 .high = (float)(high - e->result_zero),
+                                 .sum = e->sum};
     n->out_bytes = pysim_dtype_bytes(e->result);
 }
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * ABI entry points for operators on quantised elements: arguments are checked here, the loops of integers.h compute. */
+#include <string.h>
+
 #include "integers.h"
 #include "abi/status.h"
 #include "operators.h"
@@ -92,6 +94,13 @@ pysim_status pysim_run_table(int64_t count, const void *table, const void *x, vo
 
 enum { MAX_AXES = 6 };
 
+static pysim_status check_bounds(const pysim_byte_pair *p) {
+    const int32_t least = p->y.is_signed ? -128 : 0;
+    if (p->low >= least && p->low <= p->high && p->high <= least + 255) return PYSIM_OK;
+    return pysim_fail(PYSIM_BAD_ARGUMENT, "results are within %d to %d; expected numbers of %d to %d", (int)p->low, (int)p->high,
+                      (int)least, (int)least + 255);
+}
+
 static pysim_status check_pair(const pysim_byte_pair *p, const void *a, const void *b, const void *y) {
     int64_t reaches[2] = {1, 1}, count = 0;
     if (p->axes < 1 || p->axes > MAX_AXES)
@@ -109,10 +118,7 @@ static pysim_status check_pair(const pysim_byte_pair *p, const void *a, const vo
     if (status == PYSIM_OK) status = check_quantity("a", &p->a);
     if (status == PYSIM_OK) status = check_quantity("b", &p->b);
     if (status == PYSIM_OK) status = check_quantity("y", &p->y);
-    const int32_t least = p->y.is_signed ? -128 : 0;
-    if (status == PYSIM_OK && !(p->low >= least && p->low <= p->high && p->high <= least + 255))
-        status = pysim_fail(PYSIM_BAD_ARGUMENT, "results are within %d to %d; expected numbers of %d to %d", (int)p->low, (int)p->high,
-                            (int)least, (int)least + 255);
+    if (status == PYSIM_OK) status = check_bounds(p);
     if (status == PYSIM_OK) status = pysim_check_operand("a", a, PYSIM_S8);
     if (status == PYSIM_OK) status = pysim_check_operand("b", b, PYSIM_S8);
     if (status == PYSIM_OK) status = pysim_check_operand("y", y, PYSIM_S8);
@@ -134,6 +140,56 @@ pysim_status pysim_run_byte_pair(const pysim_byte_pair *p, const void *a, const 
     if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pair is NULL");
     const pysim_status status = check_pair(p, a, b, y);
     if (status == PYSIM_OK) pair_axes(p, 0, a, b, y);
+    return status;
+}
+
+enum { EVERY = 256 }; /* bytes */
+
+/* Whether the sum is the pair's for all of both bytes. */
+static int same_sums(const pysim_byte_pair *p, const pysim_byte_sum *sum, const uint8_t *exact) {
+    uint8_t a[EVERY], b[EVERY], y[EVERY];
+    for (int i = 0; i < EVERY; i++) b[i] = (uint8_t)i;
+    for (int i = 0; i < EVERY; i++) {
+        memset(a, i, sizeof a);
+        pysim_integers_here()->add(sum, pysim_byte_of(&p->a), EVERY, a, b, y);
+        if (memcmp(y, exact + i * EVERY, sizeof y) != 0) return 0;
+    }
+    return 1;
+}
+
+/* Factors rounded to the nearest, then ones a last place or two from them: the pair's own roundings move some sums across a half. */
+static int find_sum(const pysim_byte_pair *p, pysim_byte_sum *sum) {
+    enum { FACTORS = 3, SHIFTS = 9 };
+    const double f = (double)p->a.scale / (double)p->y.scale, g = (double)p->b.scale / (double)p->y.scale;
+    const pysim_byte b = pysim_byte_of(&p->b);
+    uint8_t exact[EVERY * EVERY], left[EVERY], right[EVERY];
+    if (!(255 * (f + g) < 0x1p20)) return 0;
+    for (int i = 0; i < EVERY; i++) right[i] = (uint8_t)i;
+    for (int i = 0; i < EVERY; i++) {
+        memset(left, i, sizeof left);
+        pysim_integers_here()->pair(p, EVERY, 1, 1, left, right, exact + i * EVERY);
+    }
+    *sum = (pysim_byte_sum){.low = (float)(p->low - p->y.zero),
+                            .high = (float)(p->high - p->y.zero),
+                            .flip = b.flip,
+                            .result = p->y.is_signed ? PYSIM_S8 : PYSIM_U8,
+                            .zero = p->y.zero};
+    for (int i = 0; i < FACTORS * FACTORS * SHIFTS; i++) {
+        sum->first = (float)(f * (1 + (i % FACTORS - 1) * 0x1p-23));
+        sum->second = (float)(g * (1 + (i / FACTORS % FACTORS - 1) * 0x1p-23));
+        sum->shift = (float)(-b.zero * g + (i / (FACTORS * FACTORS) - SHIFTS / 2) * 255 * (f + g) * 0x1p-25);
+        if (same_sums(p, sum, exact)) return 1;
+    }
+    return 0;
+}
+
+pysim_status pysim_byte_sum_of(const pysim_byte_pair *p, pysim_byte_sum *sum, int32_t *found) {
+    if (!p || !sum || !found) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pair, the sum or what is found is NULL");
+    pysim_status status = check_quantity("a", &p->a);
+    if (status == PYSIM_OK) status = check_quantity("b", &p->b);
+    if (status == PYSIM_OK) status = check_quantity("y", &p->y);
+    if (status == PYSIM_OK) status = check_bounds(p);
+    if (status == PYSIM_OK) *found = !p->multiply && find_sum(p, sum);
     return status;
 }
 

@@ -113,6 +113,16 @@ INLINE void pair_run(const pysim_byte_pair *p, const int multiply, int64_t count
     }
 }
 
+static void add(const pysim_byte_sum *s, pysim_byte of, int64_t count, const uint8_t *x, const uint8_t *residual, uint8_t *y) {
+    const pysim_byte_sum own = *s; /* stores of bytes may change what pointers point to */
+    const uint8_t flip = (uint8_t)own.flip;
+    for (int64_t i = 0; i < count; i++) {
+        const float q = (float)((int32_t)(uint8_t)(x[i] ^ of.flip) - of.zero), b = (float)(uint8_t)(residual[i] ^ flip);
+        const float t = __builtin_fmaf(own.first, q, __builtin_fmaf(own.second, b, own.shift));
+        y[i] = (uint8_t)(rounded(bounded(t, own.low, own.high)) + own.zero);
+    }
+}
+
 #ifdef V_BYTE_SUMS
 /* Sums of neighbouring elements, without a division. What the operators one by one give and a block's t are both within 9 u m of the real number:
  * two numbers, their sum and its quotient round (3 u m), as do two factors, their shift and two multiply-adds (6 u m), where u = 2^-24, and
@@ -326,7 +336,7 @@ static void pad(const pysim_byte_pad *p, const uint8_t *restrict x, uint8_t *res
     }
 }
 
-#define TABLE(target, dtype) const pysim_integers pysim_integers__##target = {quantize, dequantize, range, sums, pair, pool, pad};
+#define TABLE(target, dtype) const pysim_integers pysim_integers__##target = {quantize, dequantize, range, sums, pair, add, pool, pad};
 #define PYSIM_INTEGERS(target, dtype) MINE(target, dtype, TABLE)(target, dtype)
 #include "integers.inc"
 #else

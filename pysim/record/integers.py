@@ -6,7 +6,8 @@
     y   = sum scales[i]                                             result f32
     y   = saturate(round(sum scales[i]) + result_zero)              results u8, s8; ties to even (ONNX, QLinearConv and QuantizeLinear)
 
-An activation ("clamp", low, high) bounds y, in y's own units. sum is INT32, sum scales[i] is FP32.
+An activation ("clamp", low, high) bounds y, in y's own units. sum is INT32, sum scales[i] is FP32. A residual of bytes may be added to y
+where y is stored (`pysim.runtime.integer_steps.byte_sum_of`).
 
 Worked number: sum 1,000, scale 0.0125, zero 128, u8: 12.5 rounds to 12, y = 140.
 """
@@ -21,20 +22,35 @@ Result = Literal["s32", "f32", "s8", "u8"]
 LIMITS = {"s8": (-128, 127), "u8": (0, 255)}
 
 
+class ByteSum(NamedTuple):
+    """A `pysim_byte_sum`, what becomes of rescaled bytes and those of a residual, and the types of the residual and of the sums."""
+
+    of: Any
+    residual: Literal["s8", "u8"]
+    result: Literal["s8", "u8"]
+
+
 class Integers(NamedTuple):
     """`unsigned`: the first operand is u8, else s8. `first_zero` is its zero point. `scales`: None, or FP32 multipliers: one, or one for
-    each filter of a convolution or column of a product. `result`: with scales f32, s8 or u8; `result_zero` is its zero point."""
+    each filter of a convolution or column of a product. `result`: with scales f32, s8 or u8; `result_zero` is its zero point. `sum`: of a
+    convolution, what is stored in place of results s8 or u8."""
 
     unsigned: bool = False
     first_zero: int = 0
     scales: Any = None
     result: Result = "s32"
     result_zero: int = 0
+    sum: ByteSum | None = None
 
     @property
     def first(self) -> str:
         """The first operand's type."""
         return "u8" if self.unsigned else "s8"
+
+    @property
+    def stored(self) -> str:
+        """The type of what is stored."""
+        return self.sum.result if self.sum else self.result
 
     def checked(self, count: int) -> "Integers":
         """The same with scales as a contiguous FP32 array; OperandError for what no layer of `count` filters or columns can have."""

@@ -239,11 +239,11 @@ def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     return dense(x, name, shape)
 
 
-def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    """A bias or C as a dense array of this shape and the result's dtype; errors as in `operand`."""
-    x = as_numpy(x, name)
-    if x.dtype != RESULT_DTYPES[dtype]:
-        raise OperandError(f"{name} is {x.dtype}, but the results of {dtype} are {RESULT_DTYPES[dtype]}")
+def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str, of: str | None = None) -> Array:
+    """A bias or C as a dense array of this shape and the result's dtype, or that of bytes `of`; errors as in `operand`."""
+    x, right = as_numpy(x, name), stored_dtype(of) if of else RESULT_DTYPES[dtype]
+    if x.dtype != right:
+        raise OperandError(f"{name} is {x.dtype}, but " + (f"{of} is added" if of else f"the results of {dtype} are {right}"))
     return dense(x, name, shape)
 
 
@@ -349,7 +349,7 @@ def check_apart(out: Array, **operands: Any) -> None:
 
 
 _addends: WeakKeyDictionary[Any, tuple[Array | None, Array | None]] = WeakKeyDictionary()
-_scales: WeakKeyDictionary[Any, Array] = WeakKeyDictionary()
+_scales: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def epilogue_struct(
@@ -382,7 +382,9 @@ def _set_integers(epilogue: Any, integers: Integers) -> None:
         return
     epilogue.scales, epilogue.scale_count = ffi.from_buffer("float *", integers.scales), integers.scales.size
     epilogue.result, epilogue.result_zero = getattr(lib, f"PYSIM_{integers.result.upper()}"), integers.result_zero
-    _scales[epilogue] = integers.scales
+    _scales[epilogue] = integers.scales, integers.sum
+    if integers.sum is not None:
+        epilogue.sum = integers.sum.of
 
 
 def _epilogue(alpha: float, beta: float, activation: Activation) -> Any:

@@ -143,7 +143,7 @@ class Launch:
         if self.executor.kind == "emulated":
             raise OperandError(f"quantised operands run in this process only, not in {self.executor.about}")
         self._integers = integers.checked(self._count)
-        self._first_type, self._dtype, self._out_dtype = integers.first, stored_dtype(integers.first), stored_dtype(integers.result)
+        self._first_type, self._dtype, self._out_dtype = integers.first, stored_dtype(integers.first), stored_dtype(integers.stored)
         if integers.scales is None:
             return schedule
         return msgspec.structs.replace(schedule, channels=w.channels // w.groups if isinstance(w, Conv) else w.k)
@@ -249,7 +249,8 @@ class Launch:
         """The epilogue struct: one value of the bias for each filter or column. A residual is added before the activation, and read
         without a copy."""
         if residual is not None:
-            residual = addend(residual, "residual", self._out_shape, self.workload.dtype)
+            of = self._integers.sum.residual if self._integers and self._integers.sum else None
+            residual = addend(residual, "residual", self._out_shape, self.workload.dtype, of)
         if bias is not None:
             bias = addend(bias, "bias", (self._count,), self.workload.dtype)
         if self._reproducible:

@@ -5,12 +5,13 @@ integer products to elements, tables, pairs of elements, pools, padding.
 Each is a `Step`, which is called to run. A quantised element q stands for scale (q - zero). Arrays are dense; elements are uint8 or int8.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from pysim.record.integers import ByteSum
 from pysim.runtime.array_steps import merged_axes
-from pysim.runtime.cpu import Array, library
+from pysim.runtime.cpu import Array, check, library
 from pysim.runtime.operators import Window
 from pysim.runtime.steps import Step, step_of
 
@@ -105,6 +106,21 @@ def byte_pair_step(
     sizes, *steps = ([*column] for column in zip(*axes, strict=True))
     how = library()[0].new("pysim_byte_pair *", [sizes, *steps, len(axes), multiply, *map(_fields, of), low, high])
     return step_of("BYTE_PAIR", how, out, a, b)
+
+
+def byte_sum_of(of: tuple[Quantity, Quantity, Quantity], low: int, high: int) -> ByteSum | None:
+    """What gives the bytes of `byte_pair_step` for all bytes, in the store of a convolution whose results are a; None if nothing does."""
+    ffi, lib = library()
+    pair = ffi.new(
+        "pysim_byte_pair *", {"axes": 1, "a": _fields(of[0]), "b": _fields(of[1]), "y": _fields(of[2]), "low": low, "high": high}
+    )
+    made, found = ffi.new("pysim_byte_sum *"), ffi.new("int32_t *")
+    check(lib.pysim_byte_sum_of(pair, made, found))
+    return ByteSum(made, _name(of[1]), _name(of[2])) if found[0] else None
+
+
+def _name(of: Quantity) -> Literal["s8", "u8"]:
+    return "u8" if of.dtype == np.uint8 else "s8"
 
 
 def byte_pool_step(out: Array, x: Array, window: Window, largest: bool, of: tuple[Quantity, Quantity], count_padding: bool) -> Step:

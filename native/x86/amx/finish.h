@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The store of a tile of 32 x 32 sums that lie in L1: alpha sum + bias + beta old, within the bounds (pysim_store), rescaled if they are INT32;
- * and what a call does beside its products. The unit takes 16 cycles for an instruction, so the core has time to take the lines of this tile's
- * results and to fetch the next panel. The includer defines
+ * The store of a tile of 32 x 32 sums that lie in L1: alpha sum + bias + beta old, within the bounds (pysim_store), rescaled if they are INT32.
+ * The includer defines
  *
  *   SUM    float or int32_t
  *   ADDS   a type of the same size in whose arithmetic sums are added: float, or uint32_t, which wraps
- *   RESCALES   sums may be rescaled
- *   STEPS  in how many steps of a block of k lines are fetched */
+ *   RESCALES   sums may be rescaled */
 #include <stdint.h>
 #include <string.h>
 
@@ -69,51 +67,87 @@ INLINE finishing finishing_of(const pysim_store *s) {
 }
 
 #ifdef RESCALES
-/* The first `count` of a vector of sums, as pysim_rescale says; `by`: the scale of the filter, or the first of the windows'. */
-INLINE void store_rescaled(const pysim_rescale *r, ADDENDS sums, const float *by, char *out, int64_t count) {
+/* The first `count` of a vector of sums, as pysim_rescale says; `by`: the scale of the filter, or the first of the windows'; `residual`: the first
+ * byte of one, if it is added. */
 #ifdef __AVX512F__
-    const __mmask16 first = count >= LANES ? 0xFFFF : (__mmask16)((1u << count) - 1);
-    const __m512 scale = r->window_step ? _mm512_maskz_loadu_ps(first, by) : _mm512_set1_ps(*by);
-    __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps((__m512i)sums), scale);
-    y = _mm512_min_ps(_mm512_set1_ps(r->high), _mm512_max_ps(_mm512_set1_ps(r->low), y));
+INLINE __m512 f_between(float low, __m512 x, float high) {
+    return _mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), x));
+}
+
+INLINE __m512 with_residual(const pysim_byte_sum *s, __m512 y, const uint8_t *residual, __mmask16 first) {
+    const __m128i bytes = _mm_xor_si128(_mm_maskz_loadu_epi8(first, residual), _mm_set1_epi8((char)s->flip));
+    const __m512 b = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), q = _mm512_roundscale_ps(y, 0);
+    return f_between(s->low,
+                     _mm512_fmadd_ps(_mm512_set1_ps(s->first), q, _mm512_fmadd_ps(_mm512_set1_ps(s->second), b, _mm512_set1_ps(s->shift))),
+                     s->high);
+}
+
+INLINE void store_vector(const pysim_rescale *r, ADDENDS sums, __m512 scale, char *out, const uint8_t *residual, __mmask16 first) {
+    __m512 y = f_between(r->low, _mm512_mul_ps(_mm512_cvtepi32_ps((__m512i)sums), scale), r->high);
     if (r->result == PYSIM_F32) {
         _mm512_mask_storeu_ps(out, first, y);
         return;
     }
-    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(y), _mm512_set1_epi32(r->zero)));
-    if (count >= LANES) _mm_storeu_si128((__m128i *)(void *)out, bytes);
-    else _mm_mask_storeu_epi8(out, first, bytes);
-#else
-    const float whole = 12582912.0F; /* adding and subtracting 1.5 * 2^23 rounds half to even */
-    int32_t x[LANES];
-    memcpy(x, &sums, sizeof x);
-    for (int64_t i = 0; i < pysim_min(count, LANES); i++) {
-        const float scaled = (float)x[i] * by[r->window_step * i], y = scaled < r->low ? r->low : scaled > r->high ? r->high : scaled;
-        if (r->result == PYSIM_F32) memcpy(out + i * (int64_t)sizeof y, &y, sizeof y);
-        else out[i] = (char)((int32_t)((y + whole) - whole) + r->zero);
-    }
-#endif
+    if (r->sum) y = with_residual(r->sum, y, residual, first);
+    const __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(y), _mm512_set1_epi32(r->sum ? r->sum->zero : r->zero));
+    _mm_mask_storeu_epi8(out, first, _mm512_cvtepi32_epi8(whole));
 }
-#endif
 
-#if defined RESCALES && defined __AVX512F__
-/* Rows of WIDE sums, with or without a bias, as bytes: most tiles of networks of bytes. */
-static void store_rows(const SUM *sums, char *out, int64_t out_pitch, int64_t f, int64_t end, const SUM *bias, const pysim_rescale *r) {
-    const __m512 low = _mm512_set1_ps(r->low), high = _mm512_set1_ps(r->high);
-    const __m512i zero = _mm512_set1_epi32(r->zero);
-    const float *scales = r->scales;
-    const int64_t step = r->filter_step;
+INLINE __mmask16 lanes_of(int64_t count) { return count >= LANES ? 0xFFFF : (__mmask16)((1u << count) - 1); }
+
+INLINE void store_rescaled(const pysim_rescale *r, ADDENDS sums, const float *by, char *out, const uint8_t *residual, int64_t count) {
+    const __mmask16 first = lanes_of(count);
+    store_vector(r, sums, r->window_step ? _mm512_maskz_loadu_ps(first, by) : _mm512_set1_ps(*by), out, residual, first);
+}
+
+/* Rows of sums, with or without a bias, as bytes: most tiles of networks of bytes. `adds` and `whole` are constants. */
+INLINE void store_rows(const int adds, const int whole, const SUM *sums, char *out, int64_t out_pitch, int64_t nw, int64_t f, int64_t end,
+                       const SUM *bias, const pysim_rescale *given) {
+    const pysim_byte_sum sum = adds ? *given->sum : (pysim_byte_sum){0};
+    const __mmask16 first[] = {whole ? 0xFFFF : lanes_of(nw), whole ? 0xFFFF : lanes_of(pysim_max(nw - LANES, 0))};
+    pysim_rescale r = *given; /* stores of bytes may change what pointers point to */
+    r.result = PYSIM_U8, r.sum = adds ? &sum : NULL;
     for (; f < end; f++) {
-        const __m512 by = _mm512_set1_ps(scales[f * step]);
+        const __m512 by = _mm512_set1_ps(r.scales[f * r.filter_step]);
         const __m512i b = _mm512_set1_epi32(bias ? bias[f] : 0);
         for (int i = 0; i < 2; i++) {
             const __m512i x = _mm512_add_epi32(_mm512_load_si512(sums + f * WIDE + i * LANES), b);
-            const __m512 y = _mm512_min_ps(high, _mm512_max_ps(low, _mm512_mul_ps(_mm512_cvtepi32_ps(x), by)));
-            const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(y), zero));
-            _mm_storeu_si128((__m128i *)(void *)(out + f * out_pitch + i * LANES), bytes);
+            const int64_t at = f * out_pitch + i * LANES;
+            if (whole || first[i]) store_vector(&r, (ADDENDS)x, by, out + at, adds ? r.residual + at : NULL, first[i]);
         }
     }
 }
+
+static void store_byte_rows(const SUM *sums, char *out, int64_t out_pitch, int64_t nw, int64_t f, int64_t end, const SUM *bias,
+                            const pysim_rescale *r) {
+    if (r->sum && nw == WIDE) store_rows(1, 1, sums, out, out_pitch, nw, f, end, bias, r);
+    else if (r->sum) store_rows(1, 0, sums, out, out_pitch, nw, f, end, bias, r);
+    else if (nw == WIDE) store_rows(0, 1, sums, out, out_pitch, nw, f, end, bias, r);
+    else store_rows(0, 0, sums, out, out_pitch, nw, f, end, bias, r);
+}
+#else
+INLINE float f_between(float low, float x, float high) { return x < low ? low : x > high ? high : x; }
+
+INLINE void store_rescaled(const pysim_rescale *r, ADDENDS sums, const float *by, char *out, const uint8_t *residual, int64_t count) {
+    const float whole = 12582912.0F; /* adding and subtracting 1.5 * 2^23 rounds half to even */
+    const pysim_byte_sum *s = r->sum;
+    int32_t x[LANES];
+    memcpy(x, &sums, sizeof x);
+    for (int64_t i = 0; i < pysim_min(count, LANES); i++) {
+        float y = f_between(r->low, (float)x[i] * by[r->window_step * i], r->high);
+        if (r->result == PYSIM_F32) {
+            memcpy(out + i * (int64_t)sizeof y, &y, sizeof y);
+            continue;
+        }
+        y = (y + whole) - whole;
+        if (s) {
+            const float b = (float)(uint8_t)(residual[i] ^ (uint8_t)s->flip);
+            y = f_between(s->low, __builtin_fmaf(s->first, y, __builtin_fmaf(s->second, b, s->shift)), s->high);
+        }
+        out[i] = (char)((int32_t)((y + whole) - whole) + (s ? s->zero : r->zero));
+    }
+}
+#endif
 #endif
 
 /* Bytes of a result. */
@@ -135,8 +169,8 @@ static void finish(const SUM *sums, char *out, int64_t out_pitch, int64_t nw, in
         return;
     }
 #if defined RESCALES && defined __AVX512F__
-    if (nw == WIDE && each == 1 && !of.scales && !of.bounded && !bias && !old && !s->rescale.window_step) {
-        store_rows(sums, out, out_pitch, f, end, filter_bias, &s->rescale);
+    if (each == 1 && !of.scales && !of.bounded && !bias && !old && !s->rescale.window_step) {
+        store_byte_rows(sums, out, out_pitch, nw, f, end, filter_bias, &s->rescale);
         return;
     }
 #endif
@@ -148,69 +182,13 @@ static void finish(const SUM *sums, char *out, int64_t out_pitch, int64_t nw, in
             char *to = out + (f * out_pitch + i) * each;
 #ifdef RESCALES
             if (scaled) {
-                store_rescaled(&s->rescale, x, s->rescale.scales + f * s->rescale.filter_step + i * s->rescale.window_step, to, nw - i);
+                const float *by = s->rescale.scales + f * s->rescale.filter_step + i * s->rescale.window_step;
+                store_rescaled(&s->rescale, x, by, to, s->rescale.sum ? s->rescale.residual + f * out_pitch + i : NULL, nw - i);
                 continue;
             }
 #endif
             if (nw - i >= LANES) *(ADDENDS_ANYWHERE *)(void *)to = x;
             else a_store_first(to, x, nw - i);
         }
-    }
-}
-
-/* What goes on beside the products, in STEPS steps of each block of k: pieces this small hardly delay a product. */
-typedef struct {
-    const pysim_lines *ahead, *end;
-    int64_t row, left, fetches; /* of `ahead`: the next row; lines left of the last one, from `line` on; and lines to fetch in a step */
-    const char *line, *out;
-    int64_t out_pitch, rows, asks, row_bytes; /* rows of `out` whose lines are not asked for yet, and to ask for beside a block */
-} beside;
-
-static beside beside_of(const pysim_store *store, const void *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
-    const int64_t of = pysim_max(blocks, 1);
-    int64_t lines = 0;
-    for (int i = 0; i < PYSIM_AHEAD; i++) lines += store->ahead[i].rows * store->ahead[i].lines;
-    return (beside){.ahead = store->ahead,
-                    .end = store->ahead + PYSIM_AHEAD,
-                    .fetches = pysim_ceil_div(lines, STEPS * of),
-                    .out = out,
-                    .out_pitch = out_pitch * result_bytes(store),
-                    .rows = nf,
-                    .asks = pysim_ceil_div(nf, of),
-                    .row_bytes = nw * result_bytes(store)};
-}
-
-/* Goes to the next row of lines; 0 if there is none. */
-static int next_row(beside *x) {
-    while (x->ahead < x->end && x->row == x->ahead->rows) x->ahead++, x->row = 0;
-    if (x->ahead == x->end) return 0;
-    x->line = x->ahead->at + x->row++ * x->ahead->pitch;
-    x->left = x->ahead->lines;
-    return 1;
-}
-
-INLINE void fetch(beside *x) {
-    for (int64_t more = x->fetches; more > 0;) {
-        if (!x->left && !next_row(x)) {
-            x->fetches = 0;
-            return;
-        }
-        const int64_t now = pysim_min(more, x->left);
-        const char *line = x->line, *end = line + 64 * now;
-        x->line = end, x->left -= now, more -= now;
-        if (x->ahead->written)
-            for (; line < end; line += 64) __builtin_prefetch(line, 1);
-        else
-            for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
-    }
-}
-
-INLINE void beside_step(beside *x, const int step) {
-    fetch(x);
-    if (step != STEPS / 3) return;
-    for (int64_t i = pysim_min(x->asks, x->rows); i > 0; i--, x->rows--, x->out += x->out_pitch) {
-        __builtin_prefetch(x->out, 1);
-        __builtin_prefetch(x->out + x->row_bytes / 2, 1);
-        __builtin_prefetch(x->out + x->row_bytes - 1, 1);
     }
 }

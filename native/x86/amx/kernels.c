@@ -8,50 +8,11 @@
 #define UNBOUNDED_LOW -3.5e38
 #define UNBOUNDED_HIGH 3.5e38
 enum { STEPS = 6, STORES = 2 }; /* of a block of k; in how many results are stored */
-#include "finish.h"
+#include "beside.h"
 #include "split.h"
 #include "pack.h"
 
 enum { FILTER_TILE = TILE_ROWS * TILE_ROW_BYTES, WINDOW_PITCH = WIDE * 4, PART_BYTES = PART_WORDS * 4, BLOCK_BYTES = BLOCK_WORDS * 4 };
-
-/* A tile whose sums are complete waits, and is stored beside the products of the next: stores of 32 rows a power of two apart would otherwise each
- * wait for a line that the others have evicted from L1. */
-typedef struct {
-    beside lines;
-    pysim_waiting *waiting;
-    int64_t stored, each; /* filters of the tile that waits: stored, and to store in a step that stores */
-} work;
-
-static work work_of(const pysim_store *store, const float *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
-    pysim_waiting *w = store->waiting;
-    return (work){beside_of(store, out, out_pitch, nw, nf, blocks), w, 0, w ? pysim_ceil_div(w->nf, STORES * pysim_max(blocks, 1)) : 0};
-}
-
-static void store_waiting(work *x, int64_t filters) {
-    pysim_waiting *w = x->waiting;
-    const int64_t first = x->stored;
-    x->stored = pysim_min(first + filters, w->nf);
-    finish((const SUM *)(const void *)w->sums[!w->turn], w->out, w->out_pitch, w->nw, first, x->stored, &w->store);
-}
-
-INLINE void work_step(work *x, const int step) {
-    if (step % (STEPS / STORES) == 0 && x->waiting && x->stored < x->waiting->nf) store_waiting(x, x->each);
-    beside_step(&x->lines, step);
-}
-
-/* Where the sums of this call go. */
-static float *sums_beside(const work *x, float *own) { return x->waiting ? (float *)(void *)x->waiting->sums[x->waiting->turn] : own; }
-
-/* Stores what is left of the tile before, and this one or leaves it waiting. */
-static void end_beside(work *x, const float *sums, float *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
-    pysim_waiting *w = x->waiting;
-    if (!w) {
-        finish(sums, (char *)out, out_pitch, nw, 0, nf, store);
-        return;
-    }
-    store_waiting(x, w->nf);
-    w->store = *store, w->out = (char *)out, w->out_pitch = out_pitch, w->nw = nw, w->nf = nf, w->turn = !w->turn;
-}
 
 #define ARGUMENTS                                                                                                                    \
     int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, \

@@ -25,8 +25,8 @@ typedef uint8_t UNSIGNED;
 #define RESCALES
 #endif
 typedef UNSIGNED ROW __attribute__((vector_size(32 * sizeof(E)))), ROW_ANYWHERE __attribute__((vector_size(32 * sizeof(E)), aligned(1)));
-enum { STEPS = 1 }; /* a block has four products */
-#include "finish.h"
+enum { STEPS = 1, STORES = 1 }; /* a block has four products */
+#include "beside.h"
 
 enum {
     GROUP = 4 / sizeof(E),
@@ -59,7 +59,7 @@ enum { WINDOWS_UNSIGNED, FILTERS_UNSIGNED, BOTH_SIGNED }; /* bytes */
 /* Tiles 0 to 3 are the sums of 16 or 32 filters (4, 5) and windows (6, 7); they begin at zero, or at `sums` with `adds`. A tile is loaded for the next
  * block as soon as its last product is issued. Filters are a panel, or rows `f_pitch` bytes apart. */
 INLINE void multiply(const int mi, const int ni, const int signs, int64_t blocks, const char *f, const int64_t f_pitch, const char *w,
-                     int adds, SUM *sums, const int64_t pitch, beside *x) {
+                     int adds, SUM *sums, const int64_t pitch, work *x) {
     const int64_t second = f_pitch ? TILE_ROWS * f_pitch : FILTER_TILE, step = f_pitch ? TILE_ROW_BYTES : BLOCK_BYTES;
     const int64_t row = f_pitch ? f_pitch : TILE_ROW_BYTES, bytes = pitch * (int64_t)sizeof(SUM);
     TILES;
@@ -91,7 +91,7 @@ INLINE void multiply(const int mi, const int ni, const int signs, int64_t blocks
         if (mi > 1 && ni > 1) { PRODUCT(3, 5, 7) }
         if (blocks && ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
         if (blocks && mi > 1) tile_load(5, f + second, row);
-        beside_step(x, 0);
+        work_step(x, 0);
     }
     tile_store(0, sums, bytes);
     if (ni > 1) tile_store(1, sums + LANES, bytes);
@@ -114,9 +114,9 @@ INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM 
     const int adds = store->old == out && !of.scales && store->beta >= 1 && store->beta <= 1;
     const int direct = nw % LANES == 0 && nf % TILE_ROWS == 0 && !of.scales && !of.bounded && !store->bias_filters &&
                        !store->bias_windows && !store->rescale.scales && (adds || !store->old);
-    SUM *sums = direct ? out : own;
+    work x = work_of(store, out, out_pitch, nw, nf, blocks);
+    SUM *sums = direct ? out : sums_beside(&x, own);
     const int64_t pitch = direct ? out_pitch : WIDE;
-    beside x = beside_of(store, out, out_pitch, nw, nf, blocks);
     if (adds && !direct) load_part(out, out_pitch, nw, nf, own);
     if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
     else if (nf > TILE_ROWS) multiply(2, 1, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
@@ -125,7 +125,7 @@ INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM 
     if (direct) return;
     pysim_store rest = *store;
     if (adds) rest.old = NULL;
-    finish(own, (char *)out, out_pitch, nw, 0, nf, &rest);
+    end_beside(&x, sums, out, out_pitch, nw, nf, &rest);
 }
 
 #define INTERLEAVED8(x, half)                                                                                                    \

@@ -4,6 +4,7 @@
     Quantize, Dequantize   (x)      attribute: of (a `Quantity`); https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html
     IntegerConv, -Linear   (x)      INT32 sums of byte products; attributes: problem, weights, bias, pads, zero, sums (`Sums`)
                            (x, scale, zero) of a dynamically quantised input
+                           (x, residual) of a convolution that adds another value: attribute pair (of, low, high)
     IntegerPair            (a, b)   attributes: of (quantities of a, b and y), multiply, low, high
     IntegerPool            (x)      attributes of a pool, largest, of (quantities of x and y)
     Table                  (x)      y = table[x] of bytes: any function of one element, and requantisation
@@ -26,6 +27,7 @@ import numpy as np
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
 from pysim.network.integers.dynamic import with_dynamic
 from pysim.network.integers.forms import Rows, form_of, wrapped
+from pysim.network.integers.residuals import with_residuals
 from pysim.network.operators import OPERATORS
 from pysim.runtime.integer_steps import BYTES, Quantity, Sums
 
@@ -50,7 +52,7 @@ def with_integers(graph: Graph, rows: Rows) -> Graph:
     not hold its sums, stands as such between a Dequantize and a Quantize."""
     if not any(node.op in ("Dequantize", "DynamicQuantizeLinear", "Quantize") for node in graph.nodes):
         return graph
-    return _Integers(_Integers(with_dynamic(graph, rows), rows).before_quantize(), rows).without_quantize()
+    return with_residuals(_Integers(_Integers(with_dynamic(graph, rows), rows).before_quantize(), rows).without_quantize())
 
 
 class _Integers:

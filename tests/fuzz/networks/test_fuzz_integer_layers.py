@@ -16,6 +16,8 @@ from onnx import helper, numpy_helper  # noqa: E402
 
 import pysim  # noqa: E402
 from pysim.network import rewrites  # noqa: E402
+from pysim.network.integers import layers  # noqa: E402
+from pysim.registry.cpu import kernels  # noqa: E402
 
 BYTES = (np.uint8, np.int8)
 
@@ -75,6 +77,8 @@ class Case:
             model = pysim.load(path)
         left = {layer.node.op for layer in model.plan.layers}
         assert not left & {"Conv", "Linear", "Quantize", "Dequantize", "Add", "Mul", *refused}, left
+        if any(node.name == "sum" for node in self.nodes):
+            assert "IntegerPair" not in left, left
         return model(*self.x)
 
     def whole(self, at=0):
@@ -163,6 +167,34 @@ def conv(rng, folder):
     return case, by_definition(case, sums, scale, bias, 1, low, high)
 
 
+def residual(rng, folder):
+    """A convolution to bytes, and a sum of these and others, whose scales are often alike, so that halves are met."""
+    channels, filters, kernel, stride = (int(rng.integers(1, most)) for most in (5, 41, 4, 3))
+    pads, groups = [int(one) for one in rng.integers(0, 2, 4)], int(rng.integers(1, 3))
+    sizes = [int(rng.integers(kernel, 20)) for _ in range(2)]
+    case = Case(rng, folder, (int(rng.integers(1, 3)), channels * groups, *sizes))
+    w, scale, _ = weights_of(case, (filters * groups, channels, kernel, kernel), 0)
+    sums = convolved(case.whole(), w.astype(np.int64), stride, 1, pads, groups)
+    case.x.append(case.bytes(sums.shape))
+    alike = bool(rng.integers(2))
+    case.of.append((case.to[0] * np.float32(rng.choice([0.5, 1, 3]) if alike else rng.uniform(0.2, 5)), case.quantity()[1]))
+    x, other = case.plain()
+    weights = case.add(
+        "DequantizeLinear", [case.keep(w, "w"), case.keep(scale, "w_scale")], "w_plain", **({"axis": 0} if scale.ndim else {})
+    )
+    made = case.add("Conv", [x, weights], "made", strides=[stride] * 2, pads=pads, group=groups)
+    own, kept = case.to, case.parameters("q", case.to)
+    q = case.add("DequantizeLinear", [case.add("QuantizeLinear", [made, *kept], "q"), *kept], "q_plain")
+    q_bytes = by_definition(case, sums, scale, None, 1, -np.inf, np.inf)
+    y, low = case.add("Add", [q, other] if rng.integers(2) else [other, q], "sum"), -np.inf
+    if rng.integers(2):
+        y, low = case.add("Relu", [y], "bounded"), 0
+    case.to = (own[0] * np.float32(rng.choice([1, 2]) if alike else rng.uniform(0.5, 3)), case.quantity()[1])
+    case.quantized(y)
+    a, b = (q_bytes.astype(np.int64) - own[1]).astype(np.float32) * own[0], case.whole(1).astype(np.float32) * case.of[1][0]
+    return case, case.rounded(case.divided(np.maximum(a + b, np.float32(low))))
+
+
 def product(rng, folder):
     m, n, k = (int(one) for one in rng.integers(1, 40, 3))
     op = ("MatMul", "Gemm")[rng.integers(2)]
@@ -216,11 +248,14 @@ def moved(rng, folder):
     return case, case.rounded(case.divided(np.maximum(case.whole().transpose(perm).astype(np.float32) * case.of[0][0], 0)))
 
 
-MADE = [conv, conv, conv, product, product, pair, pool, concat, moved]
+MADE = [conv, conv, conv, residual, residual, product, product, pair, pool, concat, moved]
 
 
 @inputs(20_000)
-@given(st.sampled_from(MADE), st.sampled_from(["s8", "f32"]), st.integers(0, 2**32 - 1))
-def test_integer_layers_equal_onnxs_text(tmp_path_factory, make, rows, seed):
+@given(st.sampled_from(MADE), st.sampled_from(["s8", "f32"]), st.booleans(), st.integers(0, 2**32 - 1))
+def test_integer_layers_equal_onnxs_text(tmp_path_factory, make, rows, in_store, seed):
+    """`in_store`: all rows add residuals in their stores, else tiles alone do."""
     case, right = make(np.random.default_rng(seed), tmp_path_factory.getbasetemp())
-    np.testing.assert_array_equal(case.result(rows), right, strict=True)
+    with mock.patch.object(layers, "ADDING_FORMS", {row.form for row in kernels()} if in_store else layers.ADDING_FORMS):
+        result = case.result(rows)
+    np.testing.assert_array_equal(result, right, strict=True)

@@ -14,11 +14,13 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_kernels, kernels
 from pysim.runtime.cpu import available_kernels
 from pysim.runtime.cpu_launch import Launch, Prepared
+from pysim.runtime.integer_steps import Quantity, byte_sum_of
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYSIM_EMULATED", "1")  # builds for tests have AMX's rows on CPUs without it
     ROWS = [row for row in (*kernels(), *direct_kernels()) if row.dtype == "s8" and row.name in available_kernels()]
 RESULTS = ("s32", "u8", "s8", "f32")
+NAMES = {"s8": np.int8, "u8": np.uint8}
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +79,70 @@ def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
         expected = finished(sums, bias, integers, activation)
         assert y.dtype == expected.dtype
         np.testing.assert_array_equal(y, expected, f"{problem.text} {launch.schedule} {integers} {activation}")
+
+
+def quantity(random: Any, kind: str) -> Quantity:
+    low, high = LIMITS[kind]
+    return Quantity(float(np.float32(2.0 ** random.uniform(-7, 1))), int(random.integers(low, high + 1)), np.dtype(NAMES[kind]))
+
+
+def added(first: Any, second: Any, of: tuple[Quantity, Quantity, Quantity], low: int, high: int) -> Any:
+    """The sum of two values by one operator after another."""
+    numbers = of[0].numbers(first) + of[1].numbers(second)
+    return np.clip(of[2].quantized(numbers), low, high).astype(of[2].dtype)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.form != "taps"], ids=lambda row: row.name)
+def test_stores_add_residuals_of_bytes_as_operators_one_by_one_do(row: Kernel) -> None:
+    random, done = np.random.default_rng(100 + row.index), 0
+    for trial in range(24):
+        problem: Any = random_problem(random, row)
+        if not hasattr(problem, "filters"):
+            continue
+        kinds = [("s8", "u8")[random.integers(2)] for _ in range(3)]
+        of = tuple(quantity(random, kind) for kind in kinds)
+        low, high = np.sort(random.integers(LIMITS[kinds[2]][0], LIMITS[kinds[2]][1] + 1, 2)) if trial % 2 else LIMITS[kinds[2]]
+        if (how := byte_sum_of(of, int(low), int(high))) is None:  # type: ignore[arg-type]
+            continue
+        scales = (random.random(problem.filters if trial % 3 else 1) * 2e-3 + 1e-4).astype(np.float32)
+        integers = Integers(bool(trial % 2), trial % 5, scales, kinds[0], of[0].zero, how)  # type: ignore[arg-type]
+        activation: Any = (None, "relu", ("clamp", -20, 90))[trial % 3]
+        schedule = random_schedule(random, row, False, problem.channels // problem.groups)
+        launch = Launch(problem, schedule, 1 + trial % 2, integers=integers)
+        x, w = elements(random, launch.shapes[0], integers.first), elements(random, launch._second_shape, "s8")
+        residual = elements(random, launch.shapes[1], kinds[1])
+        bias = random.integers(-(10**5), 10**5, problem.filters).astype(np.int32)
+        sums = convolved(x.astype(np.int64) - integers.first_zero, w.astype(np.int64), problem)
+        own = finished(sums, bias, integers._replace(sum=None), activation)
+        y = launch.run(x, w, bias=bias, activation=activation, added=residual)
+        expected = added(own, residual, of, int(low), int(high))  # type: ignore[arg-type]
+        assert y.dtype == expected.dtype
+        np.testing.assert_array_equal(y, expected, f"{problem.text} {launch.schedule} {integers} {activation}")
+        done += 1
+    assert done > 5
+
+
+def test_factors_of_a_sum_are_those_of_all_bytes_or_none() -> None:
+    random, found, every = np.random.default_rng(0), 0, np.arange(256, dtype=np.uint8)
+    problem = parse("conv:ic2ih256iw256oc1kh1:s8")
+    row = next(row for row in ROWS if row.target == "portable" and row.form == "win")
+    schedule = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, 2, 1, 1)
+    for trial in range(20):
+        of = (quantity(random, "u8"), quantity(random, "u8"), quantity(random, "u8"))
+        if trial % 4 == 0:
+            of = (of[0], of[0]._replace(zero=of[1].zero), of[0]._replace(scale=2 * of[0].scale))  # halves are many
+        if (how := byte_sum_of(of, 0, 255)) is None:
+            continue
+        found += 1
+        integers = Integers(True, 0, np.ones(1, np.float32), "u8", of[0].zero, how)
+        x = np.broadcast_to(every[:, None].astype(np.int16) - of[0].zero, (256, 256))
+        halves = (x // 2).astype(np.int8), (x - x // 2).astype(np.int8)  # x is a sum of two signed bytes
+        launch = Launch(problem, schedule, integers=integers._replace(unsigned=False))
+        residual = np.ascontiguousarray(np.broadcast_to(every, (1, 1, 256, 256)))
+        y = launch.run(np.stack(halves)[None], np.ones((1, 2, 1, 1), np.int8), added=residual)
+        expected = added(np.broadcast_to(every[:, None], (256, 256)), residual[0, 0], of, 0, 255)
+        np.testing.assert_array_equal(y[0, 0], expected)
+    assert found > 10
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.lists], ids=lambda row: row.name)

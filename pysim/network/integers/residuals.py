@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sum of two quantised values becomes part of the convolution that computes one of them: `IntegerConv (x, residual)`, attribute `pair`.
+
+The layer stands where the sum did, as the residual may be computed last. A value that another operator reads, too, stays."""
+
+from typing import Any
+
+from pysim.network.graph import Graph, Node
+
+
+def with_residuals(graph: Graph) -> Graph:
+    """Every sum in a convolution that alone makes one of its operands; of two, in the later one, whose result has just been written."""
+    users, makers = graph.users(), {node.output: (at, node) for at, node in enumerate(graph.nodes)}
+    nodes: dict[int, Node] = dict(enumerate(graph.nodes))
+    for at, node in enumerate(graph.nodes):
+        found = [makers[name] for name in node.inputs if name in makers] if node.op == "IntegerPair" else []
+        able = [(place, one) for place, one in found if _adds(one, node, graph) and len(users[one.output]) == 1 and place in nodes]
+        if not able or node.attributes["multiply"] or node.inputs[0] == node.inputs[1]:
+            continue
+        place, conv = max(able, key=lambda one: one[0])
+        first = node.inputs.index(conv.output)
+        a, b, y = node.attributes["of"]
+        pair = ((b, a, y) if first else (a, b, y), node.attributes["low"], node.attributes["high"])
+        absorbed = (*conv.absorbed, node.name, *node.absorbed)
+        about: dict[str, Any] = {**conv.attributes, "pair": pair}
+        nodes[at] = conv._replace(
+            inputs=(conv.inputs[0], node.inputs[1 - first]), outputs=node.outputs, attributes=about, absorbed=absorbed
+        )
+        del nodes[place]
+    return graph._replace(nodes=tuple(nodes[at] for at in sorted(nodes)))
+
+
+def _adds(node: Node, pair: Node, graph: Graph) -> bool:
+    """Whether a node is a convolution of a quantised image to bytes, of the shape of both operands."""
+    if node.op != "IntegerConv" or len(node.inputs) != 1 or "pair" in node.attributes or node.attributes["sums"].to is None:
+        return False
+    shapes = {graph.tensors[name].shape for name in (*pair.inputs, pair.output)}
+    return len(shapes) == 1 and node.output not in graph.outputs
