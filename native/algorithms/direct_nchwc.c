@@ -11,7 +11,11 @@
  * read once, from a far level (256 -> 256 channels, 14x14, 3x3: 1131 us without, 1047 with, on a busy Zen 5). */
 #include "algorithm.h"
 
-enum { LINE = 64, RUN_TILES = 8 /* of a call of the kernel: their results lie in L1 for the epilogue's loops */ };
+enum {
+    LINE = 64,
+    RUN_TILES = 8,    /* of a call of the kernel: their results lie in L1 for the epilogue's loops */
+    LINE_CYCLES = 12, /* in which a line comes from another core's cache or a shared one, several at once */
+};
 
 typedef struct {
     const pysim_conv *conv;
@@ -27,8 +31,9 @@ typedef struct {
     shape of;
     pysim_nchwc_kernel kernel;
     const pysim_call *call;
-    int contiguous;                  /* whether the taps of a kernel row are contiguous: an input of planes */
-    int64_t k2, blocks, panel_parts; /* tiles per block; blocks; into how many parts the panels of a block are divided */
+    int contiguous;              /* whether the taps of a kernel row are contiguous: an input of planes */
+    int64_t blocks, panel_parts; /* blocks of tiles; into how many parts the panels of a block are divided */
+    int64_t k2;                  /* tiles per block; 0: blocks of even sizes */
 } nchwc_run;
 
 static int64_t inner_of(const pysim_conv *c) { return c->input_block > 1 ? c->input_block : 1; }
@@ -273,15 +278,36 @@ static int64_t panels_at_once(const shape *of, int64_t panel, int64_t end) {
 static void run_item(int64_t item, int64_t thread, const void *context) {
     const nchwc_run *r = context;
     const int64_t block = item / r->panel_parts % r->blocks, image = item / r->panel_parts / r->blocks;
-    const int64_t end = pysim_min(r->of.tiles, (block + 1) * r->k2), sets = pysim_ceil_div(r->of.blocks, r->of.set);
-    int64_t panel, panel_end;
+    const int64_t sets = pysim_ceil_div(r->of.blocks, r->of.set);
+    int64_t panel, panel_end, begin, end;
     (void)thread;
+    if (r->k2) begin = block * r->k2, end = pysim_min(r->of.tiles, begin + r->k2);
+    else pysim_split_range(r->of.tiles, block, r->blocks, &begin, &end);
     pysim_split_range(panels_of(&r->of), item % r->panel_parts, r->panel_parts, &panel, &panel_end);
     for (int64_t panels; panel < panel_end; panel += panels) {
         panels = panels_at_once(&r->of, panel, panel_end);
         for (int64_t set = 0; set < sets; set++)
-            for (int64_t i = block * r->k2; i < end;)
-                i += run_tiles(r, image, i, end - i, panel, panels, set, i - block * r->k2, end - block * r->k2);
+            for (int64_t i = begin; i < end;) i += run_tiles(r, image, i, end - i, panel, panels, set, i - begin, end - begin);
+    }
+}
+
+/* Divides the tiles and panels of each image into `parts` of the least time: multiply-adds, two vectors a cycle, and lines of the input and of
+ * filters from beyond the thread's own caches. Parts of tiles read a part of the input only, parts of panels a part of the filters
+ * (pysim/algorithms/cpu/direct_nchwc.py implements the same rule). Blocks get even sizes: of 523 tiles in blocks of 170, two threads would
+ * have 340 and 183. */
+static void divide(nchwc_run *r, int64_t parts) {
+    const shape *of = &r->of;
+    const pysim_conv *c = of->conv;
+    const int64_t taps = c->kernel_h * c->kernel_w, channels = of->blocks * of->inner, panels = panels_of(of), fewest = r->blocks;
+    const int64_t pixels = pysim_ceil_div(of->q, of->per_row), tile = pixels * of->panel * channels * taps / 2;
+    const int64_t input = channels * c->height * c->width * of->bytes / LINE, filters = panels * panel_size(of) * of->bytes / LINE;
+    int64_t least = INT64_MAX;
+    for (int64_t f = 1; f <= pysim_min(parts, panels); f++) {
+        const int64_t w = pysim_min(parts / f, of->tiles);
+        const int64_t work = pysim_ceil_div(of->tiles, w) * pysim_ceil_div(panels, f) * tile + (input / w + filters / f) * LINE_CYCLES;
+        if (work >= least) continue;
+        least = work, r->panel_parts = f, r->k2 = 0;
+        r->blocks = pysim_min(of->tiles, pysim_ceil_div(fewest, w) * w);
     }
 }
 
@@ -291,7 +317,8 @@ static void run_nchwc(const pysim_job *job, const pysim_call *call) {
     r.contiguous = r.of.inner == 1 && job->own.dilation_w == 1;
     r.k2 = pysim_min(job->nest.schedule.k2, r.of.tiles);
     r.blocks = pysim_ceil_div(r.of.tiles, r.k2);
-    r.panel_parts = pysim_min(panels_of(&r.of), pysim_split_count(images * r.blocks, call->threads));
+    r.panel_parts = 1;
+    if (call->threads > 1) divide(&r, pysim_split_count(images, call->threads));
     const double start = call->profile ? pysim_now() : 0;
     pysim_parallel_for(images * r.blocks * r.panel_parts, call->threads, run_item, &r);
     if (call->profile) {

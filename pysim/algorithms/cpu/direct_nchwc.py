@@ -84,6 +84,7 @@ BLOCK_CYCLES = 2.5  # tiles of 6 x 16 take 6.4 cycles a channel, six of them mul
 # Of a tile whose accumulators, filters and one element fill the 16 registers of AVX2, 4 x 24: GCC keeps some in memory (Zen 3: 0.3 to 0.8
 # cycles a channel and tap on nine 1x1 layers)
 SPILL_REGISTERS, SPILL_CYCLES = 16, 0.6
+LINE, LINE_CYCLES = 64, 12  # of native/algorithms/direct_nchwc.c: cycles of a line from another core's cache or a shared one
 TILES_AHEAD = 2  # of native/templates/direct_nchwc.c: tiles whose output lines are prefetched; the first ones of a block are not
 
 
@@ -332,17 +333,37 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     return PANEL_ALIGN  # unused
 
 
+def division(shape: Shape, kernel: Kernel, schedule: Schedule, parts: int) -> tuple[int, int]:
+    """Blocks of tiles of an image, and parts of its panels: `divide` of native/algorithms/direct_nchwc.c."""
+    w, fewest = shape.w, ceil_div(shape.tiles, min(schedule.k2, shape.tiles))
+    tile = ceil_div(shape.pixels, shape.per_row) * (kernel.filters // kernel.lane_filters) * w.group_channels * w.taps // 2
+    image = w.group_channels * w.height * w.width * w.element_bytes // LINE
+    filters = shape.panels * kernel.filters * w.group_channels * w.taps * w.element_bytes // LINE
+
+    def work(of_panels: int) -> int:
+        of_tiles = min(parts // of_panels, shape.tiles)
+        multiplied = ceil_div(shape.tiles, of_tiles) * ceil_div(shape.panels, of_panels) * tile
+        return multiplied + (image // of_tiles + filters // of_panels) * LINE_CYCLES
+
+    of_panels = min(range(1, min(parts, shape.panels) + 1), key=work)
+    of_tiles = min(parts // of_panels, shape.tiles)
+    return min(shape.tiles, ceil_div(fewest, of_tiles) * of_tiles), of_panels
+
+
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """Threads divide blocks of tiles; if these are few, also the panels (native/algorithms/direct_nchwc.c)."""
-    shape = Shape.of(problem, row_of(schedule), "nchw")
-    block = min(schedule.k2, shape.tiles)
-    blocks = problem.batch * problem.groups * ceil_div(shape.tiles, block)
-    panel_parts = min(shape.panels, parts_of_each(blocks, threads))
-    times, panels = ceil_div(blocks * panel_parts, threads), ceil_div(shape.panels, panel_parts)
+    """Threads divide the images and, if these are few, the blocks of tiles and the panels of each."""
+    kernel = row_of(schedule)
+    shape, images = Shape.of(problem, kernel, "nchw"), problem.batch * problem.groups
+    blocks, panel_parts = division(shape, kernel, schedule, parts_of_each(images, threads))
+    times, panels, block = (
+        ceil_div(images * blocks * panel_parts, threads),
+        ceil_div(shape.panels, panel_parts),
+        ceil_div(shape.tiles, blocks),
+    )
     rows = min(problem.out_h, ceil_div(problem.out_h * block, shape.tiles))
     filters = min(problem.group_filters, panels * schedule.filters)
     part = rows_of(problem, times, rows, filters)
-    own = Shape.of(part, row_of(schedule), "nchw").tiles
+    own = Shape.of(part, kernel, "nchw").tiles
     return Part(part, msgspec.structs.replace(schedule, k2=min(block, own)), block / own)
 
 

@@ -2,6 +2,7 @@
 """Convolutions of channels in blocks: the numbers of plain ones, laid out otherwise;
 what does not fit is said; the model counts what is run."""
 
+import msgspec
 import numpy as np
 import pytest
 from native_library import native
@@ -162,6 +163,31 @@ def test_plans_for_threads_divide_what_runs_divide(threads):
         part = direct_nchwc.largest_part(team.workload, team.schedule, threads)
         assert part.problem.filters % 16 == 0
         assert part.share * part.problem.flops * threads >= 0.95 * team.workload.flops
+
+
+@pytest.mark.parametrize(
+    ("text", "k2", "threads"),
+    [
+        ("conv:mb1ic64ih56oc256kh1", 170, 2),
+        ("conv:mb1ic64ih56oc256kh1", 170, 3),
+        ("conv:mb1ic512ih7oc2048kh1", 9, 2),
+        ("conv:g8ic64ih14oc64kh3ph1", 42, 3),
+    ],
+)
+def test_no_thread_has_much_more_than_its_share_of_tiles(text, k2, threads):
+    """Blocks of 170 of 523 tiles, the last one of 13, would give one of two threads 340."""
+    problem = parse(text)
+    plan = pysim.plan(problem, machine="zen4", layout="nchw8c", micro_kernel="f32_nchwc_6x16__avx2", algorithm=direct_nchwc.NAME)
+    part = direct_nchwc.largest_part(problem, msgspec.structs.replace(on_cpu(plan)[0], k2=k2), threads)
+    assert problem.flops / threads <= part.share * part.problem.flops < 1.15 * problem.flops / threads
+
+
+def test_few_threads_divide_tiles_where_the_input_is_larger_and_panels_where_the_filters_are():
+    kernel = next(row for row in nchwc_kernels() if row.name == "f32_nchwc_6x16__avx2")
+    for text, expected in (("conv:mb1ic128ih56oc128kh3sh2ph1", (2, 1)), ("conv:mb1ic512ih7oc2048kh1", (1, 2))):
+        problem = parse(text)
+        schedule = Schedule(kernel.name, "input_stationary", "none", windows=6, filters=16, channels=512, k2=200, k3=1)
+        assert direct_nchwc.division(direct_nchwc.Shape.of(problem, kernel, "nchw8c"), kernel, schedule, 2) == expected
 
 
 def test_channels_that_are_no_whole_blocks_are_refused_with_what_would_be_right():
