@@ -123,7 +123,7 @@ def in_turns(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
             while (start := time.perf_counter()) < end:
                 calls[way]()
                 spent[way].append(time.perf_counter() - start)
-    return {way: [min(of), statistics.median(of)] for way, of in spent.items()}
+    return {way: [round(min(of), 7), round(statistics.median(of), 7)] for way, of in spent.items()}
 
 
 def ready(makers: dict[str, Callable[[], Call]], wanted: Any) -> tuple[dict[str, Call], dict[str, float], dict[str, str]]:
@@ -132,7 +132,8 @@ def ready(makers: dict[str, Callable[[], Call]], wanted: Any) -> tuple[dict[str,
     for way, make in makers.items():
         try:
             call = make()
-            errors[way] = float((wanted - torch.as_tensor(call())).abs().max() / wanted.abs().max().clamp_min(1e-30))
+            error = (wanted - torch.as_tensor(call())).abs().max() / wanted.abs().max().clamp_min(1e-30)
+            errors[way] = float(f"{error:.1e}")
             calls[way] = call
         except Exception as error:  # of any library: the others are to be seen, too
             failed[way] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -153,9 +154,9 @@ def measure(name: str, counts: list[int], given: argparse.Namespace) -> Iterator
             calls, errors, failed = ready(ways, wanted)
             row: dict[str, Any] = {"network": name, "threads": threads, "seconds": in_turns(calls, given.rounds), "errors": errors}
             if "pysim" in calls:
-                row["predicted"] = calls["pysim"].func.plan.predicted_seconds  # type: ignore[attr-defined]  # it is a partial
+                row["predicted"] = round(calls["pysim"].func.plan.predicted_seconds, 7)  # type: ignore[attr-defined]  # it is a partial
             if threads > 1:
-                row["line_seconds"] = line_seconds()
+                row["line_seconds"] = round(line_seconds(), 9)
             yield row | ({"failed": failed} if failed else {})
 
 
