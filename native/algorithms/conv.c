@@ -26,6 +26,11 @@ static int is_pointwise(const pysim_conv *c) {
            !pysim_conv_padded(c);
 }
 
+/* Windows of one element each, which leave out others. */
+static int strides_past(const pysim_conv *c) {
+    return c->kernel_d == 1 && c->kernel_h == 1 && c->kernel_w == 1 && (c->stride_h > 1 || c->stride_w > 1) && !pysim_conv_padded(c);
+}
+
 /* Taps [*first, *end) of an axis of `size` that lie inside for at least one of its outputs [from, to]: tap r of output p is inside where
  * 0 <= p*stride - before + r*dilation < size. The last output has the least r, the first the greatest. */
 static void live_taps(int64_t from, int64_t to, int64_t size, int64_t before, int64_t kernel, int64_t stride, int64_t dilation,
@@ -89,6 +94,22 @@ static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
     }
 }
 
+/* Kernels of one element with a stride: most lines are misses that hardware does not foresee, as channels lie planes apart. Zen 3, input not used for
+ * long: 64 -> 128, 16x56x56, strides of 2, 5.6 -> 4.3 ms; without a stride 0.95 to 1.06 of the time. */
+static void conv_fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw) {
+    const pysim_conv *c = n->problem;
+    const int64_t q = output_columns(c), slice = output_rows(c), end = pysim_min(t0 + nw, n->windows);
+    for (int64_t t = t0; t < end;) {
+        const int64_t row = t / q, column = t % q, count = pysim_min(end - t, q - column);
+        const char *line =
+            n->input + ((row / slice * c->stride_d * c->height + row % slice * c->stride_h) * c->width + column * c->stride_w) * n->bytes;
+        const int64_t bytes = ((count - 1) * c->stride_w + 1) * n->bytes;
+        for (int64_t channel = c0; channel < c0 + nc; channel++)
+            for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(line + channel * n->input_pitch * n->bytes + at, 0, 2);
+        t += count;
+    }
+}
+
 /* Elements of one group's packed filters. */
 static int64_t group_panel(const pysim_nest *n) { return pysim_nest_filter_offset(n, n->channels, 0, 0); }
 
@@ -118,6 +139,7 @@ pysim_nest pysim_conv_nest(const pysim_conv *c) {
         .out_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
         .sum_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
         .pack_windows = conv_pack_windows,
+        .fetch_windows = strides_past(c) ? conv_fetch_windows : NULL,
         .live_rows = c->pad_top || c->pad_bottom || c->pad_front || c->pad_back ? conv_live_rows : NULL,
         .finish = pysim_conv_padded(c) ? pysim_recompute_padded : NULL,
         .problem = c,

@@ -233,20 +233,25 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
 }
 
-/* Prefetches range `part` of `parts` of the rows of a window tile that lie in place into L2, while the tile before is multiplied.
+/* Prefetches range `part` of `parts` of the rows of a window tile into L2, in place or as they are packed, while the tile before is multiplied.
  * Prefetches inside the micro-kernel's loop would start only a few k-iterations before the first use. */
 static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile, int64_t part, int64_t parts) {
-    const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
+    const int64_t t0 = tile * n->schedule.windows, nw = pysim_min(n->schedule.windows, n->windows - t0), bytes = nw * n->bytes;
     int64_t row, end;
     pysim_split_range(nc, part, parts, &row, &end);
+    if (n->schedule.pack != PYSIM_PACK_NONE) {
+        n->fetch_windows(n, c0 + row, end - row, t0, nw);
+        return;
+    }
     for (; row < end; row++)
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(n->input + ((c0 + row) * n->input_pitch + t0) * n->bytes + i, 0, 2);
 }
 
 /* Whether the next windows are fetched from where they lie; form tiles packs such rows, and its unit would wait meanwhile. */
 static int fetches_windows(const pysim_nest *n, int packs) {
-    const int in_place = n->schedule.pack == PYSIM_PACK_NONE;
-    return n->prefetch_input && (in_place || (packs && pysim_on_tiles(n) && n->in_place_legal));
+    if (!n->prefetch_input) return 0;
+    if (n->schedule.pack == PYSIM_PACK_NONE) return 1;
+    return packs && (pysim_on_tiles(n) ? n->in_place_legal : n->fetch_windows != NULL);
 }
 
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
@@ -267,7 +272,7 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
                     if (f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, x->windows + (w - set.windows.first) * x->window_panel);
                 }
                 for (int64_t f = f2; f < f_end; f++) {
-                    if (fetch && more && !on_tiles) fetch_windows(n, c0, nc, w + 1, f - f2, parts);
+                    if (fetch && (pack_next || (more && in_place)) && !on_tiles) fetch_windows(n, c0, nc, w + 1, f - f2, parts);
                     if (on_tiles) {
                         memset(set.store.ahead, 0, sizeof set.store.ahead);
                         if (pack_next && fetch) windows_ahead(&set, w + 1, f - f2, parts);

@@ -16,6 +16,8 @@ struct pysim_nest {
 
     /* Packs windows [t0, t0+nw) x kernel rows [r0, r1) x channels [c0, c0+nc) as [r][c][s][schedule.windows]. */
     void (*pack_windows)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst);
+    /* Prefetches into L2 what pack_windows reads of channels [c0, c0+nc) for these windows; NULL if hardware does. */
+    void (*fetch_windows)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw);
     /* Kernel rows [r0, r1) that at least one of the windows reads inside the image. The other kernel rows are padding for all of them:
      * they are neither packed nor computed. NULL: all rows are live. */
     void (*live_rows)(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1);
