@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks of transposed convolutions beside ONNX Runtime and OpenVINO on one thread.
+"""Networks of sequences, volumes and transposed convolutions beside ONNX Runtime and OpenVINO on one thread.
 
-    taskset -c 1 python lab/benchmarks/decoders.py [-o FILE] [--milliseconds 800]
+    taskset -c 1 python lab/benchmarks/decoders.py [-o FILE] [--milliseconds 800] [NETWORK ...]
 
-DCGAN's generator of 64 and of 128 features, U-Nets of two and three axes whose decoders go up by kernels of 3 or 2 with a stride of 2, and
-a decoder of audio frames as in EnCodec; batch 1, random weights. Times are CPU times, the lower deciles of interleaved samples. One JSON
-line a network: seconds, the largest difference from ONNX Runtime over the largest result, and the faster peer's time over ours.
+DCGAN's generator of 64 and of 128 features, U-Nets of two and three axes whose decoders go up by kernels of 3 or 2 with a stride of 2, a
+decoder of audio frames as in EnCodec, wav2vec 2.0's feature encoder, torchvision's R3D-18 and MC3-18; batch 1, random weights. Times are
+CPU times, the lower deciles of interleaved samples. One JSON line a network: seconds, the largest difference from ONNX Runtime over the
+largest result, and the faster peer's time over ours.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import openvino
 import torch
 from products import lower_deciles
 from torch import nn
+from torchvision.models import video
 
 import pysim
 from pysim.measure.store import environment
@@ -81,6 +83,14 @@ def audio() -> nn.Module:
     return nn.Sequential(*parts, nn.ELU(), nn.Conv1d(16, 1, 7, padding=3))
 
 
+def wav2vec2() -> nn.Module:
+    """16,000 samples to 49 frames."""
+    parts: list[nn.Module] = []
+    for at, (taps, stride) in enumerate(((10, 5), (3, 2), (3, 2), (3, 2), (3, 2), (2, 2), (2, 2))):
+        parts += [nn.Conv1d(512 if at else 1, 512, taps, stride, bias=False), *([] if at else [nn.GroupNorm(512, 512)]), nn.GELU()]
+    return nn.Sequential(*parts)
+
+
 def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     return {
         "dcgan": (generator(64), (1, 100, 1, 1)),
@@ -89,6 +99,9 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
         "unet of 3x3x3": (UNet(3, (1, 16, 32, 64), 3), (1, 1, 16, 48, 48)),
         "unet of 2x2x2": (UNet(3, (1, 16, 32, 64), 2), (1, 1, 16, 48, 48)),
         "encodec": (audio(), (1, 128, 75)),
+        "wav2vec2": (wav2vec2(), (1, 1, 16000)),
+        "r3d_18": (video.r3d_18(), (1, 3, 8, 112, 112)),
+        "mc3_18": (video.mc3_18(), (1, 3, 8, 112, 112)),
     }
 
 
@@ -118,12 +131,16 @@ def measure(name: str, network: nn.Module, shape: tuple[int, ...], seconds: floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--milliseconds", type=float, default=800)
     given = parser.parse_args()
     torch.manual_seed(0)
-    found = [measure(name, *one, given.milliseconds / 1e3) for name, one in networks().items()]
-    for one in found:
+    found = []
+    for name, of in networks().items():
+        if given.networks and name not in given.networks:
+            continue
+        found.append(one := measure(name, *of, given.milliseconds / 1e3))
         print(
             f"{one['ratio']:.2f}  "
             + "  ".join(f"{of} {spent * 1e3:.2f}" for of, spent in one["seconds"].items())

@@ -3,8 +3,10 @@
 
     python lab/benchmarks/cuda/volume_networks.py -o FILE [--precision f32,half] [--seconds 200] [NETWORK:BATCH ...]
 
-R3D-18 (arXiv 1711.11248), a 3-D U-Net of three resolutions (arXiv 1606.06650) on 68 x 68 x 68, DCGAN's generator (arXiv 1511.06434) and
-wav2vec 2.0's feature encoder (arXiv 2006.11477), with their norms and activations and random weights. PyTorch runs in both layouts,
+Two of each kind, with random weights: of video R3D-18 (arXiv 1711.11248) and SlowFast 4x16 (arXiv 1812.03982, convolutions alone); of
+medicine 3-D U-Nets of three resolutions (arXiv 1606.06650) on cubes of 68 and of 100; of audio wav2vec 2.0's feature encoder (arXiv
+2006.11477) and EnCodec's encoder of one second (arXiv 2210.13438, without its LSTM); of generation DCGAN's generator (arXiv 1511.06434)
+and a U-Net of diffusion without attention (arXiv 2006.11239) on 64 x 64. PyTorch runs in both layouts,
 with cudnn.benchmark, eager and by torch.compile of mode default; FP32 is without TF32. Median milliseconds of interleaved replays; errors
 are root mean squares over that of the same model in float64. One line of JSON a network.
 """
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 import pysim.torch
 
 sys.path.append(str(Path(__file__).parents[3] / "tools"))
-from extract_torch_workloads import UNet3d
+from extract_torch_workloads import SlowFast, UNet3d
 
 
 class Block3d(nn.Module):
@@ -68,11 +70,77 @@ def wav2vec2() -> nn.Module:
     return nn.Sequential(*layers)
 
 
+class Residual(nn.Module):
+    """A value and what layers make of it."""
+
+    def __init__(self, of: nn.Module, short: nn.Module | None = None) -> None:
+        super().__init__()
+        self.of, self.short = of, short or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        added: Tensor = self.short(x) + self.of(x)
+        return added
+
+
+def encodec() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv1d(1, 32, 7, padding=3)]
+    for channels, stride in ((32, 2), (64, 4), (128, 5), (256, 8)):
+        inner = nn.Sequential(nn.ELU(), nn.Conv1d(channels, channels // 2, 3, padding=1), nn.ELU(), nn.Conv1d(channels // 2, channels, 1))
+        layers += [Residual(inner), nn.ELU(), nn.Conv1d(channels, 2 * channels, 2 * stride, stride, padding=stride // 2)]
+    return nn.Sequential(*layers, nn.ELU(), nn.Conv1d(512, 128, 7, padding=3))
+
+
+def _block(channels: int, filters: int) -> nn.Module:
+    halves = ((channels, filters), (filters, filters))
+    layers = [layer for a, b in halves for layer in (nn.GroupNorm(32, a), nn.SiLU(), nn.Conv2d(a, b, 3, padding=1))]
+    return Residual(nn.Sequential(*layers), nn.Conv2d(channels, filters, 1) if channels != filters else None)
+
+
+class Diffusion(nn.Module):
+    """Two residual blocks at each of three resolutions on either side; strided and transposed convolutions between them."""
+
+    def __init__(self, sizes: tuple[int, ...] = (128, 256, 384)) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, sizes[0], 3, padding=1)
+        self.down = nn.ModuleList([nn.Sequential(_block(sizes[max(at - 1, 0)], b), _block(b, b)) for at, b in enumerate(sizes)])
+        self.shrink = nn.ModuleList([nn.Conv2d(b, b, 3, 2, 1) for b in sizes[:-1]])
+        self.grow = nn.ModuleList([nn.ConvTranspose2d(b, a, 4, 2, 1) for a, b in reversed(list(pairwise(sizes)))])
+        self.up = nn.ModuleList([nn.Sequential(_block(2 * a, a), _block(a, a)) for a in sizes[-2::-1]])
+        self.last = nn.Sequential(nn.GroupNorm(32, sizes[0]), nn.SiLU(), nn.Conv2d(sizes[0], 4, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, kept = self.first(x), list[Tensor]()
+        for at, blocks in enumerate(self.down):
+            x = blocks(x)
+            if at < len(self.shrink):
+                kept.append(x)
+                x = self.shrink[at](x)
+        for grow, blocks in zip(self.grow, self.up, strict=True):
+            x = blocks(torch.cat([grow(x), kept.pop()], 1))
+        out: Tensor = self.last(x)
+        return out
+
+
+class Slow(nn.Module):
+    """SlowFast, its two results side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = SlowFast()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([one.mean((2, 3, 4)) for one in self.of(x)], 1)
+
+
 NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "r3d_18": (r3d_18, (3, 16, 112, 112)),
+    "slowfast": (Slow, (3, 32, 224, 224)),
     "unet3d": (UNet3d, (3, 68, 68, 68)),
-    "dcgan": (dcgan, (100, 1, 1)),
+    "unet3d_100": (UNet3d, (3, 100, 100, 100)),
     "wav2vec2": (wav2vec2, (1, 16000)),
+    "encodec": (encodec, (1, 24000)),
+    "dcgan": (dcgan, (100, 1, 1)),
+    "diffusion": (Diffusion, (4, 64, 64)),
 }
 
 
@@ -115,7 +183,9 @@ def measure(name: str, batch: int, precision: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", default=["r3d_18:8", "unet3d:1", "dcgan:8", "wav2vec2:8"], metavar="NETWORK:BATCH")
+    parser.add_argument(
+        "networks", nargs="*", default=[f"{name}:{1 if 'unet3d' in name else 8}" for name in NETWORKS], metavar="NETWORK:BATCH"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--precision", default="f32,half")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no other network is started")
