@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions of few channels a group. A thread computes STRIP rows of outputs of one filter, or (grouped) of four, and reads the input
 rows that they share once. With dilation a thread's output rows are spaced so that they share input rows. Where outputs share little, each
-has a thread. Rows of variant `sequence` are for kernels of one row where channels lie last: a thread has 16 bytes of channels and four
-columns.
+has a thread. Rows of variant `sequence` are for kernels of one row where channels lie last: a thread has 16 bytes of channels and four or
+eight columns.
 
 Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; of 4 columns x 4 rows a thread, 25,088 warps.
 """
@@ -40,12 +40,14 @@ UNPACK_INSTRUCTIONS = 5.0  # of each of two elements that are loaded as a word (
 # filters (fitted: lab/data/h200/depthwise.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
 SKIPPED_ROW_INSTRUCTIONS = 40.0  # of a row that an image of one row does not have (by hand, on ten layers of an H200)
+
 PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on ResNeXt-50's first layer, NHWC)
 
 
-# Of the variant `sequence` (native/cuda/conv/depthwise/sequence.cuh): columns of a thread, threads of a block along channels, taps; then
-# instructions of a pixel beside its conversion and products, of a loaded weight, of a stored output, of the rest; counted in the source
-SEQUENCE_COLUMNS, SEQUENCE_LANES, SEQUENCE_TAPS = 4, 8, 64
+# Of the variant `sequence` (native/cuda/conv/depthwise/sequence.cuh): by bytes of an element columns of a thread, and most taps that are
+# known at compile time, whose weights no block shares; threads of a block along channels, most taps; then instructions of a pixel beside
+# its conversion and products, of a loaded weight, of a stored output, of the rest; counted in the source
+SEQUENCE_COLUMNS, SEQUENCE_SHORT, SEQUENCE_LANES, SEQUENCE_TAPS = {2: 4, 4: 8}, {2: 8, 4: 16}, 8, 64
 SEQUENCE_PIXEL, SEQUENCE_WEIGHT, SEQUENCE_STORE, SEQUENCE_START = 14.0, 12.0, 30.0, 120.0
 SEQUENCE_REGISTERS = {2: 128, 4: 80}  # by bytes of an element (-Xptxas -v)
 
@@ -135,22 +137,25 @@ class Depthwise(ByThreads):
 
     def of_sequence(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, size, taps = self.w, self.size, self.w.kernel_w
+        across = SEQUENCE_COLUMNS[size]
         each = VECTOR_BYTES // size  # channels of a thread
         lanes = -(-w.channels // (each * SEQUENCE_LANES)) * SEQUENCE_LANES
-        threads = w.batch * w.out_h * -(-w.out_w // SEQUENCE_COLUMNS) * lanes
-        pixels = SEQUENCE_COLUMNS + taps - 1
-        staged = taps * SEQUENCE_LANES * each / BLOCK.threads  # weights that a thread copies to shared memory
+        threads = w.batch * w.out_h * -(-w.out_w // across) * lanes
+        pixels = across + taps - 1
+        short = taps <= SEQUENCE_SHORT[size]
+        staged = 0.0 if short else taps * SEQUENCE_LANES * each / BLOCK.threads  # weights that a thread copies to shared memory
         instructions = SEQUENCE_START + staged * SEQUENCE_WEIGHT + pixels * (SEQUENCE_PIXEL + each * (size == 2) + each / 4)
-        instructions += SEQUENCE_COLUMNS * (taps * each + SEQUENCE_STORE)
+        instructions += across * (taps * each + SEQUENCE_STORE)
         wide = WARP * VECTOR_BYTES / LINE_BYTES  # wavefronts of a warp's access
-        wavefronts = (pixels + SEQUENCE_COLUMNS) * wide + taps * each / 4 + 2 * staged
+        wavefronts = (pixels + across) * wide + taps * each / 4 + 2 * staged
         latency = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value
-        waits = latency * (1 + -(-pixels // SEQUENCE_COLUMNS)) + ISSUE_LATENCY * instructions
-        columns = SEQUENCE_COLUMNS * BLOCK.threads // SEQUENCE_LANES  # of a block
+        waits = latency * (1 if short else 1 + -(-pixels // across)) + ISSUE_LATENCY * instructions
+        columns = across * BLOCK.threads // SEQUENCE_LANES  # of a block
         requested = w.input_elements * size * (columns + taps - 1) / columns
         work = threads / WARP, instructions, wavefronts, waits
         variant = self.of_threads(gpu, known, work, requested, "l2_latency_cycles", "memory_latency_cycles")
-        block = msgspec.structs.replace(BLOCK, registers=SEQUENCE_REGISTERS[size], shared_bytes=SEQUENCE_TAPS * SEQUENCE_LANES * each * 4)
+        shared = 0 if short else SEQUENCE_TAPS * SEQUENCE_LANES * each * 4
+        block = msgspec.structs.replace(BLOCK, registers=SEQUENCE_REGISTERS[size], shared_bytes=shared)
         return variant if variant.compiled else variant._replace(attributes=block)
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:

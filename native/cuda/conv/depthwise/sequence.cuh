@@ -3,6 +3,9 @@
  * columns of outputs. It reads each pixel of WIDE + taps - 1 once, and adds it to all sums that have a tap there; the weights of the last WIDE taps stay in
  * registers, where they move on by WIDE, as the loop is unrolled so often. A block's weights are in shared memory, transposed and as f32.
  *
+ * Up to SHORT taps are known at compile time: a thread has all its pixels and weights on their way at once, and no block waits for shared memory. Blocks
+ * of neighbouring channels run side by side, so what they read and write together are whole pages of memory.
+ *
  * Taps are added in their order, padding as zeros. A pixel is multiplied only by taps of windows that contain it.
  *
  * Worked number: 4 taps of f16 read 7 pixels of 16 bytes for 4 outputs of 8 channels: 224 multiply-adds of 128 that count. */
@@ -15,14 +18,17 @@ namespace pysim {
 namespace {
 
 template <class T> struct Sequence {
-    enum { WIDE = 4, CHANNELS = 16 / sizeof(T), LANES = 8, BLOCK = LANES * CHANNELS, MOST_TAPS = 64, OUTPUTS = THREADS / LANES };
+    enum { NARROW = sizeof(T) == 2, WIDE = NARROW ? 4 : 8, CHANNELS = 16 / sizeof(T), LANES = 8, BLOCK = LANES * CHANNELS };
+    enum { MOST_TAPS = 64, SHORT = NARROW ? 8 : 16, OUTPUTS = THREADS / LANES };
     using Vector = Pack<T, CHANNELS>;
 };
 
 /* The steps from `first` of a thread: WIDE pixels. WHOLE: all sums have taps there. */
-template <class T, bool WHOLE> __device__ __forceinline__ void add_pixels(
-    int first, int taps, const typename Sequence<T>::Vector (&found)[Sequence<T>::WIDE], const float *weights,
-    float (&by)[Sequence<T>::WIDE][Sequence<T>::CHANNELS], float (&sum)[Sequence<T>::WIDE][Sequence<T>::CHANNELS]) {
+template <class T, bool WHOLE> __device__ __forceinline__ void add_pixels(int first, int taps,
+                                                                          const typename Sequence<T>::Vector (&found)[Sequence<T>::WIDE],
+                                                                          const float *weights,
+                                                                          float (&by)[Sequence<T>::WIDE][Sequence<T>::CHANNELS],
+                                                                          float (&sum)[Sequence<T>::WIDE][Sequence<T>::CHANNELS]) {
     using S = Sequence<T>;
 #pragma unroll
     for (int step = 0; step < S::WIDE; step++) {
@@ -44,52 +50,123 @@ template <class T, bool WHOLE> __device__ __forceinline__ void add_pixels(
     }
 }
 
+/* A thread's outputs: WIDE of a line from column q on, for the channels from `channel` on. */
+template <class T> struct SequencePlace {
+    using S = Sequence<T>;
+    int chunk, channel, line, q;
+    bool exists, inside; /* there are such outputs; their row of pixels lies in the image */
+    const T *from;       /* pixel 0 of that row */
+
+    __device__ explicit SequencePlace(const Conv &c) {
+        const int chunks = ceil_div(c.groups, S::BLOCK), block = (int)blockIdx.x / chunks, across = ceil_div(c.out_w, S::WIDE),
+                  place = block * S::OUTPUTS + (int)threadIdx.x / S::LANES;
+        chunk = ((int)blockIdx.x - block * chunks) * S::BLOCK, channel = chunk + (int)threadIdx.x % S::LANES * S::CHANNELS;
+        line = place / across, q = (place - line * across) * S::WIDE;
+        const int image = line / c.out_h, h = (line - image * c.out_h) * c.stride_h - c.pad_top;
+        exists = channel < c.groups && line < c.batch * c.out_h, inside = exists && (unsigned)h < (unsigned)c.height;
+        from = (const T *)c.in + (int64_t)(image * c.height + h) * c.width * c.groups + channel;
+    }
+    __device__ typename S::Vector pixel(const Conv &c, int x, bool wanted) const {
+        return inside && wanted && (unsigned)x < (unsigned)c.width ? *(const typename S::Vector *)(from + (int64_t)x * c.groups)
+                                                                   : typename S::Vector{};
+    }
+    /* Calls with(Epilogue, the first output's number, how many there are). */
+    template <class With> __device__ void store(const Conv &c, With with) const {
+        const auto as = [&](auto out) {
+            Problem p = c.product;
+            p.c = c.out, p.m = c.windows, p.n = c.groups;
+            with(Epilogue<float, decltype(out)>(p), line * c.out_w + q, min((int)S::WIDE, c.out_w - q));
+        };
+        if (sizeof(T) == 2 && c.product.c_dtype != PYSIM_F32) as(T());
+        else as(0.f);
+    }
+};
+
 template <class T> __global__ void __launch_bounds__(THREADS, 2) sequence_kernel(const __grid_constant__ Conv c) {
     using S = Sequence<T>;
     alignas(16) __shared__ float weights[S::MOST_TAPS * S::BLOCK];
-    const int taps = c.kernel_w, chunk = (int)blockIdx.y * S::BLOCK;
+    const SequencePlace<T> at(c);
+    const int taps = c.kernel_w;
     for (int i = (int)threadIdx.x; i < taps * S::BLOCK; i += THREADS) {
         const int channel = i / taps, tap = i - channel * taps;
-        weights[tap * S::BLOCK + channel] = chunk + channel < c.groups ? float(((const T *)c.weights)[(chunk + channel) * taps + tap]) : 0.f;
+        weights[tap * S::BLOCK + channel] =
+            at.chunk + channel < c.groups ? float(((const T *)c.weights)[(at.chunk + channel) * taps + tap]) : 0.f;
     }
     __syncthreads();
-    const int across = ceil_div(c.out_w, S::WIDE), place = (int)blockIdx.x * S::OUTPUTS + (int)threadIdx.x / S::LANES;
-    const int lane = (int)threadIdx.x % S::LANES, channel = chunk + lane * S::CHANNELS, line = place / across;
-    if (channel >= c.groups || line >= c.batch * c.out_h) return;
-    const int q = (place - line * across) * S::WIDE, image = line / c.out_h;
-    const int h = (line - image * c.out_h) * c.stride_h - c.pad_top, w = q - c.pad_left, steps = S::WIDE + taps - 1;
-    const bool inside = (unsigned)h < (unsigned)c.height;
-    const T *const from = (const T *)c.in + (int64_t)(image * c.height + h) * c.width * c.groups + channel;
-    const float *const own = weights + lane * S::CHANNELS;
+    if (!at.exists) return;
+    const int w = at.q - c.pad_left, steps = S::WIDE + taps - 1;
+    const float *const own = weights + at.channel - at.chunk;
     float sum[S::WIDE][S::CHANNELS] = {}, by[S::WIDE][S::CHANNELS] = {};
     for (int first = 0; first < steps; first += S::WIDE) {
         typename S::Vector found[S::WIDE];
 #pragma unroll
-        for (int step = 0; step < S::WIDE; step++) {
-            const int x = w + first + step;
-            found[step] = typename S::Vector{};
-            if (inside && (unsigned)x < (unsigned)c.width && first + step < steps)
-                found[step] = *(const typename S::Vector *)(from + (int64_t)x * c.groups);
-        }
+        for (int step = 0; step < S::WIDE; step++) found[step] = at.pixel(c, w + first + step, first + step < steps);
         if (first >= S::WIDE && first + S::WIDE <= taps) add_pixels<T, true>(first, taps, found, own, by, sum);
         else add_pixels<T, false>(first, taps, found, own, by, sum);
     }
-    const auto as = [&](auto out) {
-        using Out = decltype(out);
-        Problem p = c.product;
-        p.c = c.out, p.m = c.windows, p.n = c.groups;
-        const Epilogue<float, Out> to(p);
+    at.store(c, [&](const auto &to, int output, int count) {
 #pragma unroll 1
-        for (int i = 0; i < S::WIDE && q + i < c.out_w; i++) {
-            to.store(line * c.out_w + q + i, channel, sum[0]);
+        for (int i = 0; i < count; i++) {
+            to.store(output + i, at.channel, sum[0]);
 #pragma unroll
             for (int next = 1; next < S::WIDE; next++)
 #pragma unroll
                 for (int v = 0; v < S::CHANNELS; v++) sum[next - 1][v] = sum[next][v];
         }
+    });
+}
+
+/* Three blocks on an SM where their registers suffice: f16, 3 and 4 taps, at 0.98 and 0.92 of a copy's bandwidth, with two at 0.97 and 0.80 (H200). */
+template <class T, int TAPS>
+__global__ void __launch_bounds__(THREADS, Sequence<T>::NARROW &&TAPS <= 4 ? 3
+                                           : TAPS <= 8                     ? 2
+                                                                           : 1) short_sequence_kernel(const __grid_constant__ Conv c) {
+    using S = Sequence<T>;
+    const SequencePlace<T> at(c);
+    if (!at.exists) return;
+    typename S::Vector found[S::WIDE + TAPS - 1], weights[TAPS]; /* weights lie as [channel][tap] */
+#pragma unroll
+    for (int i = 0; i < S::WIDE + TAPS - 1; i++) found[i] = at.pixel(c, at.q - c.pad_left + i, true);
+#pragma unroll
+    for (int i = 0; i < TAPS; i++) weights[i] = ((const typename S::Vector *)((const T *)c.weights + (int64_t)at.channel * TAPS))[i];
+    const auto add = [&](int i,
+                         float (&sum)[S::CHANNELS]) { /* the sums of output i */
+#pragma unroll
+                                                      for (int v = 0; v < S::CHANNELS; v++) {
+                                                          sum[v] = 0;
+#pragma unroll
+                                                          for (int tap = 0; tap < TAPS; tap++) {
+                                                              const int place = v * TAPS + tap;
+                                                              sum[v] = fmaf(float(found[i + tap].value[v]),
+                                                                            float(weights[place / S::CHANNELS].value[place % S::CHANNELS]),
+                                                                            sum[v]);
+                                                          }
+                                                      }
     };
-    if (sizeof(T) == 2 && c.product.c_dtype != PYSIM_F32) as(T());
-    else as(0.f);
+    at.store(c, [&](const auto &to, int output, int count) {
+        float sum[S::CHANNELS];
+        if (to.plain) {
+#pragma unroll
+            for (int i = 0; i < S::WIDE; i++) {
+                add(i, sum);
+                if (i < count) to.template store_as<true>(output + i, at.channel, sum);
+            }
+            return;
+        }
+#pragma unroll 1
+        for (int i = 0; i < count; i++) {
+            add(0, sum);
+            to.template store_as<false>(output + i, at.channel, sum);
+#pragma unroll
+            for (int next = 1; next < S::WIDE + TAPS - 1; next++) found[next - 1] = found[next];
+        }
+    });
+}
+
+/* The kernel of a problem; short ones also read weights 16 bytes at once. */
+template <class T, int TAPS = 1> auto sequence_of(const Conv &c) -> void (*)(Conv) {
+    if constexpr (TAPS > Sequence<T>::SHORT) return sequence_kernel<T>;
+    else return c.kernel_w == TAPS && (uintptr_t)c.weights % 16 == 0 ? short_sequence_kernel<T, TAPS> : sequence_of<T, TAPS + 1>(c);
 }
 
 template <class T> const char *not_sequence(const Conv &c) {
@@ -103,13 +180,15 @@ template <class T> const char *not_sequence(const Conv &c) {
 template <class T> pysim_status launch_sequence(const Conv &c, int, cudaStream_t stream) {
     using S = Sequence<T>;
     if ((uintptr_t)c.in % 16)
-        return fail(PYSIM_UNSUPPORTED, "a depthwise convolution of sequences reads 16 bytes at once; its input, at %p, must begin at a multiple of them", c.in);
+        return fail(PYSIM_UNSUPPORTED,
+                    "a depthwise convolution of sequences reads 16 bytes at once; its input, at %p, must begin at a multiple of them",
+                    c.in);
     const int places = c.batch * c.out_h * ceil_div(c.out_w, S::WIDE);
-    const dim3 grid((unsigned)ceil_div(places, S::OUTPUTS), (unsigned)ceil_div(c.groups, S::BLOCK));
-    return check(launch(sequence_kernel<T>, grid, dim3(THREADS), 0, stream, c), "a depthwise convolution of sequences");
+    const dim3 grid((unsigned)ceil_div(places, S::OUTPUTS) * (unsigned)ceil_div(c.groups, S::BLOCK));
+    return check(launch(sequence_of<T>(c), grid, dim3(THREADS), 0, stream, c), "a depthwise convolution of sequences");
 }
-template <class T> cudaError_t attributes_of_sequence(const Conv &, pysim_cuda_attributes *out) {
-    return attributes_of(sequence_kernel<T>, THREADS, 0, out);
+template <class T> cudaError_t attributes_of_sequence(const Conv &c, pysim_cuda_attributes *out) {
+    return attributes_of(sequence_of<T>(c), THREADS, 0, out);
 }
 }
 }
