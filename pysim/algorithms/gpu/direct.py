@@ -1,19 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """Direct convolution: a thread computes an output. Lanes are adjacent columns, for which a filter is broadcast, or under NHWC adjacent
-filters, whose weights are k apart.
+filters, whose weights are k apart. Rows of variant `tiled` are for few channels that lie last, and for few filters of one pixel in planes:
+a thread computes one or four windows of four or eight filters, whose weights are in shared memory, and lanes are adjacent windows.
 
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 64 x 3136 outputs, 6,272 warps of 576 multiply-adds a lane.
 """
 
+import math
+from typing import NamedTuple
+
+import msgspec
+
 from pysim.algorithms.convolution import ByRow, Rows, order_of
 from pysim.cachemodel.gpu import product_columns
 from pysim.cachemodel.gpu.launches import Variant, constants_of
-from pysim.cachemodel.gpu.mainloop import LINE_BYTES
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES
 from pysim.cachemodel.gpu.threads import Threads
 from pysim.machine.gpu import Gpu
+from pysim.problem.conv import Conv
+from pysim.record.cost import Reason
+from pysim.record.plan import Layout
 from pysim.registry.cuda import WARP, Attributes
 
 BLOCK = product_columns.PLAIN_BLOCK
+# Of the variant `tiled` (native/cuda/conv/direct/tiled.cuh): threads of a block, products of an output, channels that lie last, blocks of a
+# multiprocessor from which on a thread has four windows; then instructions of a thread and of each of its windows, of a step, of a load
+# with its tests, of a stored window, of a weight that is copied to shared memory; counted in the source. A load of a plane, registers with
+# four windows (-Xptxas -v), and cycles between two instructions of a warp, as in depthwise.py
+TILED_THREADS, TILED_MOST, TILED_CHANNELS, TILED_BUSY = 128, 1024, 32, 4
+TILED_START, TILED_WINDOW, TILED_STEP, TILED_LOAD, TILED_STORE, TILED_WEIGHT = 120.0, 40.0, 14.0, 12.0, 60.0, 8.0
+TILED_PLANE_LOAD, TILED_REGISTERS, TILED_ISSUE = 4.0, 100, 3.2
+TILED_PART_COST = 5.0  # L2 bytes of a result where a block has a part of its line (by hand, on five layers of an H200)
+
+
+class ThreadTile(NamedTuple):
+    """What a thread computes, and the channels of a load."""
+
+    windows: int
+    filters: int
+    channels: int
+
+    def blocks(self, w: Conv) -> int:
+        return -(-w.batch * w.windows // (TILED_THREADS * self.windows)) * -(-w.filters // self.filters)
+
+
+def thread_tile(w: Conv, layout: Layout, sms: float) -> ThreadTile:
+    """What native/cuda/conv/direct/tiled.cuh chooses for aligned operands. In planes `channels` are on their way at once."""
+    whole, filters = VECTOR_BYTES // w.element_bytes, 4 if w.filters <= 4 else 8
+    last = layout == "nhwc"
+    channels = next(count for count in (whole, whole // 2, 1) if w.channels % count == 0) if last else 8
+    four = ThreadTile(4, filters, channels)
+    fits = last or w.windows % 4 == 0
+    return four if fits and four.blocks(w) >= TILED_BUSY * sms else ThreadTile(1, filters, channels if last else 16)
 
 
 class ByThreads(ByRow):
@@ -31,13 +69,48 @@ class ByThreads(ByRow):
 
 
 class Direct(ByThreads):
-    """A thread computes an output."""
+    """A thread computes an output, or a tile of them."""
 
     @property
     def order(self) -> str | None:
         return order_of(self.w, "slices", "rows", "columns", "channels")
 
+    def refusal(self) -> Reason | None:
+        if self.row.variant != "tiled":
+            return None
+        if self.w.groups > 1 or not (self.w.channels <= TILED_CHANNELS if self.layout == "nhwc" else self.w.pointwise):
+            few = f"up to {TILED_CHANNELS} channels that lie last, or windows of one pixel without stride"
+            return Reason("shape", f"it takes one group: {few}")
+        return None if self.windows.k <= TILED_MOST else Reason("shape", f"it takes up to {TILED_MOST:,} products an output")
+
+    def of_tiles(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
+        """A thread computes a tile."""
+        w, size, k = self.w, self.size, self.windows.k
+        tile = thread_tile(w, self.layout, gpu.sms.value)
+        last, staged, across = self.windows.channels_last, k * tile.filters / TILED_THREADS, -(-w.filters // tile.filters)
+        steps, loads = math.ceil(k / tile.channels), tile.windows if last else tile.channels  # and loads of a step
+        instructions = TILED_START + staged * TILED_WEIGHT + tile.windows * (TILED_WINDOW + TILED_STORE)
+        instructions += steps * (TILED_STEP + loads * (TILED_LOAD if last else TILED_PLANE_LOAD))
+        instructions += k * (tile.filters / 4 + tile.windows * (tile.filters + (size == 2)))
+        # of a warp's load and store
+        lines = min(WARP, max(1.0, WARP * size * (w.channels * w.stride_w if last else tile.windows) / LINE_BYTES))
+        stored = min(WARP, max(1.0, WARP * size * (w.filters if last else tile.windows) / LINE_BYTES))
+        stores = tile.windows if last else tile.filters
+        wavefronts = loads * steps * lines + stores * stored + k * tile.filters / 4 + 2 * staged
+        near, far = gpu.l1_latency_cycles.value, gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value
+        waits = 2 * far + steps * (near if last else far) + TILED_ISSUE * instructions
+        l1_bytes = gpu.l1_bytes.value * TILED_THREADS / (gpu.warps_per_sm.value * WARP)
+        requested = self.windows.requested_bytes(TILED_THREADS * tile.windows, l1_bytes) * across
+        if last and w.filters > tile.filters:  # a block has a part of its windows' lines
+            requested += w.output_elements * size * (TILED_PART_COST - 1)
+        work = tile.blocks(w) * TILED_THREADS / WARP, instructions, wavefronts, waits
+        variant = self.of_threads(gpu, known, work, requested, "l1_", "l2_latency_cycles", "memory_latency_cycles")
+        block = msgspec.structs.replace(BLOCK, threads=TILED_THREADS, registers=TILED_REGISTERS, shared_bytes=k * tile.filters * 4)
+        return variant if variant.compiled else variant._replace(attributes=block)
+
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
+        if self.row.variant == "tiled":
+            return self.of_tiles(gpu, known)
         w, row, windows, model = self.w, self.row, self.windows, gpu.model.direct
         k = windows.k
         lines = min(WARP, k * self.size * WARP / LINE_BYTES) if windows.channels_last else min(WARP, w.stride_w)  # of a warp's load
@@ -53,4 +126,4 @@ class Direct(ByThreads):
         return self.of_threads(gpu, known, warps, requested, "model.direct.", "l1_", "l2_latency_cycles")
 
 
-ALGORITHM = Rows("direct", Direct, "direct: a thread computes an output")
+ALGORITHM = Rows("direct", Direct, "direct: a thread computes an output, or several windows of several filters")

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution by its definition: one thread per output. */
-#include "conv/untiled.cuh"
+ * Convolution by its definition: one thread per output, or (tiled.cuh) per few windows and filters. */
+#include "conv/direct/tiled.cuh"
+#include "core/element.h"
 
 #include "conv/direct/rows.inc"
 
@@ -25,8 +26,7 @@ template <class T> __global__ void __launch_bounds__(THREADS)
             const int w = w0 + s * c.dilation_w;
             if ((unsigned)w >= (unsigned)c.width) continue;
             const T *from = image + (d * c.height + h) * in.row + w * in.column, *by = weights + line * taps.row + s * taps.column;
-            for (int channel = 0; channel < c.channels; channel++)
-                sum = fma(from[channel * in.channel], by[channel * taps.channel], sum);
+            for (int channel = 0; channel < c.channels; channel++) sum = fma(from[channel * in.channel], by[channel * taps.channel], sum);
         }
     }
     const Epilogue<T, T> epilogue(c.product);
@@ -35,13 +35,16 @@ template <class T> __global__ void __launch_bounds__(THREADS)
 }
 
 template <class T> Chosen direct_of(const Conv &, int) { return {direct_kernel<T>, 1, 1, 1}; }
-template <class T> constexpr rows::ConvFunctions of() { return {nullptr, nullptr, launch_row<direct_of<T>>, attributes<direct_of<T>>}; }
+template <class T> constexpr rows::ConvFunctions full() { return {nullptr, nullptr, launch_row<direct_of<T>>, attributes<direct_of<T>>}; }
+template <class T> constexpr rows::ConvFunctions tiled() { return {not_tiled, nullptr, launch_tiled<T>, attributes_of_tiled<T>}; }
 
 }
 
 Rows<ConvRow> conv_direct::all() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
-        add(row_of(rows::lines[line], rows::lines[line].dtype == rows::f64 ? of<double>() : of<float>()));
+        constexpr auto c = rows::lines[line];
+        if constexpr (c.variant == "tiled") add(row_of(c, tiled<ElementOf<c.dtype>>()));
+        else add(row_of(c, c.dtype == rows::f64 ? full<double>() : full<float>()));
     });
 }
 }
