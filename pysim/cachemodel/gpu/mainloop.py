@@ -35,6 +35,9 @@ INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 EDGE_INSTRUCTIONS, SIDE_BY_SIDE_INSTRUCTIONS = 4, 2
 LINES_ALONG_K, LINES_ALONG_OUTPUTS = 4 * (1 + 28 / LINE_BYTES), 1 + 124 / LINE_BYTES
 SIDE_BY_SIDE_OUTPUTS, SIDE_BY_SIDE_PADDING = 128 * 64, 16
+SINGLE_INSTRUCTIONS = (
+    3  # of an element that a lane of `streamed` loads on its own (H200: of 2, 3, 4 and 6 the least error of 33 launches, 8 %)
+)
 SPLIT_A_INSTRUCTIONS = 9  # of an element of a warpgroup's A: a load, and its thirds; of halves 7 in all (native/cuda/core/split.cuh)
 THIRDS_INSTRUCTIONS = 5.5  # of an element of A or B where warps split both: of two, 3 conversions, 2 x 2 unpacked and subtracted
 A_LOAD_CYCLES = 4.5  # of 128 bytes of A on their way to a warpgroup's registers: two wavefronts, and waiting (fitted: docs/gpu.md)
@@ -128,7 +131,8 @@ def work(
     stage = stage_bytes(tiles)
     if tiles.k_warps > 1:  # lanes load vectors to registers, convert each element and add its products
         elements = (tiles.rows + tiles.columns) * tiles.depth
-        issued = products + elements * (size < WORD_BYTES) + 2 * stage / VECTOR_BYTES
+        loads = SINGLE_INSTRUCTIONS * elements if any(ragged) else 2 * stage / VECTOR_BYTES
+        issued = products + elements * (size < WORD_BYTES) + loads
         return Work(arithmetic, stage / LINE_BYTES, issued / WARP / gpu.schedulers_per_sm.value)
     ragged_instructions, ragged_wavefronts = _ragged_loads(tiles, trans_a, trans_b, ragged)
     # loads and their addresses

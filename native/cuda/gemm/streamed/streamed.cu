@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Products of few rows, C = A B' with both K-major: B, the weights, is read once, 16 bytes a lane, straight to registers. A block computes BM x BN
- * results: its warps take turns along k, so every lane has a part of each result, and the parts are added by shuffles and in shared memory. A comes
- * from L1. Products and sums are in FP32, also those of half precision.
+ * Products of few rows, C = A B' with both K-major: B, the weights, is read once, 16 bytes a lane, straight to registers; element by element where rows do
+ * not begin at multiples of 16 bytes. A block computes BM x BN results: its warps take turns along k, so every lane has a part of each result, and the parts
+ * are added by shuffles and in shared memory. A comes from L1. Products and sums are in FP32, also those of half precision.
  *
  * A block takes all of k, whatever the schedule's decomposition: a long k has work enough for its warps, and many rows of B fill the SMs.
  *
@@ -31,11 +31,17 @@ __device__ inline uint4 load_once(const void *from) {
 #endif
 }
 
-/* The elements of 16 bytes, of which the first `left` exist. */
-template <class In> struct Elements {
+/* As many elements of a row as 16 bytes have, NEXT elements apart, of which those before `left` exist. Neighbours (NEXT is 1) begin at 16 bytes. */
+template <class In, int NEXT> struct Elements {
     enum { COUNT = WIDE / sizeof(In) };
     Pack<In, COUNT> at;
     __device__ float operator[](int i) const { return (float)at.value[i]; }
+    template <bool ONCE> __device__ void load(const In *from, int left) {
+        if constexpr (NEXT == 1) *(uint4 *)this = ONCE ? load_once(from) : __ldg((const uint4 *)from);
+        else
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) at.value[i] = i * NEXT < left ? from[i * NEXT] : In(0.f);
+    }
     __device__ void cut(int left) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
@@ -43,9 +49,10 @@ template <class In> struct Elements {
     }
 };
 
-template <class In, int BM, int BN, int THREADS>
+/* WHOLE: rows begin at multiples of 16 bytes. Of others neighbouring lanes load neighbouring elements, whatever their address. */
+template <class In, int BM, int BN, int THREADS, bool WHOLE>
 __global__ void __launch_bounds__(THREADS) streamed_kernel(const __grid_constant__ Problem p, const __grid_constant__ Grid grid) {
-    using Vector = Elements<In>;
+    using Vector = Elements<In, WHOLE ? 1 : THREADS>;
     constexpr int WARPS = THREADS / 32, RESULTS = BM * BN;
     static_assert(RESULTS <= THREADS, "a thread adds the parts of one result");
     __shared__ float parts[WARPS][RESULTS];
@@ -60,13 +67,13 @@ __global__ void __launch_bounds__(THREADS) streamed_kernel(const __grid_constant
     for (int j = 0; j < BN; j++) right[j] = (const In *)p.b + min(column + j, p.n - 1) * p.ldb;
     float acc[RESULTS] = {};
 #pragma unroll 2
-    for (int k = (int)threadIdx.x * Vector::COUNT; k < p.k; k += THREADS * Vector::COUNT) {
+    for (int k = (int)threadIdx.x * (WHOLE ? Vector::COUNT : 1); k < p.k; k += THREADS * Vector::COUNT) {
         Vector a[BM], b[BN];
 #pragma unroll
-        for (int j = 0; j < BN; j++) *(uint4 *)&b[j] = load_once(right[j] + k);
+        for (int j = 0; j < BN; j++) b[j].template load<true>(right[j] + k, p.k - k);
 #pragma unroll
-        for (int i = 0; i < BM; i++) *(uint4 *)&a[i] = __ldg((const uint4 *)(left[i] + k));
-        if (k + Vector::COUNT > p.k) {
+        for (int i = 0; i < BM; i++) a[i].template load<false>(left[i] + k, p.k - k);
+        if (WHOLE && k + Vector::COUNT > p.k) {
 #pragma unroll
             for (int i = 0; i < BM; i++) a[i].cut(p.k - k);
 #pragma unroll
@@ -96,14 +103,17 @@ __global__ void __launch_bounds__(THREADS) streamed_kernel(const __grid_constant
 
 template <class In, int BM, int BN, int BK> struct Kernel {
     static constexpr int THREADS = BK * (int)sizeof(In) / WIDE;
-    static constexpr auto kernel = streamed_kernel<In, BM, BN, THREADS>;
+    static auto kernel(const Problem &p) {
+        const bool whole = ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)((p.lda | p.ldb) * sizeof(In))) % WIDE == 0;
+        return whole ? streamed_kernel<In, BM, BN, THREADS, true> : streamed_kernel<In, BM, BN, THREADS, false>;
+    }
     static cudaError_t launch(const Problem &problem, int, cudaStream_t stream) {
         Problem p = problem;
         p.kind = PYSIM_DATA_PARALLEL, p.splits = 1;
         const Grid grid(p, BM, BN, BK);
-        return launch_with({1, has_dependent_launch()}, kernel, grid.items(p), THREADS, 0, stream, p, grid);
+        return launch_with({1, has_dependent_launch()}, kernel(p), grid.items(p), THREADS, 0, stream, p, grid);
     }
-    static cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) { return attributes_of(kernel, THREADS, 0, out); }
+    static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) { return attributes_of(kernel(p), THREADS, 0, out); }
 };
 }
 

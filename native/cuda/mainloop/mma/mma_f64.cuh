@@ -165,6 +165,36 @@ template <class S> __device__ inline double sum_near(const Problem &p, uint32_t 
     return acc;
 }
 
+/* Stores a warp's accumulators as they are, two neighbours at a time straight from registers: rows of C begin at multiples of 16 bytes and have whole pairs.
+ * Lanes t = 0 to 3 of a row have columns 2 t and 2 t + 8 of 16: they store 64 bytes together. Where B lies along k, a lane has four neighbours, and lanes in
+ * pairs exchange two of them each, so that two lanes store 32 bytes: no sector is written in halves. */
+template <class S, bool TB, int COUNT>
+__device__ inline void store_pairs(const Epilogue<double, double> &epilogue, int row, int column, const double (&acc)[COUNT]) {
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    row += lane / 4 * 2, column += TB ? t / 2 * 8 + t % 2 * 2 : t * 2;
+    const int rows = epilogue.m - row, columns = epilogue.n - column;
+    double *const to = epilogue.c + row * epilogue.ldc + column;
+    const auto put = [&](int down, int across, const double (&pair)[2]) {
+        if (down < rows && across < columns) *(double2 *)(to + down * epilogue.ldc + across) = {pair[0], pair[1]};
+    };
+#pragma unroll
+    for (int i = 0; i < S::WARP_M / 16; i++)
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++)
+#pragma unroll
+            for (int j = 0; j < S::WARP_N / 16; j++) {
+                const double *const of = acc + (i * (S::WARP_N / 16) + j) * 8 + odd * 2;
+                double left[2] = {of[0], of[TB ? 4 : 1]}, right[2] = {of[TB ? 1 : 4], of[5]};
+                if constexpr (TB)
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        const double other = __shfl_xor_sync(~0u, t % 2 ? left[c] : right[c], 1);
+                        (t % 2 ? left[c] : right[c]) = other;
+                    }
+                put(i * 16 + odd, j * 16, left), put(i * 16 + odd, j * 16 + (TB ? 4 : 8), right);
+            }
+}
+
 template <class S, bool TA, bool TB> __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem &p) {
     constexpr int TILES_M = S::WARP_M / 16, TILES_N = S::WARP_N / 8, ROW = TILES_N * 4; /* sums of a row of tiles */
     using A = Fragment<!TA, true>;
@@ -233,6 +263,10 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
             return;
         }
         if (!reduce_parts(p, work, t, acc, (int)threadIdx.x, 32 * S::WARPS, flag, [] { sync_threads(1, 32 * S::WARPS); })) continue;
+        if (epilogue.plain && epilogue.aligned % 16 == 0 && p.n % 2 == 0) {
+            store_pairs<S, TB>(epilogue, t.i * S::BLOCK_M + row, t.j * S::BLOCK_N + column, acc);
+            continue;
+        }
         double *const staging = (double *)((char *)flag + 16 + warp * S::STAGING_BYTES);
 #pragma unroll 1
         for (int i = 0; i < TILES_M; i++) {
@@ -246,18 +280,19 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
                                                                                                                     acc[acc_of(2 * q + 1)]};
                 }
                 __syncwarp();
-                const auto store_rows = [&](int pass) {
-                    const int down = pass * (32 / S::WARP_N) + lane / S::WARP_N, across = lane % S::WARP_N;
-                    epilogue.store(t.i * S::BLOCK_M + row + i * 16 + 2 * down + odd, t.j * S::BLOCK_N + column + across,
-                                   staging[down * S::STAGING_PITCH + across]);
-                };
-                constexpr int PASSES = S::WARP_N / 4;
-                if (epilogue.plain)
+                constexpr int PASSES = S::WARP_N / 4, DOWN = 32 / S::WARP_N; /* rows of a pass */
+                const int down = lane / S::WARP_N, across = lane % S::WARP_N;
+                const int first = t.i * S::BLOCK_M + row + i * 16 + 2 * down + odd, at = t.j * S::BLOCK_N + column + across;
+                if (epilogue.plain) {
+                    double values[PASSES][1]; /* all asked for before any is stored */
 #pragma unroll
-                    for (int pass = 0; pass < PASSES; pass++) store_rows(pass);
-                else
+                    for (int pass = 0; pass < PASSES; pass++) values[pass][0] = staging[(pass * DOWN + down) * S::STAGING_PITCH + across];
+#pragma unroll
+                    for (int pass = 0; pass < PASSES; pass++) epilogue.template store_as<true>(first + 2 * pass * DOWN, at, values[pass]);
+                } else
 #pragma unroll 1
-                    for (int pass = 0; pass < PASSES; pass++) store_rows(pass);
+                    for (int pass = 0; pass < PASSES; pass++)
+                        epilogue.store(first + 2 * pass * DOWN, at, staging[(pass * DOWN + down) * S::STAGING_PITCH + across]);
             }
 #pragma unroll
             for (int e = 0; e < TILES_M * ROW - ROW; e++) acc[e] = acc[e + ROW];

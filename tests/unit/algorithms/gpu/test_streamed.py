@@ -30,7 +30,8 @@ def library() -> Iterator[None]:
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 5, 8), (3, 9, 1030), (5, 6, 2049), (8, 3, 4100), (2, 70, 24)])
 @pytest.mark.parametrize("layout", ["nt", "tn"])
 def test_results_are_exact_where_all_sums_are_whatever_the_sizes_and_the_schedule(row, sizes, layout) -> None:
-    """Also k that is no whole vector, B in the other order, which is copied, and a decomposition, which a block does not follow."""
+    """Also k that is no whole vector, whose rows are read element by element, B in the other order, which is copied, and a decomposition,
+    which a block does not follow."""
     m, n, k = sizes
     w, draw = parse(f"gemm:{m}x{n}x{k}:{layout}:{row.dtype}"), np.random.default_rng(k)
     a, b = (draw.integers(-1, 2, size).astype(KINDS[row.dtype]) for size in ((m, k), (n, k)))
@@ -50,6 +51,7 @@ def test_a_k_iteration_counts_loads_conversions_and_products() -> None:
     tiles = gemm_kernel("f16_streamed_1x4x1024_1x4_1x4_s2_c1x1").tiles
     assert tiles.threads == 128 and not tiles.tensor
     assert mainloop.work(H200, tiles) == (4096 / 128, 10240 / 128, (4096 + 5120 + 2 * 640) / 32 / 4)
+    assert mainloop.work(H200, tiles, ragged=(1, 0)).issue == (4096 + 5120 + 3 * 5120) / 32 / 4  # of both operands an element each
     assert mainloop.shared_bytes(tiles) == 4 * 4 * 4
 
 
@@ -57,5 +59,7 @@ def test_rows_are_planned_for_few_rows_alone() -> None:
     of_one, of_many = planner.plan("gemm:1x4096x4096:nt:f16", "h200"), planner.plan("gemm:64x4096x4096:nt:f16", "h200")
     assert "_streamed_1x" in of_one.kernel and of_one.schedule.decomposition == "data_parallel" and of_one.workspace_bytes == 0
     assert "_wgmma_" in of_many.kernel
+    ragged = planner.plan("gemm:1x4093x1001:nt:f16", "h200")
+    assert "_streamed_1x" in ragged.kernel and ragged.workspace_bytes == 0
     assert any("_streamed_8x" in one.what and "is for up to 16 rows" in one.reason for one in of_many.rejected)
     assert "streamed" not in planner.plan("gemm:1x4096x4096:nt:f16", "v100").kernel  # 7.0
