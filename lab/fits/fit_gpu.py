@@ -69,8 +69,8 @@ def transposed(problem: Gemm, kernel: GemmKernel) -> bool:
 
 
 def tensor_f64(problem: Gemm, kernel: GemmKernel) -> bool:
-    """The epilogue now stores whole rows of C through shared memory, and split-K reduces within a cluster
-    (native/cuda/mainloop/mma/mma_f64.cuh)."""
+    """The epilogue stored rows of C through shared memory, one number a lane and pass, and now stores pairs straight from registers
+    (native/cuda/mainloop/mma/mma_f64.cuh). Files of an H200 no longer have such launches."""
     return kernel.dtype == "f64" and kernel.mainloop == "mma"
 
 
@@ -103,15 +103,16 @@ def stored_by_words(problem: Gemm, kernel: GemmKernel) -> bool:
 
 
 CHANGED = {  # file of lab/data -> predicates of launches whose kernels changed since the file was measured
-    "h200/products-clusters.jsonl": (transposed, line_pitches, tensor_f64, apart, overlapping),
-    "h200/products-held.jsonl": (transposed, line_pitches, tensor_f64, apart, overlapping, in_strips),
+    "h200/products-clusters.jsonl": (transposed, line_pitches, apart, overlapping),
+    "h200/products-held.jsonl": (transposed, line_pitches, apart, overlapping, in_strips),
     "h200/products-random.jsonl": (transposed, line_pitches, apart, overlapping, in_strips),
-    "h100/products-random.jsonl": (transposed, line_pitches, apart, overlapping, stored_by_words),
-    "h100/products-seed61.jsonl": (transposed, apart, overlapping, stored_by_words),
+    "h100/products-random.jsonl": (transposed, line_pitches, tensor_f64, apart, overlapping, stored_by_words),
+    "h100/products-seed61.jsonl": (transposed, tensor_f64, apart, overlapping, stored_by_words),
     "h200/products-singles.jsonl": (overlapping,),
-    "h200/planner.json": (overlapping,),
+    "h200/planner.json": (overlapping, tensor_f64),
+    **{f"h100/products-{name}.jsonl": (tensor_f64,) for name in ("calibrated", "clusters", "f64-splits", "seed811")},
     **{f"h200/products-seed{seed}.jsonl": (apart, overlapping, in_strips) for seed in (62, 63)},
-    **{f"h100/products-seed{seed}.jsonl": (stored_by_words,) for seed in (171, 397, 501, 601)},
+    **{f"h100/products-seed{seed}.jsonl": (stored_by_words, tensor_f64) for seed in (171, 397, 501, 601)},
 }
 
 

@@ -25,7 +25,7 @@ from pysim.cachemodel.gpu.copy_kernels import Pass, pass_cycles
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.threads import Threads
-from pysim.cachemodel.gpu.traffic import Floats, Integers
+from pysim.cachemodel.gpu.traffic import Floats, Integers, Number
 from pysim.cachemodel.gpu.waves import DATA_PARALLEL, LOOP_BOUNDS, SPLIT_K, STREAM_K, TERMS, WAVE_TERMS, Columns, Prediction, Table
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
@@ -389,7 +389,8 @@ class Launches:
             terms["passes"] = passes
             bound = "passes" if passes > cycles - passes else bound
             levels["passes"] = {"bytes": size, "lines": size / LINE_BYTES, "cycles": passes}
-        return Cost(cycles, cycles / self.gpu.clock_hz, bound, levels, terms, hidden(waves_))
+        overlap = variant.columns.overlap if variant.columns else waves.OVERLAP_EXPONENT
+        return Cost(cycles, cycles / self.gpu.clock_hz, bound, levels, terms, hidden(waves_, overlap))
 
     def assumed(self, row: int) -> tuple[str, ...]:
         """Paths of the assumed machine numbers that a cost uses, and other assumptions about its kernel."""
@@ -400,8 +401,8 @@ class Launches:
         return (*_assumed(self.gpu, (*variant.numbers, *of_passes, *of_cluster)), *variant.assumed)
 
 
-def hidden(waves_: Floats) -> dict[str, float]:
-    """Overlapped cycles of each of WAVE_TERMS, from cycles by (full waves, last wave).
+def hidden(waves_: Floats, exponent: Number = waves.OVERLAP_EXPONENT) -> dict[str, float]:
+    """Overlapped cycles of each of WAVE_TERMS, from cycles by (full waves, last wave), and the exponent by which compute and traffic add.
 
     The smaller of main loop and power, and of L2 and memory, is hidden wholly. The larger two overlap: the smaller of these hides their sum
     less what both take together.
@@ -413,7 +414,7 @@ def hidden(waves_: Floats) -> dict[str, float]:
         result[hidden_compute] += wave[hidden_compute]
         result[hidden_transfer] += wave[hidden_transfer]
         smaller = min(compute, transfer, key=lambda i: wave[i])
-        result[smaller] += wave[compute] + wave[transfer] - waves.overlapped(wave[compute], wave[transfer])
+        result[smaller] += wave[compute] + wave[transfer] - waves.overlapped(wave[compute], wave[transfer], exponent)
     return {name: value for name, value in zip(WAVE_TERMS, result, strict=True) if value}
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from pysim.cachemodel.gpu.mainloop import EDGE_INSTRUCTIONS, VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.occupancy import occupancy, pipe_of
-from pysim.cachemodel.gpu.waves import FIXUP_LOADS_IN_FLIGHT, Columns
+from pysim.cachemodel.gpu.waves import F64_OVERLAP_EXPONENT, FIXUP_LOADS_IN_FLIGHT, OVERLAP_EXPONENT, Columns
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.machine.gpu import Gpu, GpuFamily
@@ -60,6 +60,7 @@ def columns_of(
         shared=work.shared,
         bound=max(range(len(work)), key=lambda i: work[i]),
         fma=gpu.fma_per_cycle[pipe].value / tiles.products,
+        overlap=F64_OVERLAP_EXPONENT if tiles.tensor and tiles.dtype == "f64" else OVERLAP_EXPONENT,
         sustained=gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.clock_hz,
         conversions=0,
         conversion_bytes=0,

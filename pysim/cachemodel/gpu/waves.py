@@ -6,7 +6,7 @@ tiles, or their split-K parts, are distributed over `items` blocks (stream-K: as
 blocks at once, so blocks run in waves. All cycles are of frequency_hz; p is the kernel's pipe.
 
     seconds  = launch + (waves + prologue/epilogue + split-K fix-up + layout conversion) / frequency
-    waves    = sum over (full waves, last wave) of  (compute^2 + transfer^2)^(1/2)
+    waves    = sum over (full waves, last wave) of  (compute^e + transfer^e)^(1/e)      e = 2; f64 on tensor cores: 4
     compute  = max(main loop, power)      transfer = max(L2, memory)
 
 iteration   SM cycles of one k-iteration of one block: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
@@ -61,14 +61,16 @@ from pysim.machine.gpu import Gpu
 from pysim.record.schedule import DECOMPOSITIONS
 
 ROUNDED_DOWN = 1 - 1e-9  # bounds and predictions add in another order
-OVERLAP_EXPONENT = 2.0  # of compute and traffic, and of blocks of an SM: the larger, the better they overlap
+# Of compute and traffic, and of blocks of an SM: the larger, the better they overlap. An instruction of f64 keeps the pipe busy for 32
+# cycles, so loads hide behind it: 4 is the best of 2, 3, 4 and 6 for products not fitted (lab/notebook/gpu-model.md)
+OVERLAP_EXPONENT, F64_OVERLAP_EXPONENT = 2.0, 4.0
 TYPICAL_ACCUMULATORS, ACCUMULATOR_SHARE = 64, 0.25  # per thread: block_cycles is of that many; the share that grows with their number
 PINGPONG_EXPOSED = 0.85  # share of a tile's prologue and epilogue beyond the other warpgroups' main loop: both use one store path
 FIXUP_LOADS_IN_FLIGHT = 16  # partial sums that a thread loads before it waits
 SPLIT_LINE_COST, PARTIAL_SECTOR_COST = 2.0, 4.0  # least squares over products on H100 and H200 (docs/gpu.md)
 MIN_COPY_ELEMENT_BYTES = 2  # smaller elements take as long to copy
 # L2 latencies: start and end of a launch of clusters, whose blocks wait for each other; a cluster's two barriers; each vector of its fix-up
-CLUSTER_LAUNCH_LATENCIES, CLUSTER_FIXUP_LATENCIES, CLUSTER_VECTOR_LATENCIES = 12, 3, 3
+CLUSTER_LAUNCH_LATENCIES, CLUSTER_FIXUP_LATENCIES, CLUSTER_VECTOR_LATENCIES = 8, 3, 3
 CLUSTER_VECTOR = 4  # accumulators of a thread that go to one block of a cluster at once
 CLUSTER_ACCUMULATORS_PER_CYCLE = 3.5  # that a block receives, 4 bytes each: 3.3 TB/s in all (arXiv 2402.13499, Hopper, clusters of two)
 LATENCY_BOUND_SHARE = 0.9  # a main loop is latency-bound where its work fills less of its cycles
@@ -111,6 +113,7 @@ class Columns(NamedTuple):
     shared: Number  # wavefronts of a k-iteration
     bound: Number  # of a k-iteration: index of LOOP_BOUNDS
     fma: Number  # multiply-adds per cycle of an SM
+    overlap: Number  # exponent by which compute and traffic add
     sustained: Number  # Hz
     conversions: Number  # operands that are copied first, in one launch
     conversion_bytes: Number  # read and written by these copies
@@ -220,15 +223,16 @@ _WAVES, _OTHERS = np.empty((2, len(WAVE_TERMS), 0)), np.empty((len(TERMS) - len(
 NOTHING = Prediction(_OTHERS[0], _WAVES, _OTHERS, np.empty(0, int), _OTHERS[0], _OTHERS[0], None, NO_TRAFFIC)  # of no launches
 
 
-def overlapped(one: Number, other: Floats) -> Floats:
+def overlapped(one: Number, other: Floats, exponent: Number = OVERLAP_EXPONENT) -> Floats:
     """Cycles of two activities at once: a smooth maximum, since they delay each other the more the closer they are."""
-    return (one**OVERLAP_EXPONENT + other**OVERLAP_EXPONENT) ** (1 / OVERLAP_EXPONENT)
+    found: Floats = (one**exponent + other**exponent) ** (1 / exponent)
+    return found
 
 
-def wave_cycles(waves: Floats) -> Floats:
+def wave_cycles(waves: Floats, exponent: Number = OVERLAP_EXPONENT) -> Floats:
     """Cycles of all waves, from those by (full, last) and WAVE_TERMS."""
     loop, power, l2, memory = (waves[:, i] for i in range(len(WAVE_TERMS)))
-    return overlapped(np.maximum(loop, power), np.maximum(l2, memory)).sum(axis=0)
+    return overlapped(np.maximum(loop, power), np.maximum(l2, memory), exponent).sum(axis=0)
 
 
 def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Prediction:
@@ -240,7 +244,7 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     work = counts.first_blocks * c.iteration * counts.iterations * counts.waves
     bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound).astype(int)
     wavefronts = c.shared * counts.iterations * counts.items
-    cycles, shared = wave_cycles(waves) + others.sum(axis=0), wavefronts / gpu.sms.value
+    cycles, shared = wave_cycles(waves, c.overlap) + others.sum(axis=0), wavefronts / gpu.sms.value
     return Prediction(cycles, waves, others, bound, wavefronts, shared, counts, traffic)
 
 
@@ -250,7 +254,7 @@ def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
     Traffic only adds: it delays main loops, and what a producer warp hides is a longer main loop than the traffic beside it."""
     c = columns.take(table.variant)
     waves, others = _cycles(gpu, c, table, _counts(gpu, c, table), NO_TRAFFIC)
-    least: Floats = (wave_cycles(waves) + others.sum(axis=0)) * ROUNDED_DOWN
+    least: Floats = (wave_cycles(waves, c.overlap) + others.sum(axis=0)) * ROUNDED_DOWN
     return least
 
 
@@ -387,7 +391,8 @@ def _prologues_and_epilogues(gpu: Gpu, c: Columns, of: Counts, traffic: Traffic,
     last_wave = np.minimum(1, np.where(of.tail > 0, of.tail, of.slots) / of.items)
     last_results = traffic.written * last_wave / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
     first_loads = transfer / (of.iterations * number)
-    return np.where(c.producer, wave_cycles(busy) - wave_cycles(waves) + (first_loads + last_results), exposed)
+    longer = wave_cycles(busy, c.overlap) - wave_cycles(waves, c.overlap)
+    return np.where(c.producer, longer + (first_loads + last_results), exposed)
 
 
 def _fixup(gpu: Gpu, c: Columns, table: Table, of: Counts, latency: Floats) -> Floats:
