@@ -113,8 +113,8 @@ typedef struct {
     double alpha, beta; /* convolution: 1 and 0; s8: whole numbers within int32. 0: the term is left out and its operand is not read */
     const void *bias;   /* NULL, or one value of the result's dtype per filter (convolution) or column of C (GEMM) */
     int32_t activation; /* pysim_activation; s8 has those two */
-    const void
-        *residual;    /* convolution: NULL, or added before the activation (of s8: by `sum`); in the output's layout, not overlapping it */
+    const void *
+        residual; /* convolution: NULL, or added before the activation (of s8: by `sum`); in the output's layout, not overlapping it (form tiles of s8: or itself) */
     double low, high; /* of the activation clamp: low <= high */
     /* Quantised operands of an s8 problem; all zero: sums of s8 are the result. Run by the algorithms sconv, gemm and panels.
      *   sum = (first - first_zero) (second), summed, + bias; relu is max(sum, 0); padding of the input is first_zero

@@ -9,13 +9,20 @@
 #include <sys/syscall.h>
 #endif
 
-/* Intel, Software Developer's Manual: CPUID 7.0 EDX has AMX-BF16, AMX-TILE and AMX-INT8 in bits 22, 24 and 25; XCR0 has the tiles' configuration and
+/* Intel, Software Developer's Manual: CPUID 7.0 EDX has AMX-BF16, AMX-TILE and AMX-INT8 in bits 22, 24 and 25, ECX AVX512_VBMI in bit 1; XCR0 has the tiles' configuration and
  * data in bits 17 and 18. Linux, Documentation/arch/x86/xstate.rst: ARCH_REQ_XCOMP_PERM. */
-enum { AMX_BITS = 1 << 22 | 1 << 24 | 1 << 25, XSAVE_IN_USE = 1 << 27, TILES_SAVED = 3 << 17, REQUEST = 0x1023, TILE_DATA = 18 };
+enum {
+    AMX_BITS = 1 << 22 | 1 << 24 | 1 << 25,
+    VBMI_BIT = 1 << 1,
+    XSAVE_IN_USE = 1 << 27,
+    TILES_SAVED = 3 << 17,
+    REQUEST = 0x1023,
+    TILE_DATA = 18
+};
 
 static inline const char *pysim_ask_for_amx(void) {
     unsigned a = 0, b = 0, c = 0, d = 0, low = 0, high = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & AMX_BITS) != AMX_BITS) return "this CPU does not have";
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & AMX_BITS) != AMX_BITS || !(c & VBMI_BIT)) return "this CPU does not have";
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & XSAVE_IN_USE)) return "this system does not save at a switch of threads";
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     if ((low & TILES_SAVED) != TILES_SAVED) return "this system does not save at a switch of threads";

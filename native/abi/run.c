@@ -145,6 +145,9 @@ static pysim_status check_run(const pysim_job *job, const pysim_call *call, int6
     pysim_status status = pysim_check_call(&job->problem, &job->operands, call->epilogue, call->first, call->second, call->result,
                                            call->workspace, workspace_bytes);
     if (status == PYSIM_OK && pysim_is_quantised(call->epilogue)) status = check_quantised(job, call->epilogue);
+    if (status == PYSIM_OK && call->epilogue->sum && call->epilogue->residual == call->result && !pysim_on_tiles(&job->nest))
+        status = pysim_fail(PYSIM_UNSUPPORTED, "the residual is the result, which kernel %s overwrites first: only tiles add in place",
+                            job->nest.row.info.name);
     if (status == PYSIM_OK) status = job_workspace(job, call->threads, &needed);
     if (status != PYSIM_OK) return status;
     if (!call->workspace || workspace_bytes < needed)

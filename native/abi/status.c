@@ -375,7 +375,7 @@ pysim_status pysim_check_call(const pysim_problem *p, const pysim_operands *oper
         {of[0]->name, first, of[0]->bytes, 0},
         {of[1]->name, second, of[1]->bytes, 0},
         {"bias", e->bias, operands->bias_bytes, 0},
-        {"residual", e->residual, of[2]->bytes, 0},
+        {"residual", e->sum && e->residual == result ? NULL : e->residual, of[2]->bytes, 0},
         {"scales", e->scales, e->scale_count * (int64_t)sizeof(float), 0},
     };
     return pysim_check_apart(spans, 7);

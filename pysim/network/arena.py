@@ -14,7 +14,7 @@ Worked number: a chain x -> a -> b -> c of equal sizes needs memory for two valu
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from pysim.network.graph import Graph, Node
@@ -38,9 +38,10 @@ class Lifetime:
         self.nbytes, self.first, self.last = nbytes, first, last
 
 
-def plan_buffers(graph: Graph, in_place: Callable[[Node], bool]) -> Buffers:
-    """Offsets of all values that nodes compute; `in_place`: whether an operator may overwrite an input of the result's size."""
-    aliases, joined = _find_aliases(graph, in_place)
+def plan_buffers(graph: Graph, overwritten: Callable[[Node], Sequence[str]]) -> Buffers:
+    """Offsets of all values that nodes compute; `overwritten`: the inputs of an operator of which it may overwrite one, of the result's
+    size."""
+    aliases, joined = _find_aliases(graph, overwritten)
     users, lifetimes = graph.users(), dict[str, Lifetime]()
     for at, node in enumerate(graph.nodes):
         for name in node.outputs:
@@ -72,7 +73,7 @@ def _resolve(aliases: _Aliases, name: str) -> tuple[str, int]:
     return name, offset
 
 
-def _find_aliases(graph: Graph, in_place: Callable[[Node], bool]) -> tuple[_Aliases, set[tuple[str, str]]]:
+def _find_aliases(graph: Graph, overwritten: Callable[[Node], Sequence[str]]) -> tuple[_Aliases, set[tuple[str, str]]]:
     """All aliases, and (result, part) of the parts that concatenations need not copy."""
     aliases, joined = _Aliases(), set[tuple[str, str]]()
     users, makers = graph.users(), graph.makers()
@@ -85,11 +86,13 @@ def _find_aliases(graph: Graph, in_place: Callable[[Node], bool]) -> tuple[_Alia
         if node.op == "Concat":
             _alias_parts(graph, node, makers, aliases, joined)
     for at, node in enumerate(graph.nodes):
-        if not in_place(node) or node.output in aliases or node.output in graph.outputs:
+        able = overwritten(node)
+        if not able or node.output in aliases or node.output in graph.outputs:
             continue
-        for name in node.inputs:
+        for name in able:
             owns_memory = name in makers and name not in aliases and name not in viewed and graph.nodes[makers[name]].op != "Concat"
-            if owns_memory and users[name] == [at] and graph.tensors[name] == graph.tensors[node.output]:
+            read_last = users[name][-1] == at and users[name].count(at) == 1
+            if owns_memory and read_last and graph.tensors[name] == graph.tensors[node.output]:
                 aliases[node.output] = (name, 0)
                 break
     return aliases, joined

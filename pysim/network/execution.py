@@ -43,7 +43,7 @@ Call = Callable[[], object]
 
 
 def _buffers_of(graph: Graph) -> Buffers:
-    return plan_buffers(graph, lambda node: node.op in operators.IN_PLACE)
+    return plan_buffers(graph, operators.overwritten)
 
 
 class Timed(NamedTuple):

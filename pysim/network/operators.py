@@ -331,6 +331,11 @@ IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "LeakyRelu", "Mul", "Relu"
 ACTIVATED = frozenset({"Add", "Affine"})  # may have a fused ReLU
 
 
+def overwritten(node: Node) -> Sequence[str]:
+    """The inputs that an operator may overwrite: elementwise and row operators any, a convolution of bytes its residual."""
+    return node.inputs if node.op in IN_PLACE else node.inputs[1:] if "pair" in node.attributes else ()
+
+
 # (first version with today's meaning, first version that the onnx package defines correctly): in earlier versions its BatchNormalization
 # uses the batch's statistics, and it has no DequantizeLinear
 _BETTER_LATER = {"BatchNormalization": (7, 14), "DequantizeLinear": (10, 19)}

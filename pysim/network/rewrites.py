@@ -15,11 +15,12 @@ from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, SCALE, fuse
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.integers.fusion import with_integers
+from pysim.network.integers.residuals import with_residuals
 from pysim.network.lowering.parallel import add_parallel
 from pysim.network.native_ops.arrays import fuse_transpositions
 from pysim.network.operator_seconds import reordering_seconds
 from pysim.network.phases import with_phases
-from pysim.network.plan import integer_rows, seconds_of, with_layouts
+from pysim.network.plan import adds_bytes, integer_rows, seconds_of, with_layouts
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.runtime import cpu
@@ -50,7 +51,7 @@ class Target(NamedTuple):
 
 
 def _integers(graph: Graph, target: Target) -> Graph:
-    return with_integers(graph, target.rows)
+    return with_residuals(with_integers(graph, target.rows), lambda node, of: adds_bytes(node, of, target.on, target.threads))
 
 
 def _phases(graph: Graph, target: Target) -> Graph:

@@ -148,6 +148,11 @@ class Launch:
             return schedule
         return msgspec.structs.replace(schedule, channels=w.channels // w.groups if isinstance(w, Conv) else w.k)
 
+    @property
+    def adds_bytes(self) -> bool:
+        """Whether a residual is added to bytes."""
+        return self._integers is not None and self._integers.sum is not None
+
     def _size(self, function: Any, *arguments: int) -> int:
         size = self._ffi.new("int64_t *")
         check(function(self._problem, self._schedule, *arguments, size), self.executor)
@@ -249,8 +254,8 @@ class Launch:
         """The epilogue struct: one value of the bias for each filter or column. A residual is added before the activation, and read
         without a copy."""
         if residual is not None:
-            of = self._integers.sum.residual if self._integers and self._integers.sum else None
-            residual = addend(residual, "residual", self._out_shape, self.workload.dtype, of)
+            of = self._integers.sum if self._integers else None
+            residual = addend(residual, "residual", self._out_shape, self.workload.dtype, of.residual if of else None)
         if bias is not None:
             bias = addend(bias, "bias", (self._count,), self.workload.dtype)
         if self._reproducible:
@@ -387,7 +392,7 @@ class Prepared:
                 return out
         else:
             epilogue = launch.epilogue(self._bias, self._activation, residual)
-            if out is not None:
+            if out is not None and not (launch.adds_bytes and _same(residual, out)):  # the library knows which kernels may overwrite it
                 check_apart(launch._out(out), residual=residual)
         y = launch.run_prepared(x, self._prepared, epilogue, out)
         if out is not None:

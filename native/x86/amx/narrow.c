@@ -178,6 +178,12 @@ INLINE void store_groups(const ROW row[GROUP], uint32_t *to) {
 #endif
 }
 
+#ifdef __AVX512VBMI__
+#include "pack_bytes.h"
+#else
+static int pack_bytes(const pysim_segment *s, uint32_t *to) { return (void)s, (void)to, 0; }
+#endif
+
 /* 32 neighbouring windows of whole groups of rows of k, all inside: each line once. */
 static void pack_whole(const E *row, int64_t step, int64_t groups, int flip, uint32_t *to) {
     const ROW flips = (ROW){0} + (UNSIGNED)flip;
@@ -192,7 +198,9 @@ void PACK(, segment)(const pysim_segment *s, void *dst);
 void PACK(, segment)(const pysim_segment *s, void *dst) {
     pysim_segment rest = *s;
     uint32_t *to = dst;
-    if (s->row && s->taps == 1 && s->stride == 1 && s->count == WIDE && s->pitch == WIDE && s->first >= 0 && s->first + WIDE <= s->width) {
+    if (pack_bytes(s, dst)) rest.channels = 0;
+    else if (s->row && s->taps == 1 && s->stride == 1 && s->count == WIDE && s->pitch == WIDE && s->first >= 0 &&
+             s->first + WIDE <= s->width) {
         const int64_t groups = s->channels / GROUP;
         pack_whole((const E *)s->row + s->first, s->row_channel, groups, s->flip, to);
         rest.channels -= groups * GROUP, rest.row = (const E *)s->row + groups * GROUP * s->row_channel, to += groups * WIDE;

@@ -27,7 +27,6 @@ import numpy as np
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
 from pysim.network.integers.dynamic import with_dynamic
 from pysim.network.integers.forms import Rows, form_of, wrapped
-from pysim.network.integers.residuals import with_residuals
 from pysim.network.operators import OPERATORS
 from pysim.runtime.integer_steps import BYTES, Quantity, Sums
 
@@ -52,7 +51,7 @@ def with_integers(graph: Graph, rows: Rows) -> Graph:
     not hold its sums, stands as such between a Dequantize and a Quantize."""
     if not any(node.op in ("Dequantize", "DynamicQuantizeLinear", "Quantize") for node in graph.nodes):
         return graph
-    return with_residuals(_Integers(_Integers(with_dynamic(graph, rows), rows).before_quantize(), rows).without_quantize())
+    return _Integers(_Integers(with_dynamic(graph, rows), rows).before_quantize(), rows).without_quantize()
 
 
 class _Integers:

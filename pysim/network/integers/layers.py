@@ -4,14 +4,12 @@
     bytes -> bytes                                          the kernel's store rounds (`pysim.record.integers`)
     bytes -> INT32 sums -> bytes or float32                 of a dynamic input, or with a bias that is no whole number
     bytes -> float32 without the zero point -> whole sums in float32 -> bytes or float32
-    bytes -> bytes + residual -> bytes                      a sum behind a convolution (attribute `pair`), in the kernel's store where
-                                                            that can compute it (`byte_sum_of`), else by an operator of its own
+    bytes -> bytes + residual -> bytes                      the same store adds a residual (attribute `pair`, `network.integers.residuals`)
 
 Values between lie in the workspace. Padding of a dynamic input is its zero point, which is known when it runs: it is padded before.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 
@@ -19,16 +17,12 @@ from pysim.network.graph import Array, Node, Tensor
 from pysim.problem.conv import Conv
 from pysim.record.integers import Integers
 from pysim.record.plan import Plan
-from pysim.registry.cpu import cpu_kernel
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
-from pysim.runtime.integer_steps import Quantity, Sums, byte_pad_step, byte_pair_step, byte_sum_of, dequantize_step, sums_step
+from pysim.runtime.integer_steps import Quantity, Sums, byte_pad_step, byte_sum_of, dequantize_step, sums_step
 from pysim.runtime.steps import Chain, Step
 
 INTEGER_LAYERS = ("IntegerConv", "IntegerLinear")
-# Forms of kernels whose stores add residuals faster than an operator of its own. Others add them in a loop behind a tile's store: pairs of
-# 256 -> 1024 channels of 14x14 take 1.44 times as long so as without a sum, 1.06 times with the operator (Zen 3).
-ADDING_FORMS = {"tiles"}
 _LINE_BYTES = 64
 
 
@@ -42,21 +36,17 @@ class IntegerLayer:
         weights = about["weights"].astype(np.float32 if self._floats else np.int8)
         if isinstance(problem, Conv):
             weights = weights.reshape(problem.filters, -1, problem.kernel_h, problem.kernel_w)
-        self._pair: tuple[tuple[Quantity, Quantity, Quantity], int, int] | None = about.get("pair")
-        dynamic = len(node.inputs) == 3
-        self._stores = not self._floats and not dynamic and not sums.shift.any() and bool((sums.scale > 0).all())
-        bias, activation, integers, added = None, None, None, None
+        self._added = byte_sum_of(*about["pair"]) if "pair" in about else None
+        self._stores = not self._floats and len(node.inputs) < 3 and stored_whole(sums)
+        bias, activation, integers = None, None, None
         if self._stores:
-            row = cpu_kernel(plan.kernel) if plan.algorithm == "sconv" else None
-            added = byte_sum_of(*self._pair) if self._pair and row and row.form in ADDING_FORMS else None
             result = "f32" if sums.to is None else "u8" if sums.to.dtype == np.uint8 else "s8"
             zero = 0 if sums.to is None else sums.to.zero
-            integers = Integers(x.dtype == np.uint8, self._zero, sums.scale, result, zero, added)  # type: ignore[arg-type]  # one of three words
+            integers = Integers(x.dtype == np.uint8, self._zero, sums.scale, result, zero, self._added)  # type: ignore[arg-type]  # one of three words
             activation = None if sums.to is None else ("clamp", float(sums.low), float(sums.high))
             bias = sums.offset if sums.offset.any() else None
         elif not self._floats:
             integers = Integers(x.dtype == np.uint8, self._zero)
-        self._adds = added is not None
         self._inner = Prepared.of(plan, weights, bias, activation, threads, integers=integers)
         self.executor, (self._read, self._written) = self._inner.executor, self._inner.shapes
         shape = self._read
@@ -67,26 +57,15 @@ class IntegerLayer:
         self._image_type = np.dtype(np.float32) if self._floats else x.dtype
         self._image_bytes = _lines(self._image_type.itemsize * int(np.prod(self._read))) if self._floats or any(self._pads) else 0
         self._sum_bytes = 0 if self._stores else _lines(4 * int(np.prod(self._written)))
-        self._own_bytes = _lines(int(np.prod(self._written))) if self._pair and not self._adds else 0  # that wait for their residual
         self._per_filter = self._written[2] * self._written[3] if isinstance(problem, Conv) else 1  # sums of one filter side by side
 
     @property
     def workspace_bytes(self) -> int:
-        return self._around_bytes + self._inner.workspace_bytes
-
-    @property
-    def _around_bytes(self) -> int:
-        return self._image_bytes + self._sum_bytes + self._own_bytes
+        return self._image_bytes + self._sum_bytes + self._inner.workspace_bytes
 
     def _around(self, x: Array, out: Array, workspace: Array, more: Sequence[Array]) -> tuple[list[Step], Array, Array, list[Step]]:
         """The steps before and behind the kernels, and what these read and write."""
-        scale, zero = (None, None) if self._pair or not more else more
-        behind = list[Step]()
-        if self._pair and self._own_bytes:
-            of, low, high = self._pair
-            own = np.ndarray(self._written, of[0].dtype, workspace, self._image_bytes + self._sum_bytes)
-            pair = byte_pair_step(out, own, more[0].reshape(self._written), of, False, low, high)
-            out, behind = own, [cast("Step", pair)]  # dense arrays of one shape have one axis
+        scale, zero = more or (None, None)
         image = np.ndarray(self._read, self._image_type, workspace) if self._image_bytes else x.reshape(self._read)
         before = list[Step]()
         if self._floats:
@@ -94,24 +73,34 @@ class IntegerLayer:
         elif self._image_bytes:
             before.append(byte_pad_step(image, x, self._pads, 0, False, zero))
         if self._stores:
-            return before, image, out, behind
+            return before, image, out, []
         sums = np.ndarray(self._written, np.float32 if self._floats else np.int32, workspace, self._image_bytes)
-        return before, image, sums, [sums_step(out, sums, self._sums, self._per_filter, scale, zero), *behind]
+        return before, image, sums, [sums_step(out, sums, self._sums, self._per_filter, scale, zero)]
 
     def step(self, x: Array, out: Array, workspace: Array, *more: Array) -> Chain:
         """`more`: the scale and zero of a dynamic input, or a residual."""
-        before, image, sums, behind = self._around(x, out, workspace, more)
-        residual = more[0].reshape(self._written) if self._adds else None
-        return Chain([*before, self._inner.step(image, sums, workspace[self._around_bytes :], residual), *behind])
+        scales, residual = self._divided(more)
+        before, image, sums, behind = self._around(x, out, workspace, scales)
+        return Chain([*before, self._inner.step(image, sums, workspace[self._image_bytes + self._sum_bytes :], residual), *behind])
+
+    def _divided(self, more: Sequence[Array]) -> tuple[Sequence[Array], Array | None]:
+        return ((), more[0].reshape(self._written)) if self._added else (more, None)
 
     def __call__(self, x: Array, out: Array, *more: Array) -> None:
         """The same once, also on an emulated CPU."""
-        before, image, sums, behind = self._around(x, out, cpu.aligned(max(1, self._around_bytes), np.uint8), more)
+        scales, residual = self._divided(more)
+        room = cpu.aligned(max(1, self._image_bytes + self._sum_bytes), np.uint8)
+        before, image, sums, behind = self._around(x, out, room, scales)
         for step in before:
             step()
-        self._inner(image, sums, more[0].reshape(self._written) if self._adds else None)
+        self._inner(image, sums, residual)
         for step in behind:
             step()
+
+
+def stored_whole(sums: Sums) -> bool:
+    """Whether the kernels' stores make a layer's results of its sums, if its input is not dynamic."""
+    return not sums.shift.any() and bool((sums.scale > 0).all())
 
 
 def _lines(nbytes: int) -> int:

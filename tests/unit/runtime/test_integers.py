@@ -12,7 +12,7 @@ from pysim.problem.text import Workload, parse
 from pysim.record.integers import LIMITS, Integers
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_kernels, kernels
-from pysim.runtime.cpu import available_kernels
+from pysim.runtime.cpu import aligned, available_kernels
 from pysim.runtime.cpu_launch import Launch, Prepared
 from pysim.runtime.integer_steps import Quantity, byte_sum_of
 
@@ -118,6 +118,15 @@ def test_stores_add_residuals_of_bytes_as_operators_one_by_one_do(row: Kernel) -
         expected = added(own, residual, of, int(low), int(high))  # type: ignore[arg-type]
         assert y.dtype == expected.dtype
         np.testing.assert_array_equal(y, expected, f"{problem.text} {launch.schedule} {integers} {activation}")
+        if residual.dtype == y.dtype:
+            place, room = residual.copy(), aligned(launch.workspace_bytes, np.uint8)
+            step = launch.step(x, launch.prepare(w), place, room, launch.epilogue(bias, activation, place))
+            if row.form == "tiles":
+                step()
+                np.testing.assert_array_equal(place, expected)
+            else:
+                with pytest.raises(NativeError, match="overwrites first"):
+                    step()
         done += 1
     assert done > 5
 
