@@ -95,10 +95,10 @@ def test_wide_1x1_and_strided_layers_of_f32_are_planned_in_halves(layout):
 
 
 def test_halves_of_filters_are_what_is_prepared():
-    w = parse("conv:mb32ic64ih56oc256kh1")
+    w = parse("conv:mb32ic128ih56oc256kh1")
     plan = planner.plan(w.text, H200, layout="nhwc")
     kept = wgmma.ALGORITHM.prepare(w, plan.schedule, "nhwc")
-    assert kept and kept.size_bytes == wgmma.Wgmma(conv_kernel(plan.kernel), w, "nhwc").halves_bytes == 2 * 64 * 256 * 4
+    assert kept and kept.size_bytes == wgmma.Wgmma(conv_kernel(plan.kernel), w, "nhwc").halves_bytes == 2 * 128 * 256 * 4
 
 
 def test_the_workspace_of_a_pointwise_layer_in_halves_has_the_copy_of_its_planes():
@@ -238,3 +238,10 @@ def test_single_products_that_outweigh_all_others_are_rounded_as_fp32_rounds_the
         return np.sqrt((((found - want) / scale) ** 2).mean())
 
     assert error(multiplied(SMALL, a, b, "nn")) <= times * error(direct(a, b))
+
+
+@pytest.mark.parametrize(("channels", "kernel"), [(64, "f32"), (127, "f32"), (128, "tf32x3"), (144, "tf32x3")])
+def test_short_sums_are_not_of_halves(channels, kernel):
+    problem = f"conv:mb16ic{channels}ih28oc512kh1"
+    assert planner.plan(problem, H200, layout="nhwc").kernel.startswith(kernel)
+    assert planner.plan(f"{problem}:tf32x3", H200, layout="nhwc").kernel.startswith("tf32x3")  # asked for
