@@ -134,9 +134,14 @@ def run(tmp_path: Path) -> Run:
 
 def leave_out_what_is_tested_elsewhere(tree: Path) -> None:
     """What the new kernel does not need of what is there for AVX2 and for f64 in plain C: the library that all other tests use has it."""
-    for table in ("depthwise", "direct_nchwc", "integers", "loops", "skinny"):
+    for table in ("depthwise", "direct_nchwc", "integers", "loops", "skinny", "winograd"):
         without(tree / f"native/{table}.inc", r"(?m)^PYSIM_\w+\((?:target\()?avx2\b.*\n")
-    ours = (r", 'avx2_f64': \[.*?\]", r", 'portable_f64': \[\[\], .*?\]", r"\n *'(?:avx2_s8|avx2_bf16|amx_emulated_\w+)': \[.*")
+    ours = (
+        r", 'avx2_f64': \[.*?\]",
+        r", 'portable_f64': \[\[\], .*?\]",
+        r"\n *'(?:avx2_s8|avx2_bf16|amx_emulated_\w+)': \[.*",
+        r"\n *plain_units \+= .*",
+    )
     for part in (*ours, r",\s+'native/x86/depthwise_avx2_f32.c',\s+'native/x86/depthwise_avx2_f64.c'"):
         without(tree / "meson.build", part)
 
