@@ -17,7 +17,8 @@ Before a layer computes, it waits for START_LINES cache lines from memory.
 On T threads operators but those of ON_ONE_THREAD are divided, and a region starts and ends (`pysim.cachemodel.cpu.threads`). Layers divide
 their work in different ways (filters, groups, rows), so of what each thread reads, others have written the part (T - 1) / T. Those lines
 come from the other cores' caches, `written_line_cycles` each, as many at once as those of the shared cache: its latency times its
-bandwidth.
+bandwidth. None do between operators that are divided IN_ORDER of memory and depthwise layers. A concatenation whose parts were all computed
+in its result takes no time.
 
 Worked number: Softmax of 9408 rows of 49, vectors of 16, two multiply-adds per cycle with latency 4. A row takes 100 cycles: 4 vectors of
 9 cycles and two reductions of 32. That is 0.22 ms at 4.3 GHz, plus 1.8 MB each way from L3.
@@ -33,6 +34,7 @@ from pysim.machine.cpu import Machine, Unit
 from pysim.network.arena import Buffers, view_offset
 from pysim.network.fusion import RESIDUAL_INPUT, activation_of
 from pysim.network.graph import Graph, Node, Tensor
+from pysim.problem.conv import Conv
 from pysim.registry.cpu import loop_targets, rows_kinds
 
 DTYPES = {"float32": "f32", "float64": "f64"}
@@ -42,6 +44,10 @@ MIN_PART_BYTES = 16 << 10  # of a thread (native/operators/operators.c)
 ON_ONE_THREAD = {
     "ArgMax", "ArgMin", "Cast", "Concat", "CumSum", "Dequantize", "GatherElements", "GridSample", "IntegerPair", "IntegerPool", "Pad",
     "Quantize", "Recurrent", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Table", "Take", "TopK",
+}  # fmt: skip
+# divided in the order of their elements in memory
+IN_ORDER = {
+    "Add", "Affine", "AveragePool", "Clip", "Div", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Relu", "Reorder", "Sub", "Tanh",
 }  # fmt: skip
 _ROWS = {"LRN": "local", "LayerNormalization": "standard", "LogSoftmax": "log_softmax", "ReduceL2": "length", "Softmax": "softmax"}
 
@@ -179,12 +185,27 @@ def threads_of(node: Node, graph: Graph, threads: int) -> int:
     return max(1, min(threads, most // MIN_PART_BYTES))
 
 
-def crossing_seconds(node: Node, graph: Graph, on: Machine, threads: int, own: int) -> float:
+def _is_in_order(node: Node) -> bool:
+    """Whether threads divide a node's result in the order of memory, depthwise layers their groups."""
+    problem = node.attributes.get("problem")
+    return node.op in IN_ORDER if not isinstance(problem, Conv) else problem.groups == problem.channels > 1
+
+
+def _read_by(node: Node, graph: Graph, buffers: Buffers) -> set[str]:
+    """The values that a node reads; parts of a concatenation that were computed in it are not read."""
+    given = {name for name in node.inputs if name in graph.tensors and name not in graph.constants}
+    return given - {name for name in given if (node.output, name) in buffers.joined}
+
+
+def crossing_seconds(node: Node, graph: Graph, on: Machine, threads: int, own: int, buffers: Buffers) -> float:
     """Seconds in which `own` of `threads` threads wait for lines that other threads have written."""
     shared, written = next((level for level in on.levels if level.shared), None), on.core.written_line_cycles
     if threads == 1 or shared is None or written is None:
         return 0.0
-    read = sum(graph.tensors[name].nbytes for name in {*node.inputs} if name in graph.tensors and name not in graph.constants)
+    names = _read_by(node, graph, buffers)
+    if own == threads and _is_in_order(node):
+        names -= {name for one in graph.nodes if _is_in_order(one) for name in one.outputs}
+    read = sum(graph.tensors[name].nbytes for name in names)
     at_once = max(1.0, shared.latency_cycles.value * shared.read_bytes_per_cycle.value / on.line_bytes)
     return read / on.line_bytes * (threads - 1) / threads / own * written.value / at_once / on.core.frequency_hz.value
 
@@ -195,8 +216,10 @@ def other_seconds(node: Node, graph: Graph, on: Machine, buffers: Buffers, threa
     own = threads if _is_planned(node) else threads_of(node, graph, threads)
     if view_offset(graph, node) is not None:
         return activating_seconds(node, graph, on) / own
+    if node.op == "Concat" and not _read_by(node, graph, buffers):
+        return 0.0
     waiting = START_LINES * on.memory.latency_cycles.value
     if own > 1 and not _is_planned(node):
         waiting += fork_join_cycles(on, own)
     divided = _moving(node, graph, on, buffers) + activating_seconds(node, graph, on)
-    return divided / own + crossing_seconds(node, graph, on, threads, own) + waiting / on.core.frequency_hz.value
+    return divided / own + crossing_seconds(node, graph, on, threads, own, buffers) + waiting / on.core.frequency_hz.value

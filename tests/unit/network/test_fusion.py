@@ -275,6 +275,25 @@ def test_threads_divide_operators_and_wait_for_lines_that_others_wrote():
     assert two == pytest.approx(start + (one - start) / 2 + lines / 2 + on.fork_join_cycles.value + 2 * on.fork_join_thread_cycles.value)
 
 
+def test_threads_wait_for_no_lines_that_they_wrote_themselves_nor_for_parts_that_nobody_copies():
+    tensors = {name: Tensor((1, 64, 56, 56), FLOAT) for name in "xyz"} | {"j": Tensor((1, 128, 56, 56), FLOAT)}
+    nodes = [
+        Node("Clip", "clip", ("x",), ("y",)),
+        Node("Mul", "mul", ("y", "y"), ("z",)),
+        Node("Concat", "join", ("y", "z"), ("j",), {"axis": 1}),
+    ]
+    graph, xeon = Graph(tuple(nodes), ("x",), ("j",), tensors), load("emerald-rapids")
+
+    def waiting(node, joined=()):
+        return operator_seconds.crossing_seconds(node, graph, xeon, 2, 2, operator_seconds.Buffers({}, 0, frozenset(joined)))
+
+    clip, mul, join = nodes
+    assert waiting(clip) > 0 and waiting(mul) == 0 and waiting(mul._replace(op="Transpose")) == waiting(clip)
+    assert waiting(join) == pytest.approx(2 * waiting(clip)) and waiting(join, [("j", "y")]) == waiting(clip)
+    all_joined = operator_seconds.Buffers({}, 0, frozenset([("j", "y"), ("j", "z")]))
+    assert [operator_seconds.other_seconds(join, graph, xeon, all_joined, threads) for threads in (1, 2)] == [0, 0]
+
+
 def test_rows_tables_and_transpositions_take_longer_than_what_they_move():
     """The worked number of rows, of a copy none; of transposed runs that fill half of a vector twice the shuffles."""
     zen5 = load("zen5")
