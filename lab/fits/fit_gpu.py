@@ -68,12 +68,6 @@ def transposed(problem: Gemm, kernel: GemmKernel) -> bool:
     return computed(problem, kernel) is not problem
 
 
-def tensor_f64(problem: Gemm, kernel: GemmKernel) -> bool:
-    """The epilogue stored rows of C through shared memory, one number a lane and pass, and now stores pairs straight from registers
-    (native/cuda/mainloop/mma/mma_f64.cuh). Files of an H200 no longer have such launches."""
-    return kernel.dtype == "f64" and kernel.mainloop == "mma"
-
-
 def line_pitches(problem: Gemm, kernel: GemmKernel) -> bool:
     """The pitch of copied operands was a multiple of 16 bytes, and is now one of L2 lines (native/cuda/abi/gemm.cu)."""
     sizes = {SIZES[problem.dtype], THIRD_BYTES}
@@ -106,13 +100,12 @@ CHANGED = {  # file of lab/data -> predicates of launches whose kernels changed 
     "h200/products-clusters.jsonl": (transposed, line_pitches, apart, overlapping),
     "h200/products-held.jsonl": (transposed, line_pitches, apart, overlapping, in_strips),
     "h200/products-random.jsonl": (transposed, line_pitches, apart, overlapping, in_strips),
-    "h100/products-random.jsonl": (transposed, line_pitches, tensor_f64, apart, overlapping, stored_by_words),
-    "h100/products-seed61.jsonl": (transposed, tensor_f64, apart, overlapping, stored_by_words),
+    "h100/products-random.jsonl": (transposed, line_pitches, apart, overlapping, stored_by_words),
+    "h100/products-seed61.jsonl": (transposed, apart, overlapping, stored_by_words),
     "h200/products-singles.jsonl": (overlapping,),
-    "h200/planner.json": (overlapping, tensor_f64),
-    **{f"h100/products-{name}.jsonl": (tensor_f64,) for name in ("calibrated", "clusters", "f64-splits", "seed811")},
+    "h200/planner.json": (overlapping,),
     **{f"h200/products-seed{seed}.jsonl": (apart, overlapping, in_strips) for seed in (62, 63)},
-    **{f"h100/products-seed{seed}.jsonl": (stored_by_words, tensor_f64) for seed in (171, 397, 501, 601)},
+    **{f"h100/products-seed{seed}.jsonl": (stored_by_words,) for seed in (171, 397, 501, 601)},
 }
 
 
