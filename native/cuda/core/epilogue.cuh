@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "core/narrow.cuh"
 #include "core/problem.h"
 
 namespace pysim {
@@ -21,9 +22,6 @@ template <class Acc> struct Arithmetic {
 template <> struct Arithmetic<double> { using type = double; };
 template <> struct Arithmetic<int> { using type = int; };
 /* clang-format on */
-
-/* The functions that epilogues.inc names. Those up to `clamped` take at most two comparisons and map whole numbers to whole numbers. */
-enum Function { same, positive, clamped, logistic, normal, ramp };
 
 /* 1 / (1 + exp(-x)). In f32 within 2^-21: __fdividef is inlined and within 2 units in the last place (0 below 2^-126). */
 __device__ inline float logistic_of(float x) { return __fdividef(1.f, 1.f + expf(-x)); }
@@ -70,17 +68,6 @@ template <class T, int N> __device__ inline void activate_smoothly(int activatio
     for (int i = 0; i < N; i++) value[i] = of[i];
 }
 
-__host__ __device__ inline Function function_of(int activation) {
-    switch (activation) {
-#define PYSIM_EPILOGUE(number, name, whole, times, function, of) \
-    case number: return function;
-#include "epilogues.inc"
-#undef PYSIM_EPILOGUE
-    }
-    return same;
-}
-__host__ __device__ inline bool is_smooth(Function function) { return function > clamped; }
-
 /* ReLU and clamp of N values, with one branch for all. */
 template <class T, int N> __device__ inline void bound(Function function, T (&value)[N], T low, T high) {
     if (function == positive)
@@ -90,13 +77,14 @@ template <class T, int N> __device__ inline void bound(Function function, T (&va
 #pragma unroll
         for (int i = 0; i < N; i++) value[i] = value[i] < low ? low : value[i], value[i] = value[i] > high ? high : value[i];
 }
-template <class T, int N> __device__ inline void activate(Function function, int activation, T (&value)[N], T low, T high) {
+/* NARROW: the values become results of two bytes. All kernels take the same way, so that results do not depend on the plan. */
+template <bool NARROW, class T, int N> __device__ inline void activate(Function function, int activation, T (&value)[N], T low, T high) {
     if constexpr (T(0.5) != T(0))
-        if (is_smooth(function)) return activate_smoothly(activation, function, value);
+        if (is_smooth(function)) {
+            if constexpr (NARROW) return narrow::activate(activation, value);
+            else return activate_smoothly(activation, function, value);
+        }
     bound(function, value, low, high);
-}
-template <class T, int N> __device__ inline void activate(int activation, T (&value)[N], T low, T high) {
-    activate(function_of(activation), activation, value, low, high);
 }
 
 /* An unsigned type of BYTES bytes, for loads and stores. */
@@ -174,7 +162,7 @@ public:
         if (bias)
 #pragma unroll
             for (int i = 0; i < N; i++) x[i] += T(bias[line_of(i)]);
-        if constexpr (SMOOTH) activate(activation, x, low, high);
+        if constexpr (SMOOTH) activate<sizeof(Out) == 2>(function_of(activation), activation, x, low, high);
         else bound(function_of(activation), x, low, high);
 #pragma unroll
         for (int i = 0; i < N; i++) value[i] = Out(x[i]);

@@ -21,7 +21,7 @@ template <class Out> __device__ inline double finished(const Problem &p, double 
     if (p.scale) x[0] *= ((const typename Arithmetic<Out>::type *)p.scale)[line];
     if (p.beta != 0) x[0] += p.beta * (double)*old;
     if (p.bias) x[0] += (double)((const Out *)p.bias)[line];
-    activate(p.activation, x, p.low, p.high);
+    activate<false>(function_of(p.activation), p.activation, x, p.low, p.high);
     return x[0];
 }
 }

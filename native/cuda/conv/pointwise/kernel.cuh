@@ -115,22 +115,26 @@ __device__ inline void multiply(const Pointwise &g, const char *filters, const c
     }
 }
 
-/* The epilogue of a warp: each lane stores RUN results of each of its windows. Factors, bias, the addition of C, ReLU and clamp of aligned results have
- * unrolled code, `direct`; all else is a loop. What an epilogue computes with is loaded where it is used: registers are few. */
+/* The epilogue of a warp: each lane stores RUN results of each of its windows. Where results, factors and bias are aligned it has unrolled code, `direct`,
+ * but not for smooth activations of four bytes; all else is a loop. */
 template <class T, class Out, int RUN, bool PLAIN> struct Results {
     using G = Group<T, RUN>;
     using Vector = Pack<Out, RUN>;
-    enum { BYTES = alignof(Vector) /* of a store */, AT_ONCE = PLAIN ? 4 : 2 /* windows */ };
+    enum { BYTES = alignof(Vector) /* of a store */, AT_ONCE = PLAIN ? 4 : 2 /* windows */, NARROW = sizeof(Out) == 2 };
     using Rows = float[AT_ONCE][RUN];
     using To = Epilogue<float, Out, false>;
     const Problem &p;
     const bool direct;
     __device__ explicit Results(const Problem &of)
-        : p(of), direct(PLAIN || (!is_smooth(function_of(p.activation)) && To(p).aligned % BYTES == 0)) {}
+        : p(of), direct(PLAIN || ((NARROW || !is_smooth(function_of(p.activation))) && To(p).aligned % BYTES == 0 &&
+                                  (uintptr_t)p.bias % BYTES == 0 && (uintptr_t)p.scale % VECTOR == 0)) {}
 
     __device__ void store(int window, int filter, const typename G::Sum &sum) const {
         if (!direct) return store_slowly(window, filter, sum);
         if (filter >= p.n) return;
+        Vector bias = {}; /* packed: registers are few */
+        Pack<float, RUN> scale;
+        if constexpr (!PLAIN) load_terms(filter, bias, scale);
 #pragma unroll
         for (int first = 0; first < G::ROWS; first += AT_ONCE) {
             Rows rows;
@@ -141,7 +145,7 @@ template <class T, class Out, int RUN, bool PLAIN> struct Results {
             /* an output has fewer than 2^31 elements */
             const int pitch = (int)p.ldc, begin = window + G::window(first), rest = p.m - begin;
             Out *const to = (Out *)p.c + (begin * pitch + filter);
-            if constexpr (!PLAIN) finish(to, filter, rest, rows);
+            if constexpr (!PLAIN) finish(to, rest, bias, scale, rows);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 Vector result;
@@ -155,8 +159,23 @@ template <class T, class Out, int RUN, bool PLAIN> struct Results {
         }
     }
 
+    /* Prefetches the results that a group of filters adds to, for beta C, into L2: each lane a line of one window. */
+    __device__ void fetch_before(int first, int filter) const {
+        if constexpr (!PLAIN) {
+            const int lane = (int)threadIdx.x % 32, window = first + lane % 4 + G::window(lane / 4);
+            if (p.beta != 0 && window < p.m && filter < p.n) fetch_line((const Out *)p.c + (window * (int)p.ldc + filter));
+        }
+    }
+
 private:
-    __device__ void finish(const Out *old_results, int filter, int rest, Rows &rows) const {
+    __device__ void load_terms(int filter, Vector &bias, Pack<float, RUN> &scale) const {
+        const To to(p);
+        if (to.bias) bias = *(const Vector *)(to.bias + filter);
+        if (to.scale) scale = *(const Pack<float, RUN> *)(to.scale + filter);
+#pragma unroll
+        for (int e = 0; e < RUN; e++) scale.value[e] = to.scale ? to.alpha * scale.value[e] : to.alpha;
+    }
+    __device__ void finish(const Out *old_results, int rest, const Vector &bias, const Pack<float, RUN> &scale, Rows &rows) const {
         const To to(p);
         const Function function = function_of(p.activation);
         Vector old[AT_ONCE]; /* loaded together, before their use */
@@ -164,18 +183,15 @@ private:
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
                 old[i] = G::window(i) < rest ? *(const Vector *)(old_results + G::window(i) * (int)p.ldc) : Vector{};
-        float factor[RUN], shift[RUN];
-#pragma unroll
-        for (int e = 0; e < RUN; e++)
-            factor[e] = to.scale ? to.alpha * to.scale[filter + e] : to.alpha, shift[e] = to.bias ? float(to.bias[filter + e]) : 0.f;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
 #pragma unroll
-            for (int e = 0; e < RUN; e++) rows[i][e] = fmaf(rows[i][e], factor[e], shift[e]);
+            for (int e = 0; e < RUN; e++) rows[i][e] = fmaf(rows[i][e], scale.value[e], float(bias.value[e]));
             if (to.beta != 0)
 #pragma unroll
                 for (int e = 0; e < RUN; e++) rows[i][e] = fmaf(to.beta, float(old[i].value[e]), rows[i][e]);
-            bound(function, rows[i], to.low, to.high);
+            if constexpr (NARROW) activate<true>(function, p.activation, rows[i], to.low, to.high);
+            else bound(function, rows[i], to.low, to.high);
         }
     }
     __device__ void store_slowly(int window, int filter, const typename G::Sum &sum) const {
@@ -222,8 +238,10 @@ template <class T, class Out, int RUN, bool PLAIN> __device__ inline void stream
         else wait_async<0>();
         __syncwarp(); /* and the buffer that is loaded next has been read */
         load(ahead);
+        out.fetch_before(tile * WINDOWS, begin * G::FILTERS);
 #pragma unroll 1
         for (int group = 0; group < groups; group++) {
+            out.fetch_before(tile * WINDOWS, (begin + group + 1) * G::FILTERS);
             typename G::Sum sum = {};
             multiply<T, RUN>(g, shared + group * g.t.blocks_k * G::BYTES, buffers + stage * g.t.stage, zeros, lane, sum);
             out.store(tile * WINDOWS + lane % 4, (begin + group) * G::FILTERS + lane / 4 * RUN, sum);

@@ -165,7 +165,10 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
             if constexpr (ALL) {
                 if (residual()) add(x);
                 if constexpr (T(0.5) != T(0))
-                    if (opaque(smooth)) activate_by<FEW_REGISTERS ? 4 : 8>(e.activation, e.function, x);
+                    if (opaque(smooth)) {
+                        if constexpr (NARROW) narrow::activate(e.activation, x);
+                        else activate_by<FEW_REGISTERS ? 4 : 8>(e.activation, e.function, x);
+                    }
             }
         };
         load_bias(0);

@@ -128,9 +128,9 @@ __device__ __forceinline__ void store_four(const EpilogueTerms<T> &e, const Acc 
 #pragma unroll
             for (int i = 0; i < 4; i++) x[i] += T(((const Out *)e.bias)[line_of(i / 2, i % 2)]);
     });
-    activate(e.function, e.activation, x, e.low, e.high);
     with_result<S::DTYPE, Acc>(e.c_dtype, [&](auto result) {
         using Out = typename decltype(result)::type;
+        activate<sizeof(Out) == 2>(e.function, e.activation, x, e.low, e.high);
         Out *const c = (Out *)e.c;
 #pragma unroll
         for (int h = 0; h < 2; h++) {

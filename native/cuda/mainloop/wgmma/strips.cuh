@@ -130,7 +130,10 @@ __device__ __forceinline__ void store_strips(Order<ORDER> order, const EpilogueT
             of.load_terms(strip, opaque(c.by_line));
             of.combine(x, there);
         });
-        activate(e.function, e.activation, x, e.low, e.high);
+        if constexpr (sizeof(typename DefaultResult<S::DTYPE, Acc>::type) == 2) {
+            if (e.c_dtype != PYSIM_F32) activate<true>(e.function, e.activation, x, e.low, e.high);
+            else activate<false>(e.function, e.activation, x, e.low, e.high);
+        } else activate<false>(e.function, e.activation, x, e.low, e.high);
         share([&](auto of) { of.store(strip, x); });
     }
 }
