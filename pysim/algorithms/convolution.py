@@ -37,8 +37,8 @@ from pysim.registry.cuda import Attributes, ConvKernel, conv_kernel, conv_kernel
 # Instructions of a fused prologue: of an element (a multiply-add, a comparison, a selection), and of a channel's constants
 PROLOGUE_ELEMENT, PROLOGUE_CHANNEL = 3.0, 4.0
 MIN_L1_SHARE = 16  # at least 1/16 of L1 is not shared memory
-# Products of a sum from which on halves are as accurate as FP32: their mean error, 1.5e-7 to 1.8e-7 of the results' root mean square, does not
-# depend on the sum's length; that of FP32 sums is 1.25e-8 times its root: 1.64 times less for 64 products, 1.2 for 112 (H200, cuDNN's)
+# Products of a sum from which on halves are as accurate as FP32: their mean error, 1.5e-7 to 1.8e-7 of the results' root mean square, does
+# not depend on the sum's length; that of FP32 sums is 1.25e-8 times its root: 1.64 times less for 64 products, 1.2 for 112 (H200, cuDNN's)
 MIN_HALVES = 128
 
 

@@ -40,8 +40,12 @@ _JOINING = ("cat", "concat", "concatenate")
 _JOINED = 8  # parts that Inductor joins where it reads them (max_pointwise_cat_inputs); more are copied
 
 
-# Of images that are channels last, few multiprocessors sum: 7 to 10 us each in three networks of batch 16 on an H200
-_MEANS, _MEAN_LAUNCHES = ("adaptive_avg_pool2d", "mean", "sum"), 3
+# Of images that are channels last, few multiprocessors sum
+_MEANS = ("adaptive_avg_pool2d", "mean", "sum")
+# Launches that passes take as long as at least. On an H200 17 means of an EfficientNet took 9.2 us each, a ViT's layer norms 3.7, factors
+# of gates 4.5
+_LAUNCHES = {**dict.fromkeys(_MEANS, 4), **dict.fromkeys(("layer_norm", "rms_norm"), 2)}
+_PROLOGUE_LAUNCHES = 2
 # Cycles of a multiprocessor for each element (of what is larger, the input or the result) in PyTorch's kernels that find each element's
 # place by itself, in images that are channels last: eight float16 networks of batch 16 on an H200 (lab/data/h200/models-compilers.jsonl)
 _INDEXED = {
@@ -140,7 +144,7 @@ def _work_alone(rest: _Rest, nodes: Sequence[Node]) -> Iterator[tuple[int, float
     for node in nodes:
         if isinstance(absorbed := node.attributes.get("input_op"), InputOp):
             image = places[node.inputs[0]]
-            yield 2 * bytes_of(image), 0.0, 1
+            yield 2 * bytes_of(image), 0.0, _PROLOGUE_LAUNCHES
             if absorbed.epsilon is None and any(one.element_size() < 4 for one in _tensors_of(image)):
                 yield 0, 0.0, 1  # the factor is cast to float32 first: 2.3 us each in a RegNetY on an H200
     for place in rest.kept:
@@ -149,7 +153,7 @@ def _work_alone(rest: _Rest, nodes: Sequence[Node]) -> Iterator[tuple[int, float
         again = 5 * bytes_of(place) if name in _IN_NCHW else 0
         broadcasts = len(shapes) > 2 and len({*shapes[1:]}) > 1 and shapes[0] in shapes[1:]
         cycles = _INDEXED.get(name, _BROADCAST if broadcasts else 0.0) * max((shape.numel() for shape in shapes), default=0)
-        yield sum(map(bytes_of, place.all_input_nodes)) + bytes_of(place) + again, cycles, _MEAN_LAUNCHES if name in _MEANS else 1
+        yield sum(map(bytes_of, place.all_input_nodes)) + bytes_of(place) + again, cycles, _LAUNCHES.get(name, 1)
 
 
 def _kernels(rest: _Rest) -> list[tuple[int, int]]:

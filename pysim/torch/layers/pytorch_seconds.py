@@ -18,8 +18,9 @@ On a CPU prices by kind of operator take the place of all this (`pysim.torch.lay
 `floor`: 2.1 us, for a convolution plus 16 ns per multiply-add of a dot product (channels of a group x kernel), which
 is a sequential chain where outputs are few. Of 186 convolutions of batch 1 to 32 on an H200, PyTorch was faster than floor + launch in two,
 by at most 2 %; 11 small ones with dot products of 240 to 1152 took 1.0 to 1.35 times that (lab/data/h200/layers-*.jsonl,
-h200/small-conv.jsonl). HOST_SECONDS is a quarter of the host time per operator of five networks at batch 1 on a shared host (19 us and
-more, lab/data/h200/models-calls.jsonl).
+h200/small-conv.jsonl). Convolutions of fewer than eight channels take what `compiler_seconds.library_seconds` says: 3 -> 384 channels of
+16x16 pixels with a stride of 16, batch 16, took 99 us in float16 on an H200, where the share above gives 17. HOST_SECONDS is a quarter of
+the host time per operator of five networks at batch 1 on a shared host (19 us and more, lab/data/h200/models-calls.jsonl).
 
 So a plan is rejected where no kernel is made for the problem, for example for a few channels a group.
 
@@ -32,6 +33,7 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
+from pysim.torch.layers.compiler_seconds import kind_beside, library_seconds
 from pysim.torch.layers.expected_cpu import work_of
 
 GPU_SHARE, GPU_ROW_SHARE = 0.11, 0.7
@@ -48,6 +50,8 @@ def pytorch_seconds(problem: Workload, on: Gpu, passes: Sequence[str] = (), in_c
     bandwidth, launch, floor = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_FLOOR
     share = GPU_ROW_SHARE if isinstance(problem, Gemm) and problem.m == 1 and problem.dtype in ("f32", "tf32") else GPU_SHARE
     floor += 0 if isinstance(problem, Gemm) else GPU_PRODUCT * problem.products
+    if kind_beside(problem) == "few channels":
+        floor = max(floor, library_seconds(problem, on) - launch)
     one_pass = 2 * work.output / bandwidth + launch
     host = 0.0 if in_cuda_graph else (1 + len(passes)) * HOST_SECONDS
     return max(max(problem.flops / peak / share, sum(work) / bandwidth / share, floor) + launch + len(passes) * one_pass, host)
