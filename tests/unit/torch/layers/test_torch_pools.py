@@ -12,6 +12,7 @@ from torch_models import assert_close, rewritten  # noqa: E402
 from pysim import planner  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
+from pysim.problem.text import parse  # noqa: E402
 from pysim.torch.layers import max_pools, pytorch_seconds  # noqa: E402
 
 
@@ -25,6 +26,13 @@ def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix()
         assert 0.81 < pytorch_seconds.pytorch_seconds(problem, gpu, (), True) * 1e6 / float(taken) < 1.28
     classifier = Gemm(m=1, n=1000, k=1280, trans_b=True)
     assert pytorch_seconds.pytorch_seconds(classifier, gpu, (), True) < planner.plan(classifier, gpu, accuracy="strict").seconds
+
+
+def test_an_images_first_convolution_takes_what_cudnns_kernels_take():
+    gpu = load_any("h200")
+    patches, inner = (parse(text) for text in ("conv:mb16ic3ih224oc384kh16sh16:f16", "conv:mb16ic64ih56oc64kh3ph1:f16"))
+    assert 0.8 < pytorch_seconds.pytorch_seconds(patches, gpu, (), True) / 99e-6 < 1.2  # measured
+    assert pytorch_seconds.pytorch_seconds(inner, gpu, (), True) < 60e-6
 
 
 POOLS = [
