@@ -81,6 +81,8 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
             f"{k.depth // k.taps * SIZES[k.dtype]}, {k.taps}>, "
             f"pysim::hopper::{operands}>"
         )
+    if k.k_warps > 1 and k.tensor:
+        return f"thirds_kernel<{k.rows}, {k.columns}, {k.k_warps}>"
     if k.k_warps > 1:
         return f"streamed_kernel<{TYPES[k.dtype]}, {k.rows}, {k.columns}, {k.threads}>"
     if not k.tensor:

@@ -26,7 +26,7 @@ CHAIN, WHOLE_NUMBERS = "chain", "whole numbers"  # sums of rows (`pysim.record.c
 # Matrix products
 
 WARP, WARPGROUP = 32, 128
-STREAMED, LOAD_BYTES = "streamed", 16  # products of few rows on CUDA cores; bytes that a lane of theirs loads at once
+STREAMED, LOAD_BYTES = "streamed", 16  # products of few rows; bytes that a lane of theirs on CUDA cores loads at once
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
@@ -205,7 +205,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @cached_property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        if self.mainloop == STREAMED:
+        if self.mainloop == STREAMED and not self.promotion:
             return "f32"
         multiplied = "tf32" if self.promotion else self.tiled_dtype
         return f"tensor_{multiplied}" if self.tensor_threads else multiplied
@@ -218,8 +218,10 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @property
     def sums(self) -> str | None:
         """How its results are summed along k (`pysim.record.contract.GpuContract`), whatever its tiles; None if other operands enter."""
-        if self.residues or self.accumulates_f16 or self.mainloop == STREAMED:
+        if self.residues or self.accumulates_f16:
             return None
+        if self.mainloop == STREAMED and not self.promotion:
+            return f"chains of {self.math_threads} lanes, {LOAD_BYTES // SIZES[self.dtype]} k in turn"
         if self.tiled_dtype == "s8":
             return WHOLE_NUMBERS
         if not self.tensor_threads:
@@ -252,7 +254,11 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         tiles = Tiles(
             self.tiled_dtype, self.pipe, *sizes, *cluster, group, self.producer, *kept, self.promotion, self.promotion > 0, self.pingpong
         )
-        return tiles._replace(k_warps=self.block_k * SIZES[self.dtype] // LOAD_BYTES // WARP) if self.mainloop == STREAMED else tiles
+        if self.mainloop != STREAMED:
+            return tiles
+        if self.promotion:  # each of `stages` warps has a k-iteration, and the next one's loads in flight
+            return tiles._replace(depth=self.stages * self.block_k, k_warps=self.stages, stages=2)
+        return tiles._replace(k_warps=self.block_k * SIZES[self.dtype] // LOAD_BYTES // WARP)
 
 
 @cache

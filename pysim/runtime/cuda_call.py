@@ -29,7 +29,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm, product_of
 from pysim.problem.text import Workload
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import conv_kernel
+from pysim.registry.cuda import conv_kernel, gemm_kernel
 from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import Matrix, Operands, channels_second, permuted
 from pysim.runtime.cuda import Activation
@@ -37,6 +37,7 @@ from pysim.runtime.cuda import Activation
 # Largest workspace kept for a stream. PyTorch allocates larger ones in its segments of 20 MiB and more, which a kept one would hold as a
 # whole: in three streams of a ResNet-50 that was 80 MB
 KEPT_BYTES = 1 << 20
+VECTOR_BYTES = 16  # of a load of the kernels
 STREAMS = 8  # streams for which a thread keeps a workspace
 
 
@@ -268,7 +269,6 @@ def prepared(
     how: dict[str, Any] = {"layout": layout} if conv else {"pitches": task.pitches, **addresses}
     if kept and task.names == ("a", "b"):
         how["prepared"] = kept.pointer
-    row = conv_kernel(schedule.kernel) if conv else None
     return PreparedCall(
         launch=cuda.Launch(task.workload, schedule, result=task.result, **how),
         operands=task.names,
@@ -277,7 +277,7 @@ def prepared(
         epilogue=cuda.epilogue_struct(task.alpha, task.beta, 0, activation),
         channels_last=last,
         converts_second=conv and not arrays.lies(second, layout),
-        alignment=row.alignment if row else 1,
+        alignment=_alignment(schedule) if conv else 1,
         allocate=None if operands.host else operands.library.maker(operands.first, shape, task.result),
         nbytes={name: x.nbytes for name, x in (seen if out is None else seen | {"out": out}).items()},
     )
@@ -312,6 +312,13 @@ def _launch(
     bias = seen.get("bias")
     epilogue = ready.epilogue if bias is None else _with_bias(ready.epilogue, bias.pointer)
     ready.launch.run(first.pointer, second.pointer, result, work, epilogue, stream)
+
+
+def _alignment(schedule: GpuSchedule) -> int:
+    """Of a convolution's operands, in bytes. Lanes that share k add in another order where rows do not begin at whole vectors, and the bits of
+    a product must not depend on addresses."""
+    row, product = conv_kernel(schedule.kernel), gemm_kernel(schedule.gemm or "")
+    return max(row.alignment if row else 1, VECTOR_BYTES if product and product.tiles.k_warps > 1 else 1)
 
 
 def _aligned(x: Matrix, alignment: int, stream: int) -> Matrix:

@@ -3,12 +3,12 @@
 
 On a CPU PyTorch computes nothing: a graph is networks (`pysim.network.reproducible`), and views of their results.
 
-On a GPU convolutions and products are pysim's, each by its contract (`pysim.planner.contracts`); a BatchNorm is folded into the convolution
-before it, or the norms' kernel, as LayerNorm over the last axis is. To PyTorch are left operators that compute each element by itself,
-maxima and means of windows, LayerNorm over several axes, attention, and moves. Means of planes and along axes become means of windows,
-which add one after another; PyTorch's own reduction divides a sum among threads by the number of results. Its LayerNorm has a block for
-each row, memory-efficient attention one for each head and some of its queries; the other kernels of attention divide keys by the number of
-blocks.
+On a GPU convolutions and products are pysim's, each by its contract (`pysim.planner.contracts`); a BatchNorm is folded into the
+convolution before it, or the norms' kernel, as LayerNorm over the last axis is. To PyTorch are left operators that compute each element by
+itself, maxima and means of windows, LayerNorm over several axes, attention, and moves. Means of planes and along axes become means of
+windows, which add one after another, of large planes first each row, then the rows' means; PyTorch's own reduction divides a sum among
+threads by the number of results. Its LayerNorm has a block for each row, memory-efficient attention one for each head and some of its
+queries; the other kernels of attention divide keys by the number of blocks.
 LayerNorm's operands are dense, rows of attention begin at whole vectors, since kernels differ by alignment.
 All other operators are refused by name.
 """
@@ -57,6 +57,7 @@ _MOVES = {
     ),
 }
 KNOWN = _LAYERS | _ELEMENTWISE | _POOLS | _MOVES
+MOST_OF_A_THREAD = 64  # elements of a window that one thread adds
 ONE_GRAPH = 'accuracy "reproducible" takes calls of optimize(model), in inference, that are one graph: '
 _REASON = "accuracy reproducible leaves to PyTorch only operators that compute each element by itself, windows, rows and moves"
 
@@ -138,8 +139,14 @@ def _windows_of(node: fx.Node, name: str) -> tuple[tuple[int, ...], tuple[int, i
 
 
 def mean_of_windows(x: Any, planes: tuple[int, ...], windows: tuple[int, int], to: tuple[int, ...]) -> Any:
-    """The mean of each window, added by one thread row by row."""
-    y = functional.avg_pool2d(x if x.dim() == 4 and tuple(x.shape[1:]) == planes else x.reshape(-1, *planes), windows)
+    """The mean of each window. One thread adds a small window row by row; of others one adds a row, and one the means of its rows, which
+    take as many loads one after the other as both sides together. Half precision rounds them in between, so its windows are float32."""
+    high, wide = windows
+    y = x if x.dim() == 4 and tuple(x.shape[1:]) == planes else x.reshape(-1, *planes)
+    if high * wide <= MOST_OF_A_THREAD or min(windows) == 1:
+        y = functional.avg_pool2d(y, windows)
+    else:
+        y = functional.avg_pool2d(functional.avg_pool2d(y.float(), (1, wide)), (high, 1)).to(x.dtype)
     return y if tuple(y.shape[1:]) == to else y.reshape(-1, *to)
 
 

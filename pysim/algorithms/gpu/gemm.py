@@ -115,10 +115,26 @@ def usable(
     attributes = partial(attributes_of, known=known)
 
     def refused(kernel: GemmKernel) -> Reason | None:
-        refusal = kernel_refuses(gpu, kernel) or less_accurate(request.problem, kernel) or too_many_rows(problem, kernel)
+        of_any_batch = isinstance(request.problem, Conv) and bool(request.parts)  # a contract that the layer's images may have
+        refusal = kernel_refuses(gpu, kernel) or less_accurate(request.problem, kernel)
+        refusal = refusal or (None if of_any_batch else too_many_rows(problem, kernel))
         return refusal or too_large(problem, kernel, placement)
 
     return legal(request._replace(problem=problem), name, rows, attributes, refused)
+
+
+def usable_as_halves(
+    request: Request, problem: Gemm, name: str, rows: Sequence[GemmKernel], named: str | None = None, placement: Placement = DENSE
+) -> tuple[list[GemmKernel], list[Rejected]]:
+    """The same, with the kernels of the other type that may compute it."""
+    other = other_dtype(problem)
+    others = [row for row in rows if row.dtype == other and named in (None, row.name)]
+    rows = [row for row in rows if row not in others]
+    kernels, rejected = usable(request, problem, name, rows, placement) if rows else ([], [])
+    if others:
+        more, refused = usable(request, msgspec.structs.replace(problem, dtype=others[0].dtype), name, others, placement)
+        kernels, rejected = kernels + more, rejected + refused
+    return kernels, rejected
 
 
 def less_accurate(problem: Gemm | Conv, kernel: GemmKernel) -> Reason | None:
@@ -219,15 +235,8 @@ def bytes_of(made: Iterable[Copied], size: int) -> float:
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     problem, gpu = request.problem, request.gpu
     assert isinstance(problem, Gemm)
-    named = request.schedule.kernel if request.schedule else None
-    other = other_dtype(problem)
     rows = [row for row in gemm_kernels() if not row.residues]  # those are the algorithm residues
-    others = [row for row in rows if row.dtype == other and named in (None, row.name)]
-    rows = [row for row in rows if row not in others]
-    kernels, rejected = usable(request, problem, NAME, rows) if rows else ([], [])
-    if others:
-        more, refused = usable(request, msgspec.structs.replace(problem, dtype=others[0].dtype), NAME, others)
-        kernels, rejected = kernels + more, rejected + refused
+    kernels, rejected = usable_as_halves(request, problem, NAME, rows, request.schedule.kernel if request.schedule else None)
     able = tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number)))
     return Candidates(request, able, (), tuple(rejected), prunes(request, limit))
 
@@ -278,7 +287,7 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
             if tiles.cluster_rows == 1 and (kernel.k_major > 0 or own.trans_b):
                 boxes["box_n"] = SWIZZLE_ROWS
         if tiles.k_warps > 1:  # a block takes all of k, and reads only the rows that there are
-            boxes |= {"can_split_k": False, "box_m": 1, "box_n": 1}
+            boxes |= {"can_split_k": False, "box_m": 1, "box_n": 1, "part_unit": kernel.promotion}
         all_columns = base._replace(max_cluster_splits=kernel.reduces_in_cluster, **(by_tma if tiles.producer else columns), **boxes)
         numbers = product_columns.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
         assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
@@ -399,16 +408,20 @@ def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
 
 
 def contract(problem: Gemm, schedule: GpuSchedule, layout: Layout) -> GpuContract | None:
-    return contract_of(problem, gemm_kernel(schedule.kernel), schedule, "k")
+    """Lanes that share k keep none: of many rows no other kernel has their order."""
+    kernel = gemm_kernel(schedule.kernel)
+    return None if kernel and kernel.tiles.k_warps > 1 and not kernel.tensor_threads else contract_of(problem, kernel, schedule, "k")
 
 
 def contract_of(problem: Gemm, kernel: GemmKernel | None, schedule: GpuSchedule, order: str) -> GpuContract | None:
-    """The contract of a product whose k is in this order. SIMT kernels begin with a k-iteration that is not whole."""
+    """The contract of a product whose k is in this order. SIMT kernels begin with a k-iteration that is not whole, and lanes that share k have
+    another order where rows do not begin at whole vectors."""
     if kernel is None or kernel.sums is None:
         return None
     if kernel.sums == WHOLE_NUMBERS:
         return GpuContract(WHOLE_NUMBERS)
-    if not kernel.tensor_threads and problem.k % kernel.block_k:
+    whole = VECTOR_BYTES // problem.element_bytes if kernel.tiles.k_warps > 1 else kernel.block_k
+    if not kernel.tensor_threads and problem.k % whole:
         return None
     found = in_parts(kernel, kernel.sums, order, schedule)
     if found is None or found.parts == 1:

@@ -2,7 +2,8 @@
 """im2col: columns of windows in the workspace, then a product by a row of `native/cuda/gemm`.
 
 NCHW: filters x windows of one image and group. NHWC: windows x filters of as many images as fit in COLUMNS_BYTES of columns and GEMM_SIDE
-windows (`native/cuda/limits.inc`). 1x1 convolutions of stride 1 are products without columns.
+windows (`native/cuda/limits.inc`). 1x1 convolutions of stride 1 are products without columns, also by rows that multiply parts of FP32
+numbers: those of convolutions gather their windows, which saves nothing here.
 
 Worked number: im2col of conv:mb32ic64ih56oc64kh3ph1 under NCHW keeps 576 x 3136 columns of one image, 7,225,344 bytes, and 256 to align.
 """
@@ -15,6 +16,7 @@ import msgspec
 
 from pysim.algorithms.convolution import ByRow, Rows, legal_rows, order_in_memory, parts_of
 from pysim.algorithms.gpu import gemm
+from pysim.algorithms.interface import Bound
 from pysim.cachemodel.gpu import launch_text
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, prunes, round_up
@@ -87,7 +89,8 @@ class ByProducts(Rows):
         if isinstance(named, GpuSchedule):
             products = tuple(kernel for kernel in products if kernel.name == named.gemm)
         unnamed = request._replace(micro_kernel=None, schedule=None)
-        kernels, unfit = gemm.usable(unnamed, of.problem, self.NAME, products, (of.pitches, of.aligned)) if rows else ([], [])
+        usable = partial(gemm.usable_as_halves if w.pointwise else gemm.usable, unnamed, of.problem, self.NAME, products)
+        kernels, unfit = usable(placement=(of.pitches, of.aligned)) if rows else ([], [])
         if rows and not kernels:
             first = unfit[0]
             rejected += [Rejected(row.name, f"no kernel multiplies its columns: {first.what}: {first.reason}", first.code) for row in rows]
@@ -108,6 +111,11 @@ class ByProducts(Rows):
         assert kernel is not None
         total = round_up(of.columns + gemm.launch_bytes(of.problem, kernel, schedule, (of.pitches, of.aligned)), ALIGN)
         return total + ALIGN * bool(total)
+
+    def tolerance(self, problem: Conv, schedule: GpuSchedule) -> Bound:
+        """Of a sum, or of products of parts of numbers."""
+        bound, kernel = super().tolerance(problem, schedule), gemm_kernel(schedule.gemm or "")
+        return gemm.sums_of_parts(problem, kernel.tiles)._replace(finite=bound.finite) if kernel and kernel.promotion else bound
 
     def contract(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> GpuContract | None:
         of = products_of(problem, layout).problem

@@ -201,7 +201,9 @@ def _in_parts(c: Columns, parts: tuple[int, ...]) -> Table:
     """Kernels x these numbers of parts, where k has enough k-iterations."""
     numbers, iterations = np.array(parts), np.ceil(c.k / c.block_k)
     can_split = (iterations[:, None] >= MIN_PART_ITERATIONS * numbers) & (np.array(c.can_split_k)[:, None] > 0)
-    row, column = np.nonzero(can_split | (numbers == 1))
+    unit = np.array(c.part_unit)[:, None]
+    by_block = (unit > 0) & (np.array(c.k)[:, None] > unit * (numbers - 1))
+    row, column = np.nonzero(can_split | by_block | (numbers == 1))
     splits = numbers[column]
     return Table(row, np.where(splits > 1, SPLIT_K, DATA_PARALLEL), splits, np.zeros(len(row), bool), np.ones(len(row), int))
 

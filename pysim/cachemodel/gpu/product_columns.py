@@ -68,6 +68,7 @@ def columns_of(
         b_parts=tiles.parts,
         unaligned_c=False,
         max_cluster_splits=0,
+        part_unit=0,
         pingpong=tiles.pingpong,
         box_m=tiles.rows * tiles.cluster_rows,
         box_n=tiles.columns * tiles.cluster_columns,

@@ -121,6 +121,7 @@ class Columns(NamedTuple):
     b_parts: Number  # times that the bytes of B are read, where B comes as parts of its numbers
     unaligned_c: Number  # whether rows of C are no whole vectors
     max_cluster_splits: Number  # split-K up to this many parts is reduced in a cluster
+    part_unit: Number  # 0, or the k of whose multiples a block adds all split-K parts itself, at no cost
     pingpong: Number  # whether two sets of warpgroups alternate between main loop and epilogue
     box_m: Number  # a single tile's TMA boxes have a multiple of this many rows of A
     box_n: Number  # the same of B
@@ -238,6 +239,7 @@ def wave_cycles(waves: Floats, exponent: Number = OVERLAP_EXPONENT) -> Floats:
 def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Prediction:
     """Cost of each launch of a table."""
     c = columns.take(table.variant)
+    table = _by_blocks(c, table)
     counts = _counts(gpu, c, table)
     traffic = _traffic(gpu, c, table, counts, hot)
     waves, others = _cycles(gpu, c, table, counts, traffic)
@@ -253,9 +255,16 @@ def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
 
     Traffic only adds: it delays main loops, and what a producer warp hides is a longer main loop than the traffic beside it."""
     c = columns.take(table.variant)
+    table = _by_blocks(c, table)
     waves, others = _cycles(gpu, c, table, _counts(gpu, c, table), NO_TRAFFIC)
     least: Floats = (wave_cycles(waves, c.overlap) + others.sum(axis=0)) * ROUNDED_DOWN
     return least
+
+
+def _by_blocks(c: Columns, table: Table) -> Table:
+    """The table by what blocks take: all of k where they add its parts themselves."""
+    whole = np.asarray(c.part_unit) > 0
+    return table._replace(kind=np.where(whole, DATA_PARALLEL, table.kind), splits=np.where(whole, 1, table.splits))
 
 
 def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic) -> tuple[Floats, Floats]:

@@ -205,3 +205,17 @@ def test_on_a_gpu_attention_reads_rows_of_whole_vectors_where_they_are_and_copie
     for other in (torch.rand(2, 2, 5, 8)[..., 1:], torch.rand(2, 2, 8, 5).transpose(2, 3), torch.rand(161)[1:].view(2, 2, 5, 8)):
         copied = whole._in_vectors(other)
         assert copied.is_contiguous() and copied.data_ptr() % 16 == 0 and torch.equal(copied, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_on_a_gpu_no_thread_adds_a_whole_plane_and_half_precision_rounds_once(monkeypatch, dtype, form):
+    pooled, windows = torch.nn.functional.avg_pool2d, []
+    monkeypatch.setattr(whole.functional, "avg_pool2d", lambda x, of: windows.append(of) or pooled(x, of))
+    torch.manual_seed(3)
+    x = torch.rand(3, 5, 20, 24).to(dtype).to(memory_format=form)
+    y = whole.mean_of_windows(x, (5, 20, 24), (20, 24), (5, 1, 1))
+    assert windows == [(1, 24), (20, 1)] and y.dtype == dtype and y.shape == (3, 5, 1, 1)
+    exact = x.double().mean((2, 3), keepdim=True)
+    torch.testing.assert_close(y.double(), exact, rtol=0, atol=torch.finfo(dtype).eps / 2 + 1e-6)  # of results below 1
+    assert torch.equal(whole.mean_of_windows(x[1:2], (5, 20, 24), (20, 24), (5, 1, 1)), y[1:2])

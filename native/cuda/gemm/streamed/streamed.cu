@@ -12,6 +12,7 @@
 #include "core/epilogue.cuh"
 #include "core/launch.h"
 #include "gemm/rows.h"
+#include "gemm/streamed/thirds.cuh"
 
 #include "gemm/streamed/rows.inc"
 
@@ -101,15 +102,19 @@ __global__ void __launch_bounds__(THREADS) streamed_kernel(const __grid_constant
         p, [&](const auto &epilogue) { epilogue.store(row + (int)threadIdx.x / BN, column + (int)threadIdx.x % BN, sum); });
 }
 
-template <class In, int BM, int BN, int BK> struct Kernel {
-    static constexpr int THREADS = BK * (int)sizeof(In) / WIDE;
+/* PROMOTION: 0, or that of a row of thirds, whose warps have a k-iteration each. */
+template <class In, int BM, int BN, int BK, int STAGES, int PROMOTION> struct Kernel {
+    static constexpr int THREADS = PROMOTION ? 32 * STAGES : BK * (int)sizeof(In) / WIDE;
     static auto kernel(const Problem &p) {
-        const bool whole = ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)((p.lda | p.ldb) * sizeof(In))) % WIDE == 0;
-        return whole ? streamed_kernel<In, BM, BN, THREADS, true> : streamed_kernel<In, BM, BN, THREADS, false>;
+        if constexpr (PROMOTION) return thirds_kernel<BM, BN, THREADS / 32>;
+        else {
+            const bool whole = ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)((p.lda | p.ldb) * sizeof(In))) % WIDE == 0;
+            return whole ? streamed_kernel<In, BM, BN, THREADS, true> : streamed_kernel<In, BM, BN, THREADS, false>;
+        }
     }
     static cudaError_t launch(const Problem &problem, int, cudaStream_t stream) {
         Problem p = problem;
-        p.kind = PYSIM_DATA_PARALLEL, p.splits = 1;
+        p.splits = PROMOTION && p.kind == PYSIM_SPLIT_K ? p.splits : 1, p.kind = PYSIM_DATA_PARALLEL;
         const Grid grid(p, BM, BN, BK);
         return launch_with({1, has_dependent_launch()}, kernel(p), grid.items(p), THREADS, 0, stream, p, grid);
     }
@@ -120,7 +125,7 @@ template <class In, int BM, int BN, int BK> struct Kernel {
 Rows<GemmRow> gemm_streamed::all() {
     return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::GemmColumns c = rows::lines[line];
-        using K = Kernel<ElementOf<c.dtype>, c.block.m, c.block.n, c.block.k>;
+        using K = Kernel<ElementOf<c.dtype>, c.block.m, c.block.n, c.block.k, c.stages, c.promotion>;
         add(row_of(c, K::launch, K::attributes));
     });
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of few rows on CUDA cores: what they compute, on the CPU, what a k-iteration costs, and which products are planned with them."""
+"""Products of few rows: what they compute, on the CPU, what a k-iteration costs, and which products are planned with them."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from pysim.runtime import cuda
 
 H200 = load_any("h200")
 ROWS = [row for row in gemm_kernels() if row.mainloop == "streamed"]
-KINDS = {"f16": np.float16, "tf32": np.float32, "f32": np.float32}
+KINDS = {"f16": np.float16, "tf32": np.float32, "f32": np.float32, "tf32x3": np.float32}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,6 +53,14 @@ def test_a_k_iteration_counts_loads_conversions_and_products() -> None:
     assert mainloop.work(H200, tiles) == (4096 / 128, 10240 / 128, (4096 + 5120 + 2 * 640) / 32 / 4)
     assert mainloop.work(H200, tiles, ragged=(1, 0)).issue == (4096 + 5120 + 3 * 5120) / 32 / 4  # of both operands an element each
     assert mainloop.shared_bytes(tiles) == 4 * 4 * 4
+
+
+def test_a_k_iteration_of_thirds_counts_whole_instructions() -> None:
+    """8 x 16 x 64 by each of 8 warps: 16 + 16 rows of 512 elements are split, 8 x 4 x 2 x 6 instructions multiply, and lanes load pairs."""
+    tiles = gemm_kernel("tf32x3_streamed_8x16x64_8x16_8x8_s8_c1x1").tiles
+    assert (tiles.threads, tiles.depth, tiles.k_warps) == (256, 512, 8)
+    issued = 32 * 512 * mainloop.THIRDS_INSTRUCTIONS / 32 + 8 * 4 * 2 * 6 + 24 * 512 / 32
+    assert mainloop.work(H200, tiles)[1:] == (24 * 512 * 4 / 128, issued / 4)
 
 
 def test_rows_are_planned_for_few_rows_alone() -> None:
