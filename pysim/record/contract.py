@@ -32,7 +32,8 @@ class Contract(msgspec.Struct, frozen=True):
 class GpuContract(msgspec.Struct, frozen=True):
     """The same of a launch on a GPU. Results have the same bits on every GPU of one type.
 
-    sums   chain: fused multiply-adds of the type, one after another, from 0. A type "on mma" or "on wgmma": those instructions of tensor
+    sums   chain: fused multiply-adds of the type, one after another, from 0. Chains of so many lanes, each of so many k in turn: those of a
+           warp added in pairs 16, 8, 4, 2 and 1 lanes apart, then warp by warp. A type "on mma" or "on wgmma": those instructions of tensor
            cores, one after another, from 0; in parts (halves, thirds) in the order of the source, and after so much of k a sum in f32.
            F(m x m, 3x3): a chain along channels for each plane, by the transforms of one kernel. whole numbers: exact, in any order
     order  of k: what changes slowest comes first
