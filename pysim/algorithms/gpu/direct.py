@@ -30,7 +30,7 @@ BLOCK = product_columns.PLAIN_BLOCK
 TILED_THREADS, TILED_MOST, TILED_CHANNELS, TILED_BUSY = 128, 1024, 32, 4
 TILED_START, TILED_WINDOW, TILED_STEP, TILED_LOAD, TILED_STORE, TILED_WEIGHT = 120.0, 40.0, 14.0, 12.0, 60.0, 8.0
 TILED_PLANE_LOAD, TILED_REGISTERS, TILED_ISSUE = 4.0, 100, 3.2
-TILED_PART_COST = 5.0  # L2 bytes of a result where a block has a part of its line (by hand, on five layers of an H200)
+TILED_PART_COST = 9.0  # L2 bytes of a result where a block has a part of its line (by hand, on five layers of an H200)
 
 
 class ThreadTile(NamedTuple):
