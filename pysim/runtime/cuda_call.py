@@ -315,8 +315,8 @@ def _launch(
 
 
 def _alignment(schedule: GpuSchedule) -> int:
-    """Of a convolution's operands, in bytes. Lanes that share k add in another order where rows do not begin at whole vectors, and the bits of
-    a product must not depend on addresses."""
+    """Of a convolution's operands, in bytes. Lanes that share k add in another order where rows do not begin at whole vectors, and bits
+    must not depend on addresses."""
     row, product = conv_kernel(schedule.kernel), gemm_kernel(schedule.gemm or "")
     return max(row.alignment if row else 1, VECTOR_BYTES if product and product.tiles.k_warps > 1 else 1)
 

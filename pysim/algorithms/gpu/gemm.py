@@ -414,8 +414,8 @@ def contract(problem: Gemm, schedule: GpuSchedule, layout: Layout) -> GpuContrac
 
 
 def contract_of(problem: Gemm, kernel: GemmKernel | None, schedule: GpuSchedule, order: str) -> GpuContract | None:
-    """The contract of a product whose k is in this order. SIMT kernels begin with a k-iteration that is not whole, and lanes that share k have
-    another order where rows do not begin at whole vectors."""
+    """The contract of a product whose k is in this order. SIMT kernels begin with a k-iteration that is not whole, and lanes that share k
+    have another order where rows do not begin at whole vectors."""
     if kernel is None or kernel.sums is None:
         return None
     if kernel.sums == WHOLE_NUMBERS:
