@@ -352,17 +352,17 @@ class Launches:
             kinds=kinds or DECOMPOSITIONS,
             kind=kind,
             bounds=least,
-            alike=self.alike(kernel),
+            alike=self.alike,
             schedule=self.schedule,
             cost=self.cost,
             assumed=self.assumed,
         )
 
-    def alike(self, kernel: Integers) -> Integers:
+    @property
+    def alike(self) -> Integers:
         """Candidates of one tolerance, and of one contract where that is asked for."""
-        if not self.candidates.request.parts:
-            return kernel
-        return self.table.variant * MAX_SPLITS + self.table.splits
+        variant = self.table.variant  # a row of im2col multiplies by several kernels
+        return variant * MAX_SPLITS + self.table.splits if self.candidates.request.parts else variant
 
     def variant(self, row: int) -> Variant:
         return self.candidates.variants[int(self.table.variant[row])]
