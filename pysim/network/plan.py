@@ -173,7 +173,7 @@ def adds_bytes(node: Node, graph: Graph, on: Machine, threads: int = 1) -> bool:
     if not problem or problem.dtype != "s8":
         return False
     plan = _planned(node, _request(node, problem, graph, on, "nchw", "ieee", threads))
-    row = cpu_kernel(plan.kernel) if plan.algorithm == "sconv" else None
+    row = cpu_kernel(plan.kernel)
     return row is not None and row.form in ADDING_FORMS
 
 
