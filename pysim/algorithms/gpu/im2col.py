@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pysim.algorithms.convolution import ByRow, Rows, legal_rows, order_in_memory, parts_of
+from pysim.algorithms.convolution import MIN_HALVES, ByRow, Rows, legal_rows, order_in_memory, parts_of
 from pysim.algorithms.gpu import gemm
 from pysim.algorithms.interface import Bound
 from pysim.cachemodel.gpu import launch_text
@@ -89,7 +89,9 @@ class ByProducts(Rows):
         if isinstance(named, GpuSchedule):
             products = tuple(kernel for kernel in products if kernel.name == named.gemm)
         unnamed = request._replace(micro_kernel=None, schedule=None)
-        usable = partial(gemm.usable_as_halves if w.pointwise else gemm.usable, unnamed, of.problem, self.NAME, products)
+        usable = partial(
+            gemm.usable_as_halves if w.pointwise and w.products >= MIN_HALVES else gemm.usable, unnamed, of.problem, self.NAME, products
+        )
         kernels, unfit = usable(placement=(of.pitches, of.aligned)) if rows else ([], [])
         if rows and not kernels:
             first = unfit[0]

@@ -18,7 +18,8 @@ from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import gemm_kernel, gemm_kernels
 
 COUNTED = records.lines(DATA / "h200/wavefronts.jsonl")[1:]
-TENSOR = [kernel for kernel in gemm_kernels() if kernel.tiles.tensor and not kernel.tiles.by_warpgroups]
+# Those of few rows keep no tiles in shared memory
+TENSOR = [row for row in gemm_kernels() if row.tiles.tensor and not row.tiles.by_warpgroups and row.mainloop != "streamed"]
 WGMMA = [kernel for kernel in gemm_kernels() if kernel.tiles.by_warpgroups and not kernel.promotion]
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "tf32x3": 4, "s8": 1, "f64": 8}
 MMA = "f16_mma_128x128x64_64x32_16x8_s3_c1x1"
@@ -156,6 +157,7 @@ def nobody_counted(row):
     narrow = row.mainloop == "mma" and row.dtype in ("f16", "bf16", "tf32") and row.block_n == 32
     as_others = row.residues or row.promotion or row.pingpong or row.variant == "cluster"
     as_others = as_others or row.tiles.k_warps > 1
+    as_others = as_others or (row.dtype == "f64" and (row.block_m, row.block_n) in ((96, 128), (96, 64), (128, 32)))
     return as_others or row.block_n == 192 or row.cluster_m * row.cluster_n > 2 or narrow
 
 
