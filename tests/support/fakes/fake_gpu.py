@@ -74,7 +74,7 @@ def gpu_plan(workload: Any, on: Any, *, layout: Any = "nchw", memory_limit: int 
         algorithm = "gemm"
     else:
         rows = [row for row in conv_kernels() if row.dtype == workload.dtype and not row.makes_product and row.outputs == 1]
-        row = next(row for row in rows if row.algorithm != "depthwise")  # those take few channels a group alone
+        row = next(row for row in rows if row.algorithm != "depthwise" and row.variant != "tiled")  # those take few channels alone
         schedule, algorithm = GpuSchedule(row.name, "data_parallel", 1, False, 1), row.algorithm
     return Plan(
         workload=workload, on=on, model="full", state="hot", algorithm=algorithm,
