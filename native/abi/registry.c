@@ -36,7 +36,8 @@ static int widest(void) {
     __atomic_store_n(&found, known, __ATOMIC_RELAXED);
     return known;
 }
-/* PYSIM_LACKS_PLAIN_C */
+/* PYSIM_LACKS_PLAIN_C; an exported plan lists the loops of its own target alone */
+extern __attribute__((weak)) const pysim_loops pysim_loops_f32__portable;
 static int lacks_plain_c(void) { return widest() == PORTABLE_ALONE && !&pysim_loops_f32__portable; }
 /* A bit of EAX or ECX of a leaf of CPUID, read once into `found`: every run asks, and in a virtual machine the instruction leaves to the
  * hypervisor (5 us on a virtual Zen 3, as long as a small layer). */
