@@ -153,17 +153,29 @@ def _cut(path: str, text: str, lines: dict[str, int], units: dict[str, tuple[str
 
 def _with_epilogue(texts: dict[str, str], code: Code) -> dict[str, str]:
     """The files of the epilogue with one function more, `planned`."""
-    functions = {
-        ", ramp };": ", ramp, planned };",
-        "/* Applies times function(of)": (
-            "/* The plan's own. */\ntemplate <class T> __device__ inline T plan_logistic(T x) { return logistic_of(x); }\n"
-            f"template <class T> __device__ inline T planned_of(T x) {{ return {code.number}; }}\n\n/* Applies times function(of)"
-        ),
-        "    case normal: each(": "    case planned: each([](T, T x) { return planned_of(x); }); break;\n    case normal: each(",
+    changes = {
+        "core/function.h": {", ramp };": ", ramp, planned };"},
+        "core/narrow.cuh": {
+            "namespace pysim::narrow {": (
+                "namespace pysim {\ntemplate <class T> __device__ inline T planned_of(T x);\n}\n\nnamespace pysim::narrow {"
+            ),
+            "    if constexpr (FUNCTION == logistic) {": (
+                "    if constexpr (FUNCTION == planned) {\n        return planned_of(x);\n    } else if constexpr (FUNCTION == logistic) {"
+            ),
+        },
+        "core/epilogue.cuh": {
+            "/* Applies times function(of)": (
+                "/* The plan's own. */\ntemplate <class T> __device__ inline T plan_logistic(T x) { return logistic_of(x); }\n"
+                f"template <class T> __device__ inline T planned_of(T x) {{ return {code.number}; }}\n\n/* Applies times function(of)"
+            ),
+            "    case normal: each(": "    case planned: each([](T, T x) { return planned_of(x); }); break;\n    case normal: each(",
+        },
     }
-    text = texts["core/epilogue.cuh"]
-    for anchor, replaced in functions.items():
-        assert text.count(anchor) == 1, anchor
-        text = text.replace(anchor, replaced)
+    changed = {}
+    for path, anchors in changes.items():
+        changed[path] = texts[path]
+        for anchor, replaced in anchors.items():
+            assert changed[path].count(anchor) == 1, anchor
+            changed[path] = changed[path].replace(anchor, replaced)
     number = len(re.findall(r"^PYSIM_EPILOGUE\(", texts["epilogues.inc"], re.MULTILINE))
-    return {"core/epilogue.cuh": text, "epilogues.inc": texts["epilogues.inc"] + f"PYSIM_EPILOGUE({number}, plan, 0, 1, planned, x)\n"}
+    return changed | {"epilogues.inc": texts["epilogues.inc"] + f"PYSIM_EPILOGUE({number}, plan, 0, 1, planned, x)\n"}

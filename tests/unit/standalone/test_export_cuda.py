@@ -10,6 +10,7 @@ import pytest
 from checkout import ROOT
 
 import pysim
+from pysim.registry.cuda import gemm_kernels
 from pysim.standalone.cuda_sources import cuda_sources_of
 
 EMULATED = ROOT / "native" / "cuda" / "emulated"
@@ -17,8 +18,11 @@ FLAGS = ("-std=c++17", "-O0", "-march=native", "-w", "-pthread", "-DPYSIM_EMULAT
 
 
 @pytest.mark.skipif(not which("g++"), reason="no C++ compiler")
-def test_a_product_with_an_epilogue_passes_its_test_in_emulation(tmp_path: Path) -> None:
-    plan = pysim.plan("gemm:37x53x41", "h100", micro_kernel="16x16")
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_a_product_with_an_epilogue_passes_its_test_in_emulation(dtype: str, tmp_path: Path) -> None:
+    """Also of results of two bytes, which have activations of their own."""
+    row = next(one.name for one in gemm_kernels() if one.dtype == dtype and one.mainloop in ("simt", "wmma") and not one.below)
+    plan = pysim.plan(f"gemm:37x53x41:{dtype}", "rtx-2080ti", micro_kernel=row)
     pysim.export(plan, tmp_path / "plan", epilogue="x > 0 ? x * tanh(x) : sigmoid(x) - 0.5")
     folder, objects = tmp_path / "plan", []
     units = re.findall(r"build/(\S+)\.o: OWN = (\S+)", (folder / "Makefile").read_text())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts are the functions they claim; tile files are read or refused; what `fix` proposes is best and proven."""
 
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -200,8 +201,14 @@ def test_expressions_work_on_arrays_and_with_words():
     ],
 )
 def test_anything_but_integer_arithmetic_is_refused(text):
-    with pytest.raises(ProblemError):
-        evaluate(text, {"lane": LANE})
+    """Deep nesting, too, at Python's own limit, which libraries of other tests raise."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    try:
+        with pytest.raises(ProblemError):
+            evaluate(text, {"lane": LANE})
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_the_example_of_the_file_format_costs_what_its_docstring_says(tmp_path: Path):
