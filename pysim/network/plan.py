@@ -38,10 +38,8 @@ from pysim.registry.cpu import cpu_kernel, kernels, nchwc_kernels
 # What bounded rows take longer for each share of weights that they list: 1.27 times as long at 0.27, 1.35 at 0.41 (1x1 layers, Zen 3)
 LISTED = 1.0
 OF_TWO = ("ConvOfTwo", "MatMul")  # planned operators both of whose operands are computed
-
-
-# Forms of kernels whose stores add residuals of bytes faster than an operator of its own. Others add them in a loop behind a tile's store:
-# pairs of 256 -> 1024 channels of 14x14 take 1.44 times as long so as without a sum, with the operator 1.06 times (Zen 3).
+# Forms of kernels whose stores add residuals of bytes faster than an operator of their own. Others add them in a loop behind a tile's
+# store: 256 -> 1024 channels of 14x14 take 1.44 times as long with that loop as without a sum, 1.06 times with the operator (Zen 3).
 ADDING_FORMS = {"tiles"}
 
 

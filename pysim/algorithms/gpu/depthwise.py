@@ -40,7 +40,6 @@ UNPACK_INSTRUCTIONS = 5.0  # of each of two elements that are loaded as a word (
 # filters (fitted: lab/data/h200/depthwise.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
 SKIPPED_ROW_INSTRUCTIONS = 40.0  # of a row that an image of one row does not have (by hand, on ten layers of an H200)
-
 PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on ResNeXt-50's first layer, NHWC)
 
 

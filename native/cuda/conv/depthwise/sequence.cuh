@@ -129,19 +129,17 @@ __global__ void __launch_bounds__(THREADS, Sequence<T>::NARROW &&TAPS <= 4 ? 3
     for (int i = 0; i < S::WIDE + TAPS - 1; i++) found[i] = at.pixel(c, at.q - c.pad_left + i, true);
 #pragma unroll
     for (int i = 0; i < TAPS; i++) weights[i] = ((const typename S::Vector *)((const T *)c.weights + (int64_t)at.channel * TAPS))[i];
-    const auto add = [&](int i,
-                         float (&sum)[S::CHANNELS]) { /* the sums of output i */
+    /* The sums of output i. */
+    const auto add = [&](int i, float (&sum)[S::CHANNELS]) {
 #pragma unroll
-                                                      for (int v = 0; v < S::CHANNELS; v++) {
-                                                          sum[v] = 0;
+        for (int v = 0; v < S::CHANNELS; v++) {
+            sum[v] = 0;
 #pragma unroll
-                                                          for (int tap = 0; tap < TAPS; tap++) {
-                                                              const int place = v * TAPS + tap;
-                                                              sum[v] = fmaf(float(found[i + tap].value[v]),
-                                                                            float(weights[place / S::CHANNELS].value[place % S::CHANNELS]),
-                                                                            sum[v]);
-                                                          }
-                                                      }
+            for (int tap = 0; tap < TAPS; tap++) {
+                const int place = v * TAPS + tap;
+                sum[v] = fmaf(float(found[i + tap].value[v]), float(weights[place / S::CHANNELS].value[place % S::CHANNELS]), sum[v]);
+            }
+        }
     };
     at.store(c, [&](const auto &to, int output, int count) {
         float sum[S::CHANNELS];

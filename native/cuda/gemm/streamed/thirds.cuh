@@ -86,9 +86,9 @@ template <int BM, int BN, int WARPS> struct StreamedThirds {
                         words[2 * i] = b.words[half][2 * pair + i].x, words[2 * i + 1] = b.words[half][2 * pair + i].y;
                     if (pair == BN / 16 - 1) b.load(half, next, p.k);
                 });
+            /* Pairs of neighbours: tile of columns i / (BM / 8), rows in eights i % (BM / 8). */
 #pragma unroll
-            for (int i = 0; i < BN / 8 * (BM / 8);
-                 i++) { /* pairs of neighbours: tile of columns i / (BM / 8), rows in eights i % (BM / 8) */
+            for (int i = 0; i < BN / 8 * (BM / 8); i++) {
                 const int tile = i / (BM / 8), down = i % (BM / 8);
                 *(float2 *)&parts[turn][warp][(lane / 4 + down * 8) * BN + tile * 8 + lane % 4 * 2] = {acc[tile * 4 + down * 2],
                                                                                                        acc[tile * 4 + down * 2 + 1]};
