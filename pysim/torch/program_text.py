@@ -25,7 +25,8 @@ from pysim.problem.text import parse
 from pysim.torch.capture.channels import linear_over_channels, norm_over_channels
 from pysim.torch.capture.rewriting import Rewritten
 from pysim.torch.capture.strides import in_order, with_strides
-from pysim.torch.layers.fused_layer import Choice, Decision, FusedLayer, Geometry
+from pysim.torch.layers.conv_forms import Geometry
+from pysim.torch.layers.fused_layer import Choice, Decision, FusedLayer
 from pysim.torch.layers.layer_chain import LayerChain, Link
 from pysim.torch.layers.max_pools import max_pool
 from pysim.torch.layers.norm_layers import FactorLayer, NormLayer, RowNormLayer

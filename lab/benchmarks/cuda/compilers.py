@@ -113,13 +113,13 @@ def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]]]:
     """What `compiled` expects of each graph from now on; by layer, the operators that its kernel computes beside its own."""
     expected, parts, saving = list[list[float]](), dict[str, list[str]](), compiled.saving
 
-    def noted(between: Any, layers: Any) -> float:
+    def noted(between: Any, layers: Any, on: Any) -> float:
         decisions = [one for layer in layers for one in layer.decisions]
         known = [(one.predicted_seconds, one.torch_seconds) for one in decisions if one.predicted_seconds and one.torch_seconds]
         sums = sum(ours for ours, _ in known), sum(min(pair) for pair in known)
         expected.append([float(f"{one:.4g}") for one in (between.alone, between.fused, *sums)])
         parts.update((layer.name, [*layer.replaced]) for layer in layers)
-        return saving(between, layers)
+        return saving(between, layers, on)
 
     compiled.saving = noted
     return expected, parts

@@ -19,13 +19,15 @@ from pysim.errors import PysimError
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Node
 from pysim.problem.gemm import Gemm
+from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.torch import operators
 from pysim.torch.capture.between import is_fused, is_static
 from pysim.torch.capture.effects import Effects, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewriting import layer_of
-from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, own_seconds
+from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, form_seconds, own_seconds
+from pysim.torch.layers.conv_forms import joined, joints_of
 from pysim.torch.layers.fused_layer import Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
 from pysim.torch.precision import TENSORS, ModelAccuracy, settings, types_of
@@ -107,7 +109,7 @@ class Chosen(NamedTuple):
 def fused_nodes(graph: fx.Graph, effects: Effects) -> Sequence[Node]:
     """The graph's operators, with what these layers absorb."""
     places, order = {node.name: node for node in graph.nodes}, {node: at for at, node in enumerate(graph.nodes)}
-    return fuse(graph_of(graph, effects), lambda node, epilogue: _supports(node, epilogue, places, order, effects)).nodes
+    return fuse(graph_of(graph, effects, compiled=True), lambda node, epilogue: _supports(node, epilogue, places, order, effects)).nodes
 
 
 def choose_layers(
@@ -169,7 +171,8 @@ def _supports(node: Node, epilogue: Any, places: dict[str, fx.Node], order: dict
     if epilogue in (PARTS, INPUT_OP, OVERWRITE):
         return False
     if epilogue == RESIDUAL:
-        return node.op in WEIGHTED_OPS and _may_overwrite_residual(node, places, order, effects)
+        interleaved = node.op in WEIGHTED_OPS and node.attributes["geometry"].added is not None
+        return node.op in WEIGHTED_OPS and not interleaved and _may_overwrite_residual(node, places, order, effects)
     if epilogue == SCALE:
         return node.op == "Linear"
     return node.op == "Conv" if epilogue == NORM else node.op in WEIGHTED_OPS
@@ -215,7 +218,8 @@ def _decided(
     try:
         on, operand = host.gpu_here(), Operand.of(x)
         types = types_of(operand, w, layer.kind, layer.accuracy, settings())
-        if not types or layer.problem_of(operand, w, types[0]) is None:
+        problem = layer.problem_of(operand, w, types[0]) if types else None
+        if problem is None or parse(problem.text) != problem:  # the operator knows it by its text
             return layer.left(f"no kernel here supports x of {x.dtype} and shape {tuple(x.shape)}")
         plan = layer.fastest_plan(operand, w, types, on)
     except PysimError as error:
@@ -225,10 +229,9 @@ def _decided(
     dtype = layer.result_type(TENSORS[plan.workload.dtype], given, None if residual is None else residual.meta["example_value"])
     if dtype is not result.dtype:
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
-    seconds, expected = (
-        own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation),
-        compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on),
-    )
+    own, theirs = form_seconds(plan.workload, on, layer.geometry, result.numel())
+    seconds = own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation) + own * (not fuses_on)
+    expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
     if math.isinf(margin) or seconds * (1 + margin) > expected:
         return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     layer.remember(Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected), plan)
@@ -247,7 +250,8 @@ def _kept(
     positions = tuple(None if one is None else static[one] for one in operands)
     w, bias = _given(positions, inputs)
     types = types_of(Operand.of(example), w, layer.kind, layer.accuracy, settings())
-    last = layer.kind == "Conv" and w.dim() == 4 and (beside_ours or bool(types and types[0] in ("tf32", "f16", "bf16")))
+    plain = layer.kind == "Conv" and layer.geometry.is_plain
+    last = plain and w.dim() == 4 and (beside_ours or bool(types and types[0] in ("tf32", "f16", "bf16")))
     form = torch.channels_last if last else torch.preserve_format
     if example.dtype is w.dtype and (not last or w.is_contiguous(memory_format=form)):
         return None
@@ -269,23 +273,28 @@ def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx
     """Inserts the operator where the convolution or product stood. Returns the new inputs that it reads, and its result."""
     graph, anchor, last = module.graph, places[node.name], places[node.output]
     example, problem, dtype = last.meta["example_value"], one.plan.workload, TENSORS[one.plan.workload.dtype]
+    geometry = one.layer.geometry
     with graph.inserting_before(anchor):
         given = [graph.create_node("placeholder", f"pysim_{anchor.name}_{at}") for at in range(1 + sum(one.has))]
         rest = iter(given[1:])
         scale, shift = (next(rest) if there else None for there in one.has)
         x: Any = places[node.inputs[0]]
+        is_sequence, weights = len(geometry.stride) == 1, places[node.inputs[1]].meta["example_value"]
+        phases = geometry.phases(x.meta["example_value"].shape, weights.shape)
         residual = places[node.inputs[RESIDUAL_INPUT]] if len(node.inputs) > RESIDUAL_INPUT else None
 
         def readable(value: fx.Node) -> fx.Node:
             if one.layer.kind == "Linear":
                 value = graph.call_method("reshape", (value, (-1, value.meta["example_value"].shape[-1])))
+            elif is_sequence:
+                value = graph.call_method("unsqueeze", (value, 2))
             return graph.call_method("contiguous", (value,), {"memory_format": one.form})
 
         if x.meta["example_value"].dtype is not dtype:
             example_x = x.meta["example_value"]
             x = graph.call_method("to", (x, dtype))
             x.meta["example_value"] = example_x
-        shape = (problem.m, problem.n) if isinstance(problem, Gemm) else tuple(example.shape)
+        shape = (problem.m, problem.n) if isinstance(problem, Gemm) else problem.output_shape
         if residual is not None:
             y = readable(residual)
         else:
@@ -296,6 +305,10 @@ def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx
         graph.call_function(operators.layer, (readable(x), given[0], scale, shift, y, how))
         if one.layer.kind == "Linear":
             y = graph.call_method("reshape", (y, tuple(example.shape)))
+        elif phases is not None:
+            y = graph.call_function(joined, (y, *joints_of(phases)))
+        elif is_sequence:
+            y = graph.call_method("squeeze", (y, 2))
     y.meta["example_value"] = example
     last.replace_all_uses_with(y)
     for gone in (*reversed(node.absorbed), node.name):

@@ -16,11 +16,12 @@ from torch.nn import functional
 from pysim.network.graph import Graph, Node
 from pysim.torch.capture.channels import linear_over_channels, norm_over_channels
 from pysim.torch.capture.effects import Effects
-from pysim.torch.layers.fused_layer import Geometry
+from pysim.torch.layers.conv_forms import Geometry
 
 _Arguments = dict[str, Any]
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _ROW_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 _TANH = ("input", "min_val", "max_val", "inplace")
@@ -52,14 +53,20 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
 ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "Sigmoid")}
+# Convolutions that are layers only where a compiler lays out what lies around them
+_COMPILED = {
+    **{getattr(of, f"conv{rank}d"): (f"Conv{rank}d", _CONV) for of in (torch, functional) for rank in (1,)},
+    **{getattr(of, f"conv_transpose{rank}d"): (f"ConvTranspose{rank}d", _TRANSPOSED) for of in (torch, functional) for rank in (1, 2, 3)},
+}
 WEIGHTED_OPS = "Conv", "Linear"  # those that become layers of pysim
 # In-place operators, which are read as their out-of-place forms if nothing else reads their input or lies in its memory; fusion checks an
 # addition's readers
 _IN_PLACE = (operator.imul, torch.sigmoid_, "sigmoid_")
 
 
-def graph_of(traced: fx.Graph, effects: Effects) -> Graph:
-    """The nodes of a captured model; placeholders, which parameters are among, are inputs."""
+def graph_of(traced: fx.Graph, effects: Effects, compiled: bool = False) -> Graph:
+    """The nodes of a captured model; placeholders, which parameters are among, are inputs. `compiled`: a compiler lays out the rest, so
+    convolutions of sequences and transposed ones are layers, too."""
     nodes, inputs, outputs = [], [], []
     for node in traced.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -67,22 +74,23 @@ def graph_of(traced: fx.Graph, effects: Effects) -> Graph:
         elif node.op == "output":
             outputs += [one.name for one in node.all_input_nodes]
         else:
-            nodes.append(_node(node, effects))
+            nodes.append(_node(node, effects, compiled))
     return Graph(tuple(nodes), tuple(inputs), tuple(outputs))
 
 
-def _node(node: fx.Node, effects: Effects) -> Node:
+def _node(node: fx.Node, effects: Effects, compiled: bool) -> Node:
     """A known operator in ONNX's form, any other as an opaque node. A convolution or product stays where it is, so it may be a layer
     wherever that is."""
     if (parts := _parts(node)) is not None:
         return Node("Concat", node.name, tuple(one.name for one in parts), (node.name,), {"axis": 1})
-    op, names = _FUNCTIONS.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
+    known = _FUNCTIONS | _COMPILED if compiled else _FUNCTIONS
+    op, names = known.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
     given = dict(zip(names, node.args, strict=False)) | {("input" if k == "self" else k): v for k, v in node.kwargs.items()}
     read = _READERS.get(op)
     x: Any = given.get("input")
     plain = len(node.args) <= len(names) and isinstance(x, fx.Node)
     plain = plain and not (node.target in _IN_PLACE and (len(x.users) > 1 or not effects.owns(x)))
-    found = read(given) if read and plain and (op in ("Conv", "Conv3d", "Linear") or effects.may_move(node)) else None
+    found = read(given) if read and plain and (op.startswith(WEIGHTED_OPS) or effects.may_move(node)) else None
     if found is None:
         return Node("opaque", node.name, tuple(one.name for one in node.all_input_nodes), (node.name,))
     kind, operands, attributes = found
@@ -121,13 +129,14 @@ def _along(value: Any, rank: int) -> tuple[int, ...] | None:
     return numbers if len(numbers) == rank and all(isinstance(one, int) for one in numbers) else None
 
 
-def _read_conv(given: _Arguments, rank: int = 2) -> _Read:
-    along = [_along(given.get(name, default), rank) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+def _read_conv(given: _Arguments, rank: int = 2, is_transposed: bool = False) -> _Read:
+    defaults = (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0))
+    stride, padding, dilation, added = (_along(given.get(name, default), rank) for name, default in defaults)
     groups = given.get("groups", 1)
-    stride, padding, dilation = along
-    if stride is None or padding is None or dilation is None or not isinstance(groups, int):
+    if stride is None or padding is None or dilation is None or added is None or not isinstance(groups, int):
         return None
-    return "Conv", (given["input"], given["weight"], given.get("bias")), {"geometry": Geometry(stride, padding, dilation, groups)}
+    geometry = Geometry(stride, padding, dilation, groups, added if is_transposed else None)
+    return "Conv", (given["input"], given["weight"], given.get("bias")), {"geometry": geometry}
 
 
 def _read_linear(given: _Arguments) -> _Read:
@@ -173,7 +182,8 @@ def _read_clip(given: _Arguments) -> _Read:
 
 _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Conv": _read_conv,
-    "Conv3d": partial(_read_conv, rank=3),
+    **{f"Conv{rank}d": partial(_read_conv, rank=rank) for rank in (1, 3)},
+    **{f"ConvTranspose{rank}d": partial(_read_conv, rank=rank, is_transposed=True) for rank in (1, 2, 3)},
     "Linear": _read_linear,
     "BatchNormalization": _read_norm,
     "Clip": _read_clip,

@@ -27,6 +27,7 @@ from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Plan
+from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.expected_cpu import kind_of, work_of
 
 MARGIN = 0.02  # by which a plan must win
@@ -108,6 +109,17 @@ def compiler_seconds(problem: Workload, on: Gpu, passes: bool, adds: bool, fuses
     work, summed = work_of(problem), 2 * adds * work_of(problem).output / on.memory_bytes_per_second.value / _FUSED_SHARE
     one_pass = fused_seconds(work.output // SIZES[problem.dtype], (2 + adds) * work.output, on)
     return library_seconds(problem, on) + (summed if fuses_on else one_pass if passes else 0.0)
+
+
+def form_seconds(problem: Workload, on: Gpu, geometry: Geometry, results: int) -> tuple[float, float]:
+    """What a plan takes beside its kernel, and what the compiler does: a transposed convolution's outputs are interleaved by a kernel of
+    the compiler's, unless what reads them is computed there. Sequences are not channels last in PyTorch, as cuDNN's kernels for tensor
+    cores read and write them, so it converts them."""
+    size = SIZES[problem.dtype]
+    written = fused_seconds(results, 2 * results * size, on)
+    read = fused_seconds(work_of(problem).input // size, 2 * work_of(problem).input, on)
+    converts = len(geometry.stride) == 1 and problem.dtype != "f32"
+    return written if geometry.added is not None else 0.0, written + read if converts else 0.0
 
 
 def library_seconds(problem: Workload, on: Gpu) -> float:

@@ -33,11 +33,13 @@ from pysim.errors import OperandError, PysimError
 from pysim.logs import LOG
 from pysim.machine.gpu import Gpu
 from pysim.network.fusion import RESIDUAL_INPUT
+from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.problem.windows import conv_of
 from pysim.record.plan import Layout, Plan
 from pysim.runtime.arrays import ALIGNMENT_BYTES
+from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, memory_format_of
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
@@ -48,15 +50,6 @@ Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, bet
 # Bounds of a filter's largest weight in f16: above the lower one, only weights below 2^-13 of the largest lose bits to f16's 2^-24 steps
 _MIN_F16, _MAX_F16 = 2.0**-12, 2.0**15
 _CACHE_SIZE = 32  # kinds of inputs, and models that share the layer, for which it keeps its plan, launch and packed weights
-
-
-class Geometry(NamedTuple):
-    """The arguments of `torch.conv2d` or `conv3d` after its tensors; the defaults are those of a product, a 1x1 convolution."""
-
-    stride: tuple[int, ...] = (1, 1)
-    padding: tuple[int, ...] = (0, 0)
-    dilation: tuple[int, ...] = (1, 1)
-    groups: int = 1
 
 
 class Decision(NamedTuple):
@@ -207,7 +200,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     def by_pytorch(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """The layer without its `input_op`, by PyTorch's operators."""
         convolve = functional.conv2d if len(self.geometry.stride) == 2 else functional.conv3d
-        y = functional.linear(x, w, bias) if self.kind == "Linear" else convolve(x, w, bias, *self.geometry)
+        y = functional.linear(x, w, bias) if self.kind == "Linear" else convolve(x, w, bias, *self.geometry[:4])
         if self.scaled:
             y = y * gamma.reshape(-1)
         if self.epsilon is not None:
@@ -288,9 +281,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return None
         if self.kind == "Linear":
             return Gemm(m=x.numel() // x.shape[-1], n=w.shape[0], k=w.shape[1], trans_b=True, dtype=dtype)
-        stride, padding, dilation, groups = self.geometry
+        stride, padding, dilation, groups, _ = self.geometry
         if x.dim() != len(stride) + 2:
             return None
+        if (of := self.geometry.phases(x.shape, w.shape, dtype)) is not None:
+            return of.problem if of.problem.is_volume == (x.dim() == 5) else None
         problem = conv_of(x.shape, w.shape, stride, (*padding, *padding), dilation, groups, dtype)
         return problem if problem.is_volume == (x.dim() == 5) else None
 
@@ -353,11 +348,13 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         # layers up to 10 % slower on an H200. Not into 16-bit weights: rounded a second time, they made ResNet-50's error in float16
         # 1.23 times PyTorch's
         outputs = problem.m * problem.n if isinstance(problem, Gemm) else problem.output_elements
-        copied = weights.dtype is not dtype or not weights.is_contiguous(memory_format=form)
+        copied = not self.geometry.is_plain or weights.dtype is not dtype or not weights.is_contiguous(memory_format=form)
         folds = (copied or weights.numel() < outputs or self.reproducible) and weights.element_size() > 2
 
         def compute() -> tuple[Any, Any, Any]:
             w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters, mean_error)
+            if isinstance(problem, Conv):
+                w, scale, shift = self.geometry.of_kernel(problem, w, scale, shift)
             if scale is None and mean_error and folds and self.kind == "Conv" and dtype == torch.float32:
                 w = _compensate(w, mean_error)
             elif scale is not None and folds and _representable(scaled := _scale_weights(w, scale), dtype):

@@ -18,7 +18,8 @@ from pysim.runtime.arrays import ALIGNMENT_BYTES  # noqa: E402
 from pysim.runtime.cuda_steps import LaunchSteps  # noqa: E402
 from pysim.torch.capture import rewriting as frontend  # noqa: E402
 from pysim.torch.layers import fused_layer, gpu_launch, layer_chain, pytorch_seconds  # noqa: E402
-from pysim.torch.layers.fused_layer import FusedLayer, Geometry  # noqa: E402
+from pysim.torch.layers.conv_forms import Geometry  # noqa: E402
+from pysim.torch.layers.fused_layer import FusedLayer  # noqa: E402
 from pysim.torch.layers.layer_chain import LayerChain  # noqa: E402
 
 CONV = Conv(batch=2, channels=8, height=10, width=10, filters=16, kernel_h=3, kernel_w=3, pad_top=1, pad_left=1, pad_bottom=1, pad_right=1)

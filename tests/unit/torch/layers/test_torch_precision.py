@@ -16,7 +16,8 @@ from torch_models import layers_of, settled  # noqa: E402
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.torch import cuda_graph, precision  # noqa: E402
-from pysim.torch.layers.fused_layer import FusedLayer, Geometry  # noqa: E402
+from pysim.torch.layers.conv_forms import Geometry  # noqa: E402
+from pysim.torch.layers.fused_layer import FusedLayer  # noqa: E402
 from pysim.torch.layers.layer_chain import LayerChain  # noqa: E402
 from pysim.torch.precision import Settings, settings, types_of  # noqa: E402
 

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of sequences and transposed ones as convolutions of images and volumes, whose kernels they run by.
+
+    sequence      (N, C, L) is an image of one row
+    transposed    the phases of its stride are filters of one convolution (`pysim.problem.transposed`), and its outputs are interleaved
+
+Here the filters of one phase are neighbours, so that channels-last outputs are interleaved in runs of a group's filters.
+
+Worked number: 256 -> 128 channels, 4x4 with a stride of 2: 512 filters of 2x2, of which the first 128 are those of phase (0, 0).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from pysim.problem.conv import Conv
+from pysim.problem.transposed import Moves, Transposed, transposed
+
+
+class Geometry(NamedTuple):
+    """The arguments of a convolution after its tensors; the defaults are those of a product, a 1x1 convolution. `added`: outputs at the
+    end of a transposed convolution, PyTorch's `output_padding`; None: it is none."""
+
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+    added: tuple[int, ...] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the convolution is one of images or volumes as it stands."""
+        return self.added is None and len(self.stride) > 1
+
+    def phases(self, x: Sequence[int], w: Sequence[int], dtype: str = "f32") -> Transposed | None:
+        """Those of a transposed convolution of arguments of these shapes; None: it is none. ProblemError for one that has no outputs."""
+        if self.added is None:
+            return None
+        along = zip(x[2:], w[2:], self.stride, self.padding, self.dilation, self.added, strict=True)
+        out = [(size - 1) * stride - 2 * pad + by * (kernel - 1) + more + 1 for size, kernel, stride, pad, by, more in along]
+        filters = w[1] * self.groups
+        return transposed(x[0], x[1], x[2:], filters, w[2:], self.stride, self.dilation, self.padding, out, self.groups, dtype)
+
+    def of_kernel(self, problem: Conv, w: Any, scale: Any, shift: Any) -> tuple[Any, Any, Any]:
+        """The filters that a kernel reads, and a scale and a shift for each; None where there is none."""
+        if self.is_plain:
+            return w, scale, shift
+        x = (*problem.input_shape[:2], *problem.input_shape[-len(self.stride) :])
+        of = self.phases(x, w.shape)
+        if of is None:
+            return w.unsqueeze(2), scale, shift
+        made = of.weights(w, Moves(partial(torch.zeros, device=w.device), torch.empty, torch.flip, torch.permute))
+        split = made.reshape(self.groups, -1, of.phases, *made.shape[1:])
+
+        def each(numbers: Any) -> Any:
+            return None if numbers is None else numbers.reshape(self.groups, 1, -1).expand(-1, of.phases, -1).reshape(-1)
+
+        return split.transpose(1, 2).reshape(made.shape), each(scale), each(shift)
+
+
+def joints_of(of: Transposed) -> tuple[tuple[int, ...], ...]:
+    """What `joined` takes beside the outputs of the convolution of all phases."""
+    count, groups = len(of.axes), of.problem.groups
+    split = (of.problem.batch, groups, *(axis.stride for axis in of.axes), of.filters // groups, *(axis.windows for axis in of.axes))
+    order = (0, 1, 2 + count, *(place for axis in range(count) for place in (3 + count + axis, 2 + axis)))
+    return split, order, of.interleaved_shape, tuple(axis.start for axis in of.axes), tuple(axis.out for axis in of.axes)
+
+
+def joined(
+    y: Any, split: tuple[int, ...], order: tuple[int, ...], shape: tuple[int, ...], starts: tuple[int, ...], sizes: tuple[int, ...]
+) -> Any:
+    """The result of a transposed convolution: `y` split into phases, each of which becomes the fastest part of its axis, and cut."""
+    whole = y.reshape(split).permute(order).reshape(shape)
+    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True), 2):
+        if size < whole.shape[axis]:
+            whole = whole.narrow(axis, start, size)
+    return whole
