@@ -167,12 +167,13 @@ void specialize(pysim_conv &s, Draw &draw, const pysim_cuda_conv_info &row) {
         s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = s.kernel_h / 2 * s.dilation_h;
         s.height = 20 + draw.below(20), s.width = 8 * (2 + draw.below(5)) + (draw.below(2) ? 0 : draw.below(8));
     }
-    if (!strcmp(row.form, "sequence")) { /* channels of one or several blocks, in whole vectors or not; as many taps as it takes */
+    if (!strcmp(row.form, "sequence") ||
+        !strcmp(row.form, "toeplitz")) { /* channels of one or several blocks, in whole vectors or not; as many taps as it takes */
         const int vector = 16 / bytes_of[s.dtype];
         s.groups = s.channels = s.filters = 1 + draw.below(20) * vector + (draw.below(8) ? vector - 1 : 0);
         s.kernel_h = s.stride_w = s.dilation_w = 1, s.kernel_w = 1 + draw.below(draw.below(2) ? 8 : 64);
         s.pad_left = draw.below((int)s.kernel_w), s.pad_right = draw.below(3), s.pad_top = s.pad_bottom = draw.below(4) == 0;
-        s.height = 1 + draw.below(3), s.width = (draw.below(2) ? s.kernel_w : 1) + draw.below(150);
+        s.height = 1 + draw.below(3), s.width = (draw.below(2) ? s.kernel_w : 1) + draw.below(draw.below(4) ? 150 : 1100);
         if (s.width + s.pad_left + s.pad_right < s.kernel_w) s.width = s.kernel_w;
     }
     if (!strcmp(row.family, "grouped")) { /* groups, filters and images of one or several blocks, channels in whole units or not */

@@ -2,7 +2,7 @@
 """Convolutions of few channels a group. A thread computes STRIP rows of outputs of one filter, or (grouped) of four, and reads the input
 rows that they share once. With dilation a thread's output rows are spaced so that they share input rows. Where outputs share little, each
 has a thread. Rows of variant `sequence` are for kernels of one row where channels lie last: a thread has 16 bytes of channels and four or
-eight columns.
+eight columns. Those of variant `toeplitz` multiply such windows by matrices of shifted weights, on tensor cores.
 
 Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; of 4 columns x 4 rows a thread, 25,088 warps.
 """
@@ -43,12 +43,22 @@ SKIPPED_ROW_INSTRUCTIONS = 40.0  # of a row that an image of one row does not ha
 PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on ResNeXt-50's first layer, NHWC)
 
 
-# Of the variant `sequence` (native/cuda/conv/depthwise/sequence.cuh): by bytes of an element columns of a thread, and most taps that are
+# Of the variant `sequence` (native/cuda/conv/depthwise/sequence.cuh): columns of a thread by bytes of an element, and most taps that are
 # known at compile time, whose weights no block shares; threads of a block along channels, most taps; then instructions of a pixel beside
 # its conversion and products, of a loaded weight, of a stored output, of the rest; counted in the source
-SEQUENCE_COLUMNS, SEQUENCE_SHORT, SEQUENCE_LANES, SEQUENCE_TAPS = {2: 4, 4: 8}, {2: 8, 4: 16}, 8, 64
+SEQUENCE_COLUMNS, SEQUENCE_SHORT, SEQUENCE_LANES, SEQUENCE_TAPS = {2: 4, 4: 8}, 8, 8, 64
 SEQUENCE_PIXEL, SEQUENCE_WEIGHT, SEQUENCE_STORE, SEQUENCE_START = 14.0, 12.0, 30.0, 120.0
 SEQUENCE_REGISTERS = {2: 128, 4: 80}  # by bytes of an element (-Xptxas -v)
+# Of four-byte elements with more taps (staged.cuh): columns and channels of a block, columns of a thread, taps of a step; instructions of a
+# warp for the weights, to load and to store four columns of all channels, for a channel, for a step; counted in the source
+STAGED_COLUMNS, STAGED_CHANNELS, STAGED_WIDE, STAGED_STEP = 256, 32, 16, 8
+STAGED_WEIGHTS, STAGED_LOAD, STAGED_STORE, STAGED_CHANNEL, STAGED_TAPS, STAGED_REGISTERS = 120.0, 26.0, 34.0, 60.0, 32.0, 72
+# Of the variant `toeplitz` (native/cuda/conv/depthwise/toeplitz.cuh): columns and channels of a block, columns of a chunk; instructions of
+# a warp to load and to store a chunk of 64 channels, for a channel, for a pair of chunks of its weights, and of the rest; counted in the
+# source
+TOEPLITZ_COLUMNS, TOEPLITZ_CHANNELS, TOEPLITZ_CHUNK = 512, 64, 8
+TOEPLITZ_LOAD, TOEPLITZ_STORE, TOEPLITZ_CHANNEL, TOEPLITZ_PAIR, TOEPLITZ_START = 90.0, 32.0, 84.0, 22.0, 120.0
+TOEPLITZ_REGISTERS = 80
 
 
 def filters_of(row: ConvKernel) -> int:
@@ -116,7 +126,7 @@ class Depthwise(ByThreads):
 
     def refusal(self) -> Reason | None:
         channels, most = self.w.group_channels, cuda_limits()["GROUPED_CHANNELS"]
-        if self.row.variant == "sequence":
+        if self.row.variant in ("sequence", "toeplitz"):
             return self.sequence_refusal()
         if filters_of(self.row) == 1:
             return Reason("shape", "it takes one channel a group") if channels > 1 else None
@@ -136,12 +146,14 @@ class Depthwise(ByThreads):
 
     def of_sequence(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, size, taps = self.w, self.size, self.w.kernel_w
+        if size == 4 and taps > SEQUENCE_SHORT:
+            return self.of_staged(gpu, known)
         across = SEQUENCE_COLUMNS[size]
         each = VECTOR_BYTES // size  # channels of a thread
         lanes = -(-w.channels // (each * SEQUENCE_LANES)) * SEQUENCE_LANES
         threads = w.batch * w.out_h * -(-w.out_w // across) * lanes
         pixels = across + taps - 1
-        short = taps <= SEQUENCE_SHORT[size]
+        short = taps <= SEQUENCE_SHORT
         staged = 0.0 if short else taps * SEQUENCE_LANES * each / BLOCK.threads  # weights that a thread copies to shared memory
         instructions = SEQUENCE_START + staged * SEQUENCE_WEIGHT + pixels * (SEQUENCE_PIXEL + each * (size == 2) + each / 4)
         instructions += across * (taps * each + SEQUENCE_STORE)
@@ -157,9 +169,47 @@ class Depthwise(ByThreads):
         block = msgspec.structs.replace(BLOCK, registers=SEQUENCE_REGISTERS[size], shared_bytes=shared)
         return variant if variant.compiled else variant._replace(attributes=block)
 
+    def of_staged(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
+        w, taps, warps = self.w, self.w.kernel_w, BLOCK.threads // WARP
+        blocks = w.batch * w.out_h * -(-w.out_w // STAGED_COLUMNS) * -(-w.channels // STAGED_CHANNELS)
+        stored, loaded = STAGED_COLUMNS / 4 / warps, (STAGED_COLUMNS + SEQUENCE_TAPS) / 4 / warps  # of a warp, in columns of four
+        steps, passes = math.ceil(taps / STAGED_STEP), STAGED_CHANNELS * STAGED_COLUMNS / STAGED_WIDE / BLOCK.threads
+        instructions = STAGED_WEIGHTS + loaded * STAGED_LOAD + stored * STAGED_STORE
+        instructions += passes * (STAGED_CHANNEL + steps * STAGED_TAPS + taps * STAGED_WIDE)
+        each = WARP * VECTOR_BYTES / LINE_BYTES  # wavefronts of 16 bytes a thread
+        wavefronts = (loaded + stored) * 2 * each + passes * each * (2 * STAGED_WIDE / 4 + 3 * steps)
+        waits = 3 * (gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value) + ISSUE_LATENCY * instructions
+        requested = w.input_elements * self.size * (STAGED_COLUMNS + taps - 1) / STAGED_COLUMNS
+        work = blocks * warps, instructions, wavefronts, waits
+        variant = self.of_threads(gpu, known, work, requested, "l2_latency_cycles", "memory_latency_cycles")
+        shared = (STAGED_COLUMNS + 2 * SEQUENCE_TAPS) * STAGED_CHANNELS * self.size
+        block = msgspec.structs.replace(BLOCK, registers=STAGED_REGISTERS, shared_bytes=shared)
+        return variant if variant.compiled else variant._replace(attributes=block)
+
+    def of_toeplitz(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
+        w, warps = self.w, BLOCK.threads // WARP
+        blocks = w.batch * w.out_h * -(-w.out_w // TOEPLITZ_COLUMNS) * -(-w.channels // TOEPLITZ_CHANNELS)
+        pairs = ((w.kernel_w + 2 * TOEPLITZ_CHUNK - 2) // TOEPLITZ_CHUNK + 1) // 2  # of chunks that hold weights
+        stored, channels = TOEPLITZ_COLUMNS / TOEPLITZ_CHUNK / warps, TOEPLITZ_CHANNELS / warps  # of a warp
+        loaded = stored + 2 * pairs / warps
+        instructions = TOEPLITZ_START + loaded * TOEPLITZ_LOAD + stored * TOEPLITZ_STORE
+        instructions += channels * (TOEPLITZ_CHANNEL + pairs * TOEPLITZ_PAIR)
+        # loads and stores of 16 bytes and, in shared memory, of words and matrices
+        wavefronts = (loaded + stored) * (2 * WARP * VECTOR_BYTES / LINE_BYTES + 8) + channels * (16 + 8 * pairs)
+        waits = 3 * (gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value) + ISSUE_LATENCY * instructions
+        requested = w.input_elements * self.size * (TOEPLITZ_COLUMNS + w.kernel_w - 1) / TOEPLITZ_COLUMNS
+        work = blocks * warps, instructions, wavefronts, waits
+        variant = self.of_threads(gpu, known, work, requested, "l2_latency_cycles", "memory_latency_cycles")
+        chunks = -(-(TOEPLITZ_COLUMNS // TOEPLITZ_CHUNK + 2 * pairs) // 8) * 8
+        shared = chunks * TOEPLITZ_CHUNK * TOEPLITZ_CHANNELS * self.size
+        block = msgspec.structs.replace(BLOCK, registers=TOEPLITZ_REGISTERS, shared_bytes=shared)
+        return variant if variant.compiled else variant._replace(attributes=block)
+
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         if self.row.variant == "sequence":
             return self.of_sequence(gpu, known)
+        if self.row.variant == "toeplitz":
+            return self.of_toeplitz(gpu, known)
         w, taps, size, windows, channels = self.w, self.w.taps, self.size, self.windows, self.w.group_channels
         thread = thread_of(gpu.sms.value, filters_of(self.row), w, self.layout)
         line = (thread.columns - 1) * w.stride_w + w.kernel_w

@@ -5,6 +5,7 @@
 
 #include "conv/depthwise/kernel.cuh"
 #include "conv/depthwise/sequence.cuh"
+#include "conv/depthwise/toeplitz.cuh"
 #include "core/element.h"
 
 #include "conv/depthwise/rows.inc"
@@ -97,6 +98,8 @@ Rows<ConvRow> conv_depthwise::PYSIM_UNIT() {
                 add(row_of(c, {not_grouped, nullptr, launch_row<grouped_of<T>>, attributes<grouped_of<T>>}));
             else if constexpr (c.variant == "sequence")
                 add(row_of(c, {not_sequence<T>, nullptr, launch_sequence<T>, attributes_of_sequence<T>}));
+            else if constexpr (c.variant == "toeplitz")
+                add(row_of(c, {not_sequence<T>, nullptr, launch_toeplitz<T>, attributes_of_toeplitz<T>}));
             else add(row_of(c, {not_depthwise, nullptr, launch_row<depthwise_of<T>>, attributes<depthwise_of<T>>}));
         }
     });

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Depthwise convolution along rows of pixels whose channels lie last: kernels of one row, stride 1. A thread has 16 bytes of channels and WIDE neighbouring
  * columns of outputs. It reads each pixel of WIDE + taps - 1 once, and adds it to all sums that have a tap there; the weights of the last WIDE taps stay in
- * registers, where they move on by WIDE, as the loop is unrolled so often. A block's weights are in shared memory, transposed and as f32.
+ * registers, where they move on by WIDE, as the loop is unrolled so often. A block's weights are in shared memory, transposed and as f32. Four-byte elements
+ * with so many taps: staged.cuh.
  *
  * Up to SHORT taps are known at compile time: a thread has all its pixels and weights on their way at once, and no block waits for shared memory. Blocks
  * of neighbouring channels run side by side, so what they read and write together are whole pages of memory.
@@ -11,15 +12,14 @@
  * Worked number: 4 taps of f16 read 7 pixels of 16 bytes for 4 outputs of 8 channels: 224 multiply-adds of 128 that count. */
 #ifndef PYSIM_CUDA_CONV_DEPTHWISE_SEQUENCE_CUH
 #define PYSIM_CUDA_CONV_DEPTHWISE_SEQUENCE_CUH
-#include "conv/untiled.cuh"
-#include "core/decomposition.cuh"
+#include "conv/depthwise/staged.cuh"
 
 namespace pysim {
 namespace {
 
 template <class T> struct Sequence {
     enum { NARROW = sizeof(T) == 2, WIDE = NARROW ? 4 : 8, CHANNELS = 16 / sizeof(T), LANES = 8, BLOCK = LANES * CHANNELS };
-    enum { MOST_TAPS = 64, SHORT = NARROW ? 8 : 16, OUTPUTS = THREADS / LANES };
+    enum { MOST_TAPS = 64, SHORT = 8, OUTPUTS = THREADS / LANES };
     using Vector = Pack<T, CHANNELS>;
 };
 
@@ -163,7 +163,8 @@ __global__ void __launch_bounds__(THREADS, Sequence<T>::NARROW &&TAPS <= 4 ? 3
 
 /* The kernel of a problem; short ones also read weights 16 bytes at once. */
 template <class T, int TAPS = 1> auto sequence_of(const Conv &c) -> void (*)(Conv) {
-    if constexpr (TAPS > Sequence<T>::SHORT) return sequence_kernel<T>;
+    if constexpr (TAPS > Sequence<T>::SHORT && sizeof(T) == 4) return staged_kernel;
+    else if constexpr (TAPS > Sequence<T>::SHORT) return sequence_kernel<T>;
     else return c.kernel_w == TAPS && (uintptr_t)c.weights % 16 == 0 ? short_sequence_kernel<T, TAPS> : sequence_of<T, TAPS + 1>(c);
 }
 
@@ -181,9 +182,12 @@ template <class T> pysim_status launch_sequence(const Conv &c, int, cudaStream_t
         return fail(PYSIM_UNSUPPORTED,
                     "a depthwise convolution of sequences reads 16 bytes at once; its input, at %p, must begin at a multiple of them",
                     c.in);
-    const int places = c.batch * c.out_h * ceil_div(c.out_w, S::WIDE);
-    const dim3 grid((unsigned)ceil_div(places, S::OUTPUTS) * (unsigned)ceil_div(c.groups, S::BLOCK));
-    return check(launch(sequence_of<T>(c), grid, dim3(THREADS), 0, stream, c), "a depthwise convolution of sequences");
+    const int lines = c.batch * c.out_h;
+    const auto kernel = sequence_of<T>(c);
+    const bool staged = kernel == staged_kernel;
+    const int blocks = staged ? lines * ceil_div(c.out_w, Staged::OUTPUTS) : ceil_div(lines * ceil_div(c.out_w, S::WIDE), S::OUTPUTS);
+    const dim3 grid((unsigned)blocks * (unsigned)ceil_div(c.groups, staged ? (int)Staged::BLOCK : (int)S::BLOCK));
+    return check(launch(kernel, grid, dim3(THREADS), 0, stream, c), "a depthwise convolution of sequences");
 }
 template <class T> cudaError_t attributes_of_sequence(const Conv &c, pysim_cuda_attributes *out) {
     return attributes_of(sequence_of<T>(c), THREADS, 0, out);

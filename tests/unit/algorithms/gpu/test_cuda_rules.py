@@ -262,7 +262,7 @@ def convolution(draw: random.Random, row: ConvKernel) -> Conv:
         return Conv(
             batch=draw.randint(1, 8), channels=channels, height=side, width=side, filters=filters, kernel_h=1, kernel_w=1, dtype=row.dtype
         )
-    if row.variant == "sequence" and draw.random() < 0.9:
+    if row.variant in ("sequence", "toeplitz") and draw.random() < 0.9:
         channels, taps = 4 * draw.randint(1, 60), draw.randint(1, 66)
         return Conv(
             batch=draw.randint(1, 8), channels=channels, groups=channels, filters=channels, height=draw.randint(1, 3), dtype=row.dtype,
@@ -295,7 +295,7 @@ def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel,
         if (says := refusal(row, w, layout)) and says.code != "size":
             with pytest.raises(NativeError, match=re.escape(f"{row.name}: {says.sentence}")):
                 library_convolution_bytes(w, schedule, layout)
-    refuses_planes = row.algorithm == "pointwise" or row.variant in ("sequence", "tiled") or row.row_taps
+    refuses_planes = row.algorithm == "pointwise" or row.variant in ("sequence", "toeplitz", "tiled") or row.row_taps
     assert answered > PROBLEMS / 3 or (layout == "nchw" and refuses_planes)
 
 

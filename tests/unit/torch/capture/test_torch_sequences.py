@@ -22,16 +22,21 @@ pytestmark = pytest.mark.usefixtures("on_gpu", "fresh_compiler")
 
 @pytest.fixture(autouse=True)
 def _compiler_here(monkeypatch):
-    """Every layer is expected to be faster than the compiler's, for which AOTAutograd alone stands."""
+    """Every layer is expected to be faster than the compiler's."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(compiled, "missing_compiler", lambda: "")
+    monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda *_: float("inf"))
+
+
+@pytest.fixture
+def by_aot(monkeypatch):
+    """AOTAutograd alone stands for the compiler."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
     def compile_fx(graph, inputs, config_patches):
         return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))(graph, inputs)
 
-    torch.manual_seed(0)
-    monkeypatch.setattr(compiled, "missing_compiler", lambda: "")
-    monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda *_: float("inf"))
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
 
 
@@ -71,6 +76,7 @@ CASES = {
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("by_aot")
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_pytorchs(name):
     make, shape = CASES[name]
@@ -86,6 +92,17 @@ def test_results_are_pytorchs(name):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["sequence", "transposed, padded"])
+def test_inductor_compiles_what_lies_around_them(name):
+    make, shape = CASES[name]
+    model, x = settled(make()), torch.randn(shape)
+    optimized = pysim.torch.optimize(model, compiler=True)
+    assert_close(optimized(x), model(x))
+    assert {one.runs for one in pysim.torch.report(optimized)} == {"pysim"}
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("by_aot")
 @pytest.mark.parametrize("name", ["sequence", "transposed, padded"])
 def test_layers_of_16_bits_are_of_their_type(name):
     make, shape = CASES[name]
