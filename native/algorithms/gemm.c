@@ -61,15 +61,7 @@ static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64
         copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, n->flip, &n->row.pack_filters,
                   dst);
     else n->row.pack_filters.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
-    if (!n->flip || g->trans_a) return;
-    char *panel = dst;
-    const int64_t size = pysim_nest_depth(n, nc) * n->schedule.filters;
-    const char flip = (char)n->flip;
-    int16_t *wide = dst;
-    if (pysim_panel_bytes(n) == (int64_t)sizeof *wide)
-        for (int64_t i = 0; i < size; i++) wide[i] = (int8_t)(wide[i] ^ flip);
-    else
-        for (int64_t i = 0; i < size; i++) panel[i] ^= flip;
+    if (n->flip && !g->trans_a) pysim_flip_filters(n, nc, dst);
 }
 
 static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int in_place_legal,

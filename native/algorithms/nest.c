@@ -49,7 +49,7 @@ static int64_t filter_panels(const pysim_nest *n) {
 
 /* Form tiles: threads pack the panels of a channel set together, then multiply: packing all in each thread would take as long as that. */
 static int shares_panels(const pysim_nest *n, int32_t threads) {
-    return threads > 1 && pysim_on_tiles(n) && n->pack_filters && n->schedule.pack == PYSIM_PACK_TILES;
+    return threads > 1 && !n->several && pysim_on_tiles(n) && n->pack_filters && n->schedule.pack == PYSIM_PACK_TILES;
 }
 
 /* Workspace bytes of one thread, or of all that share panels. */
@@ -134,7 +134,7 @@ static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int6
         for (int64_t f = begin; f < end; f++) {
             int64_t f0, nf;
             pysim_nest_filters_of(n, f, &f0, &nf);
-            if (in_rows(n, nc, nf)) continue;
+            if (in_rows(n, nc, f0, nf)) continue;
             char *panel = to + (f - begin) * x->filter_panel + c * n->schedule.filters * pysim_filter_bytes(n);
             n->pack_filters(n, c0 + c, pysim_min(step, nc - c), f0, nf, panel);
         }
@@ -216,10 +216,10 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     const char *windows = tile_of(&set->windows, wt);
     int64_t r0 = 0, r1 = n->rows;
     if (!set->bare) begin_tile(set, t0, f0, nw, nf, &r0, &r1);
-    if (in_rows(n, set->nc, nf)) {
+    if (in_rows(n, set->nc, f0, nf)) {
         set->store.filter_pitch = n->filter_row * n->bytes;
         filters = n->filter_data + (f0 * n->filter_row + set->c0) * n->bytes;
-    } else set->store.filter_pitch = 0;
+    } else set->store.filter_pitch = n->row_panel;
     const int64_t skipped = r0 * set->row_k * s->filters * pysim_filter_bytes(n);
     if (n->rescale.scales && !n->row.rescales) {
         int32_t sums[PYSIM_TILE_RESULTS];
@@ -292,7 +292,8 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
     const pysim_schedule *s = &n->schedule;
     const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed && !x->ready;
     const int packs_filters = n->pack_filters && !x->ready, fetch = fetches_windows(n, packs), on_tiles = pysim_on_tiles(n);
-    const int one_by_one = packs_filters && on_tiles && n->filter_row; /* each when the first tile needs it, fetched beside those before */
+    const int one_by_one =
+        packs_filters && on_tiles && !n->filter_channels; /* each when the first tile needs it, fetched beside those before */
     channel_set set = open_set(n, x, c0, nc);
     for (int64_t f3 = n->filter_begin; f3 < n->filter_end; f3 += s->k3) {
         const int64_t f_end = pysim_min(f3 + s->k3, n->filter_end);

@@ -41,6 +41,9 @@ static inline int64_t pysim_nest_channels_depth(const pysim_nest *n, int64_t c0)
 /* `fill` and `flip` of a segment for packers that know neither: [c][s][pitch] or, with taps 1 and pitch the row's, any panel. */
 void pysim_fill_segment(const pysim_segment *s, void *dst);
 
+/* Adds `flip` of the nest to the elements of a panel of filters with k iterations. */
+void pysim_flip_filters(const pysim_nest *n, int64_t k, void *panel);
+
 /* What s8 sums of this row need so that they are those of (x - zero) of the first operand: its elements get `flip` while they are packed. Returns
  * the number that they stand for zero by. */
 int32_t pysim_nest_signs(pysim_nest *n, const pysim_epilogue *e);

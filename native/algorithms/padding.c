@@ -88,6 +88,17 @@ void pysim_fill_segment(const pysim_segment *s, void *to) {
 }
 
 /* Form groups multiplies an unsigned first operand, form tiles one of either kind, other rows a signed one. */
+void pysim_flip_filters(const pysim_nest *n, int64_t k, void *panel) {
+    const int64_t size = pysim_nest_depth(n, k) * n->schedule.filters;
+    const char flip = (char)n->flip;
+    char *bytes = panel;
+    int16_t *wide = panel;
+    if (pysim_panel_bytes(n) == (int64_t)sizeof *wide)
+        for (int64_t i = 0; i < size; i++) wide[i] = (int8_t)(wide[i] ^ flip);
+    else
+        for (int64_t i = 0; i < size; i++) bytes[i] ^= flip;
+}
+
 int32_t pysim_nest_signs(pysim_nest *n, const pysim_epilogue *e) {
     const int tiles = pysim_on_tiles(n), is_unsigned = tiles ? e->first_unsigned : n->row.group > 2;
     n->both_signed = tiles && !is_unsigned;

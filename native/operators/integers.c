@@ -195,13 +195,17 @@ pysim_status pysim_byte_sum_of(const pysim_byte_pair *p, pysim_byte_sum *sum, in
 
 pysim_status pysim_run_byte_pool(const pysim_byte_pool *p, const void *x, void *y) {
     if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pool is NULL");
-    if (p->window.dtype != PYSIM_S8 || p->window.block > 1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pool of bytes is of dtype %s and block %d; expected s8 and 0",
-                          pysim_dtype_name(p->window.dtype), (int)p->window.block);
-    pysim_status status = pysim_check_pool(&p->window, x, y);
-    if (status == PYSIM_OK && !p->window.largest) status = check_quantity("x", &p->from);
-    if (status == PYSIM_OK && !p->window.largest) status = check_quantity("y", &p->to);
-    if (status == PYSIM_OK) pysim_integers_here()->pool(p, p->window.planes, x, y);
+    const pysim_pool *w = &p->window;
+    if (w->dtype != PYSIM_S8)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pool of bytes is of dtype %s; expected s8", pysim_dtype_name(w->dtype));
+    pysim_status status = pysim_check_pool(w, x, y);
+    if (status == PYSIM_OK && !w->largest) status = check_quantity("x", &p->from);
+    if (status == PYSIM_OK && !w->largest) status = check_quantity("y", &p->to);
+    if (status != PYSIM_OK) return status;
+    if (w->block <= 1) pysim_integers_here()->pool(p, w->planes, x, y);
+    else /* each block is an image whose channels are last */
+        for (int64_t k = 0; k < w->planes; k += w->block)
+            pysim_integers_here()->pool_channels(p, (const uint8_t *)x + k * w->height * w->width, (uint8_t *)y + k * w->out_h * w->out_w);
     return status;
 }
 

@@ -15,6 +15,14 @@ static inline pysim_byte pysim_byte_of(const pysim_quantity *q) {
     return (pysim_byte){q->scale, q->is_signed ? q->zero + 128 : q->zero, q->is_signed ? 0x80 : 0};
 }
 
+/* The windows of a convolution of an image of bytes with channels last; `fill` stands for the padding. */
+typedef struct {
+    const pysim_conv *conv;
+    int64_t out_w;
+    const uint8_t *image;
+    int32_t fill;
+} pysim_byte_windows;
+
 typedef struct {
     /* y = saturate(round(x / scale) + zero) */
     void (*quantize)(int64_t count, pysim_byte to, const float *x, uint8_t *y);
@@ -29,6 +37,12 @@ typedef struct {
     void (*add)(const pysim_byte_sum *s, pysim_byte of, int64_t count, const uint8_t *x, const uint8_t *residual, uint8_t *y);
     void (*pool)(const pysim_byte_pool *p, int64_t planes, const uint8_t *x, uint8_t *y);
     void (*pad)(const pysim_byte_pad *p, const uint8_t *x, uint8_t *y);
+    /* Elements [k0, k1) of `count` windows, k = [kernel row][kernel column][channel], as rows `pitch` bytes apart; what lies behind a row may change. */
+    void (*gather)(const pysim_byte_windows *w, int64_t first, int64_t count, int64_t k0, int64_t k1, int64_t pitch, uint8_t *to);
+    /* A pool of an image with channels last, window.block of them. */
+    void (*pool_channels)(const pysim_byte_pool *p, const uint8_t *x, uint8_t *y);
+    /* y[column][row] = x[row][column] */
+    void (*transposed)(int64_t rows, int64_t columns, const uint8_t *x, uint8_t *y);
 } pysim_integers;
 
 /* The loops of the best target that runs on this CPU. */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "algorithms/nest.h"
+#include "integers.h"
 #include "operators.h"
 #include "abi/status.h"
 
@@ -188,7 +189,13 @@ static void reorder_planes(const void *operator, int64_t begin, int64_t end) {
     const reorder_run *r = operator;
     const pysim_pack_transposed transposed = pysim_transposer_for(r->of->dtype);
     const int64_t block = r->of->block, size = r->of->size, bytes = size * pysim_dtype_bytes(r->of->dtype);
+    const int64_t rows = r->of->to_planes ? size : block;
     for (int64_t k = begin; k < end; k += block) {
+        if (r->of->dtype == PYSIM_S8) {
+            const uint8_t *x = (const uint8_t *)r->x + k * size;
+            pysim_integers_here()->transposed(rows, block + size - rows, x, (uint8_t *)r->y + k * size);
+            continue;
+        }
         if (r->of->to_planes) transposed(r->x + k * bytes, block, size, block, size, r->y + k * bytes, NULL);
         else transposed(r->x + k * bytes, size, block, size, block, r->y + k * bytes, NULL);
     }
@@ -198,7 +205,7 @@ pysim_status pysim_share_reorder(const pysim_reorder *of, const void *x, void *y
     reorder_run r = {.of = of, .x = x, .y = y};
     const pysim_loops *loops;
     if (!of) return pysim_fail(PYSIM_BAD_ARGUMENT, "the reordering is NULL");
-    pysim_status status = pysim_loops_of(of->dtype, &loops);
+    pysim_status status = of->dtype == PYSIM_S8 ? PYSIM_OK : pysim_loops_of(of->dtype, &loops);
     if (status == PYSIM_OK) status = check_reorder(of, x, y);
     if (status != PYSIM_OK) return status;
     pysim_share_items(of->planes, of->block, of->size * pysim_dtype_bytes(of->dtype), threads, reorder_planes, &r);

@@ -336,7 +336,11 @@ static void pad(const pysim_byte_pad *p, const uint8_t *restrict x, uint8_t *res
     }
 }
 
-#define TABLE(target, dtype) const pysim_integers pysim_integers__##target = {quantize, dequantize, range, sums, pair, add, pool, pad};
+#include "integers/channels_last.h"
+
+#define TABLE(target, dtype)                                                                                               \
+    const pysim_integers pysim_integers__##target = {quantize, dequantize,    range,           sums, pair, add, pool, pad, \
+                                                     gather,   pool_channels, transposed_image};
 #define PYSIM_INTEGERS(target, dtype) MINE(target, dtype, TABLE)(target, dtype)
 #include "integers.inc"
 #else

@@ -416,9 +416,8 @@ static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
 static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (k->s.algorithm != CHECK_sconv || k->c.depth) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
-        const int own_rows =
-            i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc || i == CHECK_blocked ||
-            i == CHECK_integer_winograd;
+        const int own_rows = i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc ||
+                             i == CHECK_blocked || i == CHECK_integer_winograd || i == CHECK_channels_last;
         if (check_computes[i] != PYSIM_CONV || own_rows || (k->groups_of_k && i == CHECK_im2col)) continue;
         k->s.algorithm = i;
         if (pack(k, side)) as_expected(k, e, side);
@@ -426,35 +425,34 @@ static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     }
 }
 
-/* A 3x3 case of a row of form pairs again, by Winograd. */
-static void by_integer_winograd(conv_case *k, const pysim_epilogue *e, guard_side side) {
-    const pysim_conv *c = &k->c;
-    const pysim_schedule own = k->s;
-    pysim_kernel_info row;
-    if (pysim_kernel_at(own.kernel, &row) != PYSIM_OK || strcmp(row.form, "pairs") != 0) return;
-    if (c->kernel_h != 3 || c->kernel_w != 3 || c->stride_h * c->stride_w * c->dilation_h * c->dilation_w != 1 || c->depth) return;
-    k->s.algorithm = CHECK_integer_winograd, k->s.stationary = PYSIM_INPUT_STATIONARY, k->s.k2 = k->s.k3 = 1;
-    k->s.channels = c->channels / c->groups;
-    if (pack(k, side)) as_expected(k, e, side);
-    k->s = own;
-}
-
-/* A case of channel blocks again, on planes by the algorithm `blocked`. */
-static void by_way_of_blocks(conv_case *k, guard_side side) {
-    if (k->s.algorithm != CHECK_direct_nchwc || k->c.input_block <= 1) return;
-    const int32_t block = k->c.input_block;
-    k->c.input_block = k->c.output_block = k->index & 1;
-    k->s.algorithm = CHECK_blocked;
+/* A case again by another algorithm, in other blocks. */
+static void again(conv_case *k, int32_t algorithm, int64_t in, int64_t out, int64_t channels, guard_side side) {
+    const conv_case own = *k;
+    k->c.input_block = (int32_t)in, k->c.output_block = (int32_t)out, k->s.algorithm = algorithm, k->s.channels = channels;
+    if (algorithm == CHECK_channels_last) k->s.pack = PYSIM_PACK_TILES;
     if (prepare(k, FILL_RANDOM, side)) {
         const pysim_epilogue e = epilogue_of(k);
         if (expect_random(k, &e, side)) as_expected(k, &e, side);
-        if (!check_failed()) poisoned(k, &e, side);
+        if (!check_failed() && !check_is_exact(k->result)) poisoned(k, &e, side);
     }
-    k->c.input_block = k->c.output_block = block;
-    k->s.algorithm = CHECK_direct_nchwc;
+    k->c = own.c, k->s = own.s;
 }
 
-static void check_case(conv_case *k) {
+/* Channel blocks on planes by the algorithm `blocked`; bytes with channels last; a 3x3 case of a row of form pairs by Winograd. */
+static void otherwise(conv_case *k, const pysim_kernel_info *row, guard_side side) {
+    const pysim_conv *c = &k->c;
+    const pysim_schedule own = k->s;
+    const int steps = c->stride_h * c->stride_w * c->dilation_h * c->dilation_w == 1, bytes = own.algorithm == CHECK_sconv && !c->depth;
+    if (own.algorithm == CHECK_direct_nchwc && c->input_block > 1) again(k, CHECK_blocked, k->index & 1, k->index & 1, own.channels, side);
+    if (bytes && c->dtype == PYSIM_S8 && c->groups == 1 && strcmp(row->form, "bounded") != 0)
+        again(k, CHECK_channels_last, c->channels, c->filters, c->channels * c->kernel_h * c->kernel_w, side);
+    if (!bytes || strcmp(row->form, "pairs") != 0 || c->kernel_h != 3 || c->kernel_w != 3 || !steps || check_failed()) return;
+    k->s.stationary = PYSIM_INPUT_STATIONARY, k->s.k2 = k->s.k3 = 1;
+    again(k, CHECK_integer_winograd, 0, 0, c->channels / c->groups, side);
+    k->s = own;
+}
+
+static void check_case(conv_case *k, const pysim_kernel_info *row) {
     const guard_side side = k->index & 1 ? GUARD_LEFT : GUARD_RIGHT;
     k->input = k->c.batch * k->c.channels * (k->c.depth ? k->c.depth : 1) * k->c.height * k->c.width;
     k->filters = k->c.filters * (k->c.channels / k->c.groups) * slices_of(k) * k->c.kernel_h * k->c.kernel_w;
@@ -467,9 +465,8 @@ static void check_case(conv_case *k) {
     if (expect_random(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT))
         as_expected(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     others(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
-    if (!check_failed()) by_integer_winograd(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     if (!check_failed() && !check_is_exact(k->result)) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
-    if (!check_failed()) by_way_of_blocks(k, side);
+    if (!check_failed()) otherwise(k, row, side);
 }
 
 static void family(int family_of, int32_t round, int32_t kernel, const pysim_kernel_info *row) {
@@ -486,7 +483,7 @@ static void family(int family_of, int32_t round, int32_t kernel, const pysim_ker
         const pysim_status status = pysim_conv_output(&k.c, &k.p, &k.q);
         k.p *= k.slices;
         if (!begin(&k, row)) continue;
-        if (status == PYSIM_OK) check_case(&k);
+        if (status == PYSIM_OK) check_case(&k, row);
         else check_fail("pysim_conv_output: %s", pysim_last_error());
         check_end();
     }

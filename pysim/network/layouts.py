@@ -25,12 +25,14 @@ from typing import Any, NamedTuple
 from pysim.network.arena import view_offset
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Graph, Node
+from pysim.runtime.integer_steps import BYTES
 
 _FORBIDDEN = 1e4  # seconds, above the time of any network
 LAYOUT_PRESERVING = (
     "Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Relu", "Sigmoid", "Slice",
     "Take",
 )  # fmt: skip
+OF_BYTES = ("IntegerConv", "IntegerPair", "IntegerPool", "Table", "View")  # the same of bytes, whose channels are one block: they lie last
 
 Seconds = Callable[[Node, int, int], float | None]  # seconds of a node, by the block sizes of its input and output; None: no plan
 Conversion = Callable[[str, bool], float]  # seconds to convert a value to blocks (True) or to planes
@@ -46,7 +48,7 @@ class LayoutChoice(NamedTuple):
 def choose_layouts(graph: Graph, block: int, seconds: Seconds, conversion: Conversion) -> LayoutChoice:
     """The graph with the fastest predicted layouts; nodes with an output in blocks have the attribute `blocks`, the block sizes (input,
     output)."""
-    if block == 1:
+    if block == 1 and not any(node.op == "IntegerConv" for node in graph.nodes):
         return LayoutChoice(graph, frozenset())
     cut = _Cut(graph, block, seconds, conversion)
     return _with_conversions(graph, block, cut.labels())
@@ -93,20 +95,24 @@ class _Cut:
         self._add_cost(read, written, _FORBIDDEN)
         self._add_cost(written, read, _FORBIDDEN)
         if self._preserves_layout(node):
-            plain, both = (seconds(node, block, block) or 0.0 for block in (1, self._block))
-            self._add_label_cost(read, min(both, _FORBIDDEN) - plain)
+            blocks = tuple(block_of(self._graph, name, self._block) for name in (node.inputs[0], node.output))
+            plain, both = seconds(node, 1, 1) or 0.0, seconds(node, *blocks)
+            self._add_label_cost(read, min(_FORBIDDEN if both is None else both, _FORBIDDEN) - plain)
         else:
             self._add_label_cost(read, _FORBIDDEN)
 
     def _preserves_layout(self, node: Node) -> bool:
         """Whether a node can work in either layout."""
         tensors, values = self._graph.tensors, node.inputs[:1] if node.op in ("Affine", "Take") else node.inputs
+        of_bytes = tensors[node.output].dtype in BYTES
         if (
-            node.op not in LAYOUT_PRESERVING
+            node.op not in (OF_BYTES if of_bytes else LAYOUT_PRESERVING)
             or "reference" in node.attributes
             or not all(self._blocks(name) for name in (*values, *node.outputs))
         ):
             return False
+        if node.op in ("IntegerPair", "View"):
+            return all(tensors[name].shape == tensors[node.output].shape for name in values)
         if node.op == "Concat":
             return bool(node.attributes["axis"] == 1)
         if node.op == "Take":  # rows or columns
@@ -154,10 +160,19 @@ class _Cut:
         return {(at, side): (at, side) in blocks for at in range(len(self._graph.nodes)) for side in ("in", "out")}
 
 
+def block_of(graph: Graph, name: str, block: int) -> int:
+    """Channels in a block of a value: all of an image of bytes."""
+    tensor = graph.tensors[name]
+    return tensor.shape[1] if tensor.dtype in BYTES and len(tensor.shape) == 4 else block
+
+
 def in_blocks(graph: Graph, name: str, block: int) -> bool:
     """Whether a value can be in blocks."""
     tensor = graph.tensors.get(name)
-    return tensor is not None and tensor.native and len(tensor.shape) == 4 and tensor.shape[1] % block == 0
+    if tensor is None or len(tensor.shape) != 4 or not (tensor.native or tensor.dtype in BYTES):
+        return False
+    own = block_of(graph, name, block)
+    return own > 1 and tensor.shape[1] % own == 0
 
 
 def _is_single_pixel(graph: Graph, name: str, block: int) -> bool:
@@ -181,7 +196,7 @@ def _with_conversions(graph: Graph, block: int, labels: Mapping[tuple[int, str],
             converted[name, wanted] = new = f"{name}:{'blocks' if wanted else 'planes'}"
             tensors[new] = tensors[name]
             blocked.update({new} if wanted else ())
-            yield Node("Reorder", new, (name,), (new,), {"block": block, "to_planes": not wanted})
+            yield Node("Reorder", new, (name,), (new,), {"block": block_of(graph, name, block), "to_planes": not wanted})
 
     def named(name: str, wanted: bool) -> str:
         return converted.get((name, wanted), name)
@@ -193,7 +208,7 @@ def _with_conversions(graph: Graph, block: int, labels: Mapping[tuple[int, str],
             nodes += conversion(name, side)
         inputs = tuple(named(name, side) for name, side in zip(node.inputs, sides, strict=True))
         blocked.update(node.outputs if written else ())
-        blocks = (block if read else 1, block if written else 1)
+        blocks = (block_of(graph, node.inputs[0], block) if read else 1, block_of(graph, node.output, block) if written else 1)
         nodes.append(node._replace(inputs=inputs).having(blocks=blocks) if written else node._replace(inputs=inputs))
     for name in graph.outputs:
         nodes += conversion(name, False)

@@ -53,8 +53,8 @@ _ROWS = {"LRN": "local", "LayerNormalization": "standard", "LogSoftmax": "log_so
 
 
 def _loops_unit(on: Machine, tensor: Tensor) -> Unit | None:
-    """The unit that runs elementwise loops over a tensor."""
-    return next(filter(None, map(on.unit, loop_targets(DTYPES[tensor.dtype.name]))), None)
+    """The unit that runs elementwise loops over a tensor; those over bytes are instances of the same targets."""
+    return next(filter(None, map(on.unit, loop_targets(DTYPES.get(tensor.dtype.name, "f32")))), None)
 
 
 def reordering_seconds(tensor: Tensor, on: Machine) -> float:

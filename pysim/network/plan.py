@@ -19,7 +19,7 @@ from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.integers.forms import beyond_16_bits, integer_problem
-from pysim.network.integers.layers import INTEGER_LAYERS
+from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
 from pysim.network.layouts import LayoutChoice, choose_layouts
 from pysim.network.native_ops.arrays import shapes_of_products
 from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
@@ -190,8 +190,10 @@ def _state(node: Node, graph: Graph) -> State:
     return "cold" if node.inputs[0] in graph.inputs else "chained"
 
 
-def _layout(read: int, written: int) -> Layout:
-    """The layout of a convolution with these block sizes of input and output."""
+def _layout(node: Node, read: int, written: int) -> Layout:
+    """The layout of a convolution with these block sizes of input and output; those of bytes have channels last."""
+    if node.op in INTEGER_LAYERS:
+        return "nhwc" if max(read, written) > 1 else "nchw"
     blocks: Any = f"nchw{written}c" if written > 1 else "nchw"
     return blocks if read == written else f"nchw-{blocks}"  # type: ignore[return-value]
 
@@ -217,15 +219,30 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
     def seconds(node: Node, read: int, written: int) -> float | None:
         if accuracy == "reproducible" and read > 1 and node.op in MEANS:
             return math.inf
+        if node.op == "IntegerConv":
+            return _integer_seconds(node, graph, on, _layout(node, read, written))
         if node.op != "Conv":
             return pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
         try:
-            request = Request(node.attributes["problem"], on, _layout(read, written), _state(node, graph), accuracy=accuracy, prepared=True)
+            request = Request(
+                node.attributes["problem"], on, _layout(node, read, written), _state(node, graph), accuracy=accuracy, prepared=True
+            )
             return planned(request).seconds
         except PlanError:
             return None
 
     return choose_layouts(graph, _block_of(graph, on), seconds, lambda name, _: reordering_seconds(graph.tensors[name], on))
+
+
+def _integer_seconds(node: Node, graph: Graph, on: Machine, layout: Layout) -> float | None:
+    """Predicted seconds of an integer convolution. Channels are last only where its stores make its results."""
+    problem, _ = problem_of(node, graph)
+    if not problem or (layout == "nhwc" and not writes_bytes(node)):
+        return None
+    try:
+        return _planned(node, _request(node, problem, graph, on, layout, "ieee", 1)).seconds
+    except PlanError:
+        return None
 
 
 def _planned(node: Node, request: Request) -> Plan:
@@ -246,7 +263,7 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
         problem, times = problem_of(node, graph)
         other = other_seconds(node, graph, on, buffers, threads)
         try:
-            plan, layout = None, _layout(*node.attributes.get("blocks", (1, 1)))
+            plan, layout = None, _layout(node, *node.attributes.get("blocks", (1, 1)))
             if problem:
                 plan = _planned(node, _request(node, problem, graph, on, layout, accuracy, threads))
             layers.append(Layer(node, plan, other, times))

@@ -29,7 +29,7 @@ BLOCKED: tuple[Layout, ...] = ("nchw4c", "nchw8c", "nchw16c", "nchw-nchw4c", "nc
 
 
 def blocks_of(layout: Layout) -> tuple[int, int]:
-    """Channels per block of the input and of the output; 1 under nchw and nhwc."""
+    """Channels per block of the input and of the output; 1 under nchw and nhwc, whose blocks are those of `native_blocks`."""
     first, _, second = layout.partition("-")
     return _block(first), _block(second or first)
 
@@ -41,6 +41,16 @@ def _block(layout: str) -> int:
 def blocked_shape(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
     """The shape of [N][C][H][W] with channels in blocks."""
     return shape if block == 1 else (shape[0], shape[1] // block, *shape[2:], block)
+
+
+def native_blocks(w: Conv, layout: Layout) -> tuple[int, int]:
+    """`blocks_of`, where channels last are one block of all of them."""
+    return (w.channels, w.filters) if layout == "nhwc" else blocks_of(layout)
+
+
+def lying(shape: tuple[int, ...], layout: Layout, block: int) -> tuple[int, ...]:
+    """The shape of [N][C][H][W] as a CPU's layout has it."""
+    return (shape[0], *shape[2:], shape[1]) if layout == "nhwc" else blocked_shape(shape, block)
 
 
 MicroKernel = str | tuple[int, int] | None  # a kernel's name, or windows x filters (on a GPU a block's rows x columns)

@@ -29,7 +29,7 @@ from pysim.problem.dtypes import BY_NAME
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.integers import Integers
-from pysim.record.plan import Layout, blocks_of
+from pysim.record.plan import Layout, blocks_of, native_blocks
 from pysim.record.schedule import PACK, STATIONARY, Schedule
 from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernel, cpu_kernels, kind_of, tables
 from pysim.registry.native_files import ffi_beside, refuse_other_build
@@ -194,8 +194,10 @@ def _gemm_fields(w: Gemm, lib: Any) -> dict[str, int]:
 def problem_struct(w: Workload, layout: Layout = "nchw", of: Opened | None = None) -> Any:
     """The `pysim_problem` of a workload with dense operands; `layout` applies to convolutions; `of`: another library than this one."""
     ffi, lib = of or library()
-    blocks = dict(zip(("input_block", "output_block"), blocks_of(layout), strict=True))
-    fields = {"conv": _conv_fields(w, lib) | blocks} if isinstance(w, Conv) else {"gemm": _gemm_fields(w, lib)}
+    if isinstance(w, Conv):
+        fields = {"conv": _conv_fields(w, lib) | dict(zip(("input_block", "output_block"), native_blocks(w, layout), strict=True))}
+    else:
+        fields = {"gemm": _gemm_fields(w, lib)}
     return ffi.new("pysim_problem *", {"kind": getattr(lib, f"PYSIM_{kind_of(w)}"), **fields})
 
 

@@ -19,7 +19,7 @@ from pysim.errors import OperandError
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.integers import Integers
-from pysim.record.plan import Layout, Plan, blocked_shape, blocks_of, on_cpu
+from pysim.record.plan import Layout, Plan, blocks_of, lying, on_cpu
 from pysim.record.schedule import Schedule
 from pysim.runtime.cpu import (
     LOCAL,
@@ -107,9 +107,9 @@ class Launch:
         if isinstance(w, Conv):
             blocks = blocks_of(layout)
             self._names, self._count = ("x", "w"), w.filters
-            self._first_shape = blocked_shape(w.input_shape, blocks[0])
+            self._first_shape = lying(w.input_shape, layout, blocks[0])
             self._second_shape: tuple[int, ...] = w.filter_shape
-            self._out_shape = blocked_shape(w.output_shape, blocks[1])
+            self._out_shape = lying(w.output_shape, layout, blocks[1])
         else:
             self._names, self._count = ("a", "b"), w.n
             self._first_shape, self._second_shape = (w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n)
@@ -144,7 +144,7 @@ class Launch:
             raise OperandError(f"quantised operands run in this process only, not in {self.executor.about}")
         self._integers = integers.checked(self._count)
         self._first_type, self._dtype, self._out_dtype = integers.first, stored_dtype(integers.first), stored_dtype(integers.stored)
-        if integers.scales is None:
+        if integers.scales is None or schedule.algorithm == "channels_last":
             return schedule
         return msgspec.structs.replace(schedule, channels=w.channels // w.groups if isinstance(w, Conv) else w.k)
 

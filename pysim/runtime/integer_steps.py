@@ -123,12 +123,14 @@ def _name(of: Quantity) -> Literal["s8", "u8"]:
     return "u8" if of.dtype == np.uint8 else "s8"
 
 
-def byte_pool_step(out: Array, x: Array, window: Window, largest: bool, of: tuple[Quantity, Quantity], count_padding: bool) -> Step:
-    """The maximum or mean of windows over the last two axes."""
+def byte_pool_step(
+    out: Array, x: Array, window: Window, largest: bool, of: tuple[Quantity, Quantity], count_padding: bool, block: int = 1
+) -> Step:
+    """The maximum or mean of windows over the last two axes; channels may be last, all in one `block`."""
     ffi, lib = library()
     along = (number for pair in window for number in pair)
     sizes = [x.size // (x.shape[-2] * x.shape[-1]), *x.shape[-2:], *out.shape[-2:], *along]
-    how = ffi.new("pysim_byte_pool *", [[*sizes, largest, count_padding, lib.PYSIM_S8, 0], *map(_fields, of)])
+    how = ffi.new("pysim_byte_pool *", [[*sizes, largest, count_padding, lib.PYSIM_S8, block], *map(_fields, of)])
     return step_of("BYTE_POOL", how, out, x)
 
 

@@ -76,7 +76,7 @@ def pool_step(out: Array, x: Array, window: Window, largest: bool, count_padding
 @lru_cache(maxsize=1024)
 def _reorder(planes: int, size: int, block: int, to_planes: bool, dtype: "np.dtype[Any]") -> Any:
     ffi, lib = library()
-    return ffi.new("pysim_reorder *", [planes, size, block, to_planes, getattr(lib, NATIVE_DTYPES[dtype])])
+    return ffi.new("pysim_reorder *", [planes, size, block, to_planes, getattr(lib, _COPIED[dtype])])
 
 
 def reorder_step(out: Array, x: Array, block: int, to_planes: bool) -> Step:

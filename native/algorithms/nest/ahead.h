@@ -37,9 +37,9 @@ typedef struct {
 } channel_set;
 
 /* Form tiles of unsplit operands: whether these filters of a channel set are read where they lie, and not packed. */
-static int in_rows(const pysim_nest *n, int64_t nc, int64_t nf) {
+static int in_rows(const pysim_nest *n, int64_t nc, int64_t f0, int64_t nf) {
     return pysim_on_tiles(n) && !n->row.panel_bytes && n->pack_filters && n->filter_row && !n->flip && nf % PYSIM_TILE_ROWS == 0 &&
-           nc % n->row.group == 0;
+           (nc % n->row.group == 0 || f0 + nf <= n->overread);
 }
 
 /* Form tiles: what the next tile fetches beside its products, range `part` of `parts` of a panel or of the rows that a panel is made of. */
@@ -83,11 +83,11 @@ static void next_filters_ahead(channel_set *set, int64_t next, int pack_next, in
     const pysim_nest *n = set->n;
     int64_t f0, nf;
     pysim_nest_filters_of(n, next, &f0, &nf);
-    if (in_rows(n, set->nc, nf)) {
+    if (in_rows(n, set->nc, f0, nf)) {
         filters_ahead(set, 1, next, part, parts);
         return;
     }
-    if (pack_next) filters_ahead(set, 0, next, part, parts);
+    if (pack_next && n->filter_row) filters_ahead(set, 0, next, part, parts);
     panel_ahead(set, 1, &set->filters, next, n->schedule.filters, part, parts);
     set->store.ahead[1].written = pack_next;
 }
@@ -97,6 +97,6 @@ static void rows_in_place_ahead(channel_set *set, int at, int64_t next, int64_t 
     int64_t f0, nf;
     if (next >= set->n->filter_end) return;
     pysim_nest_filters_of(set->n, next, &f0, &nf);
-    if (in_rows(set->n, set->nc, nf)) filters_ahead(set, at, next, part, parts);
+    if (in_rows(set->n, set->nc, f0, nf)) filters_ahead(set, at, next, part, parts);
 }
 #endif

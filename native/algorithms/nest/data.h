@@ -30,6 +30,7 @@ struct pysim_nest {
     /* Corrects a thread's results after its tiles; NULL if there is nothing to correct. */
     void (*finish)(const pysim_nest *n);
 
+    int several;         /* images are divided among threads, which then share no panels */
     const void *problem; /* pysim_conv or pysim_gemm, for the functions above */
     const char *input;   /* image of the group, or B */
     int reads_columns;   /* the input is im2col's matrix, written by the run itself; traces need to know */
@@ -39,6 +40,8 @@ struct pysim_nest {
     const char *filter_data;
     int64_t filter_pitch, filter_step; /* elements between k and between rows of A if A is read in place; else 0 */
     int64_t filter_row;                /* elements between rows of A if they are packed in the run, along k; else 0 */
+    int64_t overread;  /* form tiles: of so many filters whole blocks of k may be read in rows of A whose last block is partial */
+    int64_t row_panel; /* form tiles: panels of filters are rows of whole blocks of k, so many bytes apart; 0: blocks of rows */
     char *output;
     int64_t output_pitch; /* elements between filters */
     double alpha, beta;

@@ -125,6 +125,35 @@ static void store_byte_rows(const SUM *sums, char *out, int64_t out_pitch, int64
     else if (nw == WIDE) store_rows(0, 1, sums, out, out_pitch, nw, f, end, bias, r);
     else store_rows(0, 0, sums, out, out_pitch, nw, f, end, bias, r);
 }
+
+/* The same where scales and biases are those of windows. */
+INLINE void store_columns(const int adds, const int whole, const SUM *sums, char *out, int64_t out_pitch, int64_t nw, int64_t f,
+                          int64_t end, const SUM *bias, const pysim_rescale *given) {
+    const pysim_byte_sum sum = adds ? *given->sum : (pysim_byte_sum){0};
+    const __mmask16 first[] = {whole ? 0xFFFF : lanes_of(nw), whole ? 0xFFFF : lanes_of(pysim_max(nw - LANES, 0))};
+    __m512 by[2];
+    __m512i b[2];
+    pysim_rescale r = *given;
+    r.result = PYSIM_U8, r.sum = adds ? &sum : NULL;
+    for (int i = 0; i < 2; i++) {
+        by[i] = r.window_step ? _mm512_maskz_loadu_ps(first[i], r.scales + i * LANES) : _mm512_set1_ps(*r.scales);
+        b[i] = bias ? _mm512_maskz_loadu_epi32(first[i], bias + i * LANES) : _mm512_setzero_si512();
+    }
+    for (; f < end; f++)
+        for (int i = 0; i < 2; i++) {
+            const __m512i x = _mm512_add_epi32(_mm512_load_si512(sums + f * WIDE + i * LANES), b[i]);
+            const int64_t at = f * out_pitch + i * LANES;
+            if (whole || first[i]) store_vector(&r, (ADDENDS)x, by[i], out + at, adds ? r.residual + at : NULL, first[i]);
+        }
+}
+
+static void store_byte_columns(const SUM *sums, char *out, int64_t out_pitch, int64_t nw, int64_t f, int64_t end, const SUM *bias,
+                               const pysim_rescale *r) {
+    if (r->sum && nw == WIDE) store_columns(1, 1, sums, out, out_pitch, nw, f, end, bias, r);
+    else if (r->sum) store_columns(1, 0, sums, out, out_pitch, nw, f, end, bias, r);
+    else if (nw == WIDE) store_columns(0, 1, sums, out, out_pitch, nw, f, end, bias, r);
+    else store_columns(0, 0, sums, out, out_pitch, nw, f, end, bias, r);
+}
 #else
 INLINE float f_between(float low, float x, float high) { return x < low ? low : x > high ? high : x; }
 
@@ -169,8 +198,13 @@ static void finish(const SUM *sums, char *out, int64_t out_pitch, int64_t nw, in
         return;
     }
 #if defined RESCALES && defined __AVX512F__
-    if (each == 1 && !of.scales && !of.bounded && !bias && !old && !s->rescale.window_step) {
+    const int plain = each == 1 && !of.scales && !of.bounded && !old;
+    if (plain && !bias && !s->rescale.window_step) {
         store_byte_rows(sums, out, out_pitch, nw, f, end, filter_bias, &s->rescale);
+        return;
+    }
+    if (plain && !filter_bias && !s->rescale.filter_step) {
+        store_byte_columns(sums, out, out_pitch, nw, f, end, bias, &s->rescale);
         return;
     }
 #endif

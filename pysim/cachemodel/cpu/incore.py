@@ -216,7 +216,7 @@ def _packed_filters(nest: Nest, kernel: Kernel) -> int:
     """Filters in the panels that a run makes. Form tiles reads rows of whole blocks of k in place where they fill tiles."""
     if nest.filters_packed:
         return 0
-    in_rows = kernel.form == "tiles" and nest.filters_transposed and nest.group_channels % kernel.group == 0
+    in_rows = kernel.form == "tiles" and nest.filters_transposed and nest.group_channels % kernel.group == 0 and not nest.filters_gathered
     rest = nest.group_filters % kernel.filters
     whole, partial = nest.group_filters - rest, kernel.filters * (rest > 0)
     return (0 if in_rows else whole) + (0 if in_rows and rest % TILE_ROWS == 0 else partial)

@@ -50,14 +50,14 @@ class IntegerLayer:
         self._inner = Prepared.of(plan, weights, bias, activation, threads, integers=integers)
         self.executor, (self._read, self._written) = self._inner.executor, self._inner.shapes
         shape = self._read
-        if isinstance(problem, Conv):
+        if isinstance(problem, Conv) and plan.layout == "nchw":
             shape = (*shape[:2], shape[2] - self._pads[0] - self._pads[2], shape[3] - self._pads[1] - self._pads[3])
         self.shapes = shape, self._written
         self._of = Quantity(1.0, self._zero, x.dtype)
         self._image_type = np.dtype(np.float32) if self._floats else x.dtype
         self._image_bytes = _lines(self._image_type.itemsize * int(np.prod(self._read))) if self._floats or any(self._pads) else 0
         self._sum_bytes = 0 if self._stores else _lines(4 * int(np.prod(self._written)))
-        self._per_filter = self._written[2] * self._written[3] if isinstance(problem, Conv) else 1  # sums of one filter side by side
+        self._per_filter = problem.windows if isinstance(problem, Conv) else 1  # sums of one filter side by side
 
     @property
     def workspace_bytes(self) -> int:
@@ -96,6 +96,13 @@ class IntegerLayer:
         self._inner(image, sums, residual)
         for step in behind:
             step()
+
+
+def writes_bytes(node: Node) -> bool:
+    """Whether an integer layer is one run of a kernel whose stores make its results, bytes."""
+    sums, plain = node.attributes["sums"], node.attributes["dtype"] == "s8" and not any(node.attributes["pads"])
+    of_input = len(node.inputs) == 1 or "pair" in node.attributes
+    return plain and of_input and sums.to is not None and stored_whole(sums)
 
 
 def stored_whole(sums: Sums) -> bool:

@@ -41,7 +41,8 @@ def _pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
         x, out = x[:, :, None], out[:, :, None]
         kernel, strides, dilations, pads = window
         window = Window((1, *kernel), (1, *strides), (1, *dilations), (0, pads[0], 0, pads[1]))
-    return byte_pool_step(out, x, window, attributes["largest"], attributes["of"], bool(attributes["count_include_pad"]))
+    block = attributes.get("blocks", (1, 1))[0]
+    return byte_pool_step(out, x, window, attributes["largest"], attributes["of"], bool(attributes["count_include_pad"]), block)
 
 
 def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Images of bytes with channels last, [height][width][channel]: windows as rows of k, pools along channels, conversions from planes and to them.
+ * Part of templates/integers.c. */
+enum { WIDE_BYTES = 64, MOST_INTERLEAVED = 4 };
+typedef uint8_t WIDE_LINE __attribute__((vector_size(WIDE_BYTES), aligned(1), may_alias));
+
+/* Copies n bytes, perhaps more: up to 63 behind them, if these lie before `stop` and their places before `end`. What is written later overwrites them. */
+INLINE void copy_ascending(uint8_t *to, const uint8_t *from, int64_t n, const uint8_t *stop, const uint8_t *end) {
+    for (; n >= WIDE_BYTES; n -= WIDE_BYTES, to += WIDE_BYTES, from += WIDE_BYTES) *(WIDE_LINE *)to = *(const WIDE_LINE *)from;
+    if (n <= 0) return;
+    if (from + WIDE_BYTES <= stop && to + WIDE_BYTES <= end) *(WIDE_LINE *)to = *(const WIDE_LINE *)from;
+    else memcpy(to, from, (size_t)n);
+}
+
+/* Elements [k0, k1) of windows [first, first + count), each a row of k = [kernel row][kernel column][channel], `pitch` bytes apart. Without a dilation
+ * the columns of a kernel row are one run of the image. Rows are written from the first to the last, and so are their bytes. */
+static void gather(const pysim_byte_windows *w, int64_t first, int64_t count, int64_t k0, int64_t k1, int64_t pitch, uint8_t *to) {
+    const pysim_conv *c = w->conv;
+    const int64_t taps = c->dilation_w == 1 ? c->kernel_w : 1, runs = c->kernel_w / taps, run = taps * c->channels;
+    const uint8_t *stop = w->image + c->height * c->width * c->channels, *end = to + count * pitch;
+    for (int64_t i = first; i < first + count; i++, to += pitch) {
+        const int64_t top = i / w->out_w * c->stride_h - c->pad_top, left = i % w->out_w * c->stride_w - c->pad_left;
+        uint8_t *out = to;
+        for (int64_t at = k0 / run; at * run < k1; at++) {
+            const int64_t a = pysim_max(k0 - at * run, 0), b = pysim_min(k1 - at * run, run);
+            const int64_t y = top + at / runs * c->dilation_h, x = left + at % runs * c->dilation_w;
+            int64_t low = b, high = b; /* the bytes of a..b that lie in the image */
+            if (y >= 0 && y < c->height) {
+                low = pysim_min(b, pysim_max(a, -x * c->channels));
+                high = pysim_max(low, pysim_min(b, (c->width - x) * c->channels));
+            }
+            if (low > a) memset(out, w->fill, (size_t)(low - a));
+            if (high > low) copy_ascending(out + (low - a), w->image + (y * c->width + x) * c->channels + low, high - low, stop, end);
+            if (b > high) memset(out + (high - a), w->fill, (size_t)(b - high));
+            out += b - a;
+        }
+    }
+}
+
+/* The taps of a window that lie inside: rows r0..r1, columns s0..s1, the first of which is at x. */
+typedef struct {
+    const uint8_t *x;
+    int64_t rows, columns, row_step, column_step;
+} taps_inside;
+
+INLINE void largest_of(const taps_inside *t, uint8_t flip, int64_t channels, uint8_t *restrict y) {
+    for (int64_t c = 0; c < channels; c += WIDE_BYTES) {
+        uint8_t most[WIDE_BYTES] = {0};
+        const int64_t some = pysim_min(WIDE_BYTES, channels - c);
+        for (int64_t r = 0; r < t->rows; r++)
+            for (int64_t s = 0; s < t->columns; s++) {
+                const uint8_t *x = t->x + r * t->row_step + s * t->column_step + c;
+                if (some == WIDE_BYTES)
+                    for (int i = 0; i < WIDE_BYTES; i++) most[i] = (x[i] ^ flip) > most[i] ? x[i] ^ flip : most[i];
+                else
+                    for (int64_t i = 0; i < some; i++) most[i] = (x[i] ^ flip) > most[i] ? x[i] ^ flip : most[i];
+            }
+        for (int64_t i = 0; i < some; i++) y[c + i] = most[i] ^ flip;
+    }
+}
+
+INLINE void mean_along(const taps_inside *t, const pysim_byte_pool *p, float count, int64_t channels, uint8_t *restrict y) {
+    const pysim_byte of = pysim_byte_of(&p->from);
+    for (int64_t c = 0; c < channels; c += WIDE_BYTES) {
+        int32_t sum[WIDE_BYTES] = {0};
+        const int64_t some = pysim_min(WIDE_BYTES, channels - c);
+        for (int64_t r = 0; r < t->rows; r++)
+            for (int64_t s = 0; s < t->columns; s++) {
+                const uint8_t *x = t->x + r * t->row_step + s * t->column_step + c;
+                if (some == WIDE_BYTES)
+                    for (int i = 0; i < WIDE_BYTES; i++) sum[i] += (int32_t)(uint8_t)(x[i] ^ of.flip) - of.zero;
+                else
+                    for (int64_t i = 0; i < some; i++) sum[i] += (int32_t)(uint8_t)(x[i] ^ of.flip) - of.zero;
+            }
+        for (int64_t i = 0; i < some; i++) y[c + i] = mean_of(p, sum[i], count);
+    }
+}
+
+/* Of one image. */
+static void pool_channels(const pysim_byte_pool *p, const uint8_t *x, uint8_t *y) {
+    const pysim_pool *w = &p->window;
+    const int64_t tall = w->height + w->pad_top + w->pad_bottom, channels = w->block;
+    for (int64_t row = 0; row < w->out_h; row++)
+        for (int64_t column = 0; column < w->out_w; column++, y += channels) {
+            int64_t r0, r1, s0, s1, within;
+            const int64_t top = row * w->stride_h - w->pad_top, left = column * w->stride_w - w->pad_left;
+            inside(top, w->height, w->kernel_h, w->dilation_h, &r0, &r1);
+            inside(left, w->width, w->kernel_w, w->dilation_w, &s0, &s1);
+            const int64_t high = counted(w, top, tall, w->kernel_h, w->dilation_h, w->pad_top, r1 - r0);
+            taps_inside t = {x, r1 - r0, s1 - s0, w->dilation_h * w->width * channels, w->dilation_w * channels};
+            if (t.rows > 0 && t.columns > 0) t.x += ((top + r0 * w->dilation_h) * w->width + left + s0 * w->dilation_w) * channels;
+            if (w->largest) largest_of(&t, pysim_byte_of(&p->from).flip, channels, y);
+            else mean_along(&t, p, (float)divisor_of(w, high, left, &within), channels, y);
+        }
+}
+
+INLINE void interleave_planes(const int64_t channels, int64_t size, const uint8_t *restrict x, uint8_t *restrict y) {
+    for (int64_t i = 0; i < size; i++)
+        for (int64_t c = 0; c < channels; c++) y[i * channels + c] = x[c * size + i];
+}
+
+/* out[column][row] of a matrix of bytes, by squares whose lines stay in L1. */
+static void transpose_bytes(int64_t rows, int64_t columns, const uint8_t *restrict x, uint8_t *restrict y) {
+    for (int64_t r = 0; r < rows; r += WIDE_BYTES)
+        for (int64_t c = 0; c < columns; c += WIDE_BYTES)
+            for (int64_t j = c; j < pysim_min(columns, c + WIDE_BYTES); j++)
+                for (int64_t i = r; i < pysim_min(rows, r + WIDE_BYTES); i++) y[j * rows + i] = x[i * columns + j];
+}
+
+/* An image in planes to one with channels last; back: the same with both sizes exchanged. */
+static void transposed_image(int64_t channels, int64_t size, const uint8_t *x, uint8_t *y) {
+    if (channels == 2) interleave_planes(2, size, x, y);
+    else if (channels == 3) interleave_planes(3, size, x, y);
+    else if (channels == MOST_INTERLEAVED) interleave_planes(MOST_INTERLEAVED, size, x, y);
+    else transpose_bytes(channels, size, x, y);
+}
