@@ -148,7 +148,7 @@ def assemble(table: Table, compute: Mapping[str, Array], moved: Array, tiled: bo
     terms["store"] = terms["store"] + _scattered_runs(table, moved) * core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * (moved[0, 0] + moved[0, 1]) / inner.line_bytes * core.pack_line_cycles.value
     own = served(moved)
-    terms["kernel"] = terms["kernel"] + _kernel_stalls(table, own) + _unhidden_by_tiles(table)
+    terms["kernel"] = terms["kernel"] + _kernel_stalls(table, own) + _unhidden_by_tiles(table, tiled)
     stalls, exposed = _stalls(table, own, tiled), _exposed(table, terms["kernel"], own)
     return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=stalls, exposed=exposed))
 
@@ -296,16 +296,16 @@ def _kernel_stalls(table: Table, own: Array) -> Array | float:
     return stalls
 
 
-def _unhidden_by_tiles(table: Table) -> Array | float:
-    """Cycles that a matrix unit's calls on unsplit operands are too short to hide."""
-    unsplit = np.array([row.form == "tiles" and not row.split for row in table.rates.kernels])
+def _unhidden_by_tiles(table: Table, tiled: bool) -> Array | float:
+    """Cycles that a matrix unit's calls on unsplit operands are too short to hide. Not `tiled`: the least of any sets of tiles."""
+    unsplit = table.rates.unsplit
     if not unsplit.any():
         return 0.0
     sets = np.ceil(table.rates.nest.group_channels / table.channels)
-    return np.asarray(unsplit[table.kernel] * table.rates.nest.repeats * sets * (_page_stalls(table) + _fetch_cycles(table)))
+    return np.asarray(unsplit * table.rates.nest.repeats * sets * (_page_stalls(table, tiled) + _fetch_cycles(table, tiled)))
 
 
-def _page_stalls(table: Table) -> Array:
+def _page_stalls(table: Table, tiled: bool) -> Array:
     """Waits for translations in a set of channels: results and rows of A in place of another filter tile lie in other pages."""
     rates, nest = table.rates, table.rates.nest
     pitches = [nest.windows * nest.result_bytes]
@@ -315,10 +315,10 @@ def _page_stalls(table: Table) -> Array:
     passes = np.where(table.keeps_windows & (table.k2 > 1), rates.window_tiles, np.ceil(rates.window_tiles / table.k2))
     passes = np.where(table.keeps_windows & (table.k2 <= 1), np.ceil(rates.window_tiles / table.k3), passes)
     cycles = PAGE_CYCLES if nest.group_filters * sum(pitches) <= NEAR_PAGES * PAGE_BYTES else WALK_CYCLES
-    return np.asarray(rates.filter_tiles * passes * pages * cycles)
+    return np.asarray(rates.filter_tiles * (passes if tiled else 1.0) * pages * cycles)
 
 
-def _fetch_cycles(table: Table) -> Array:
+def _fetch_cycles(table: Table, tiled: bool) -> Array:
     """To fetch the lines of the next panels in a set of channels (native/algorithms/nest/ahead.h): of the inner tiles in each iteration of
     the loop over sets of k2 others, and of these once for each set of k3."""
     rates, nest = table.rates, table.rates.nest
@@ -326,7 +326,8 @@ def _fetch_cycles(table: Table) -> Array:
     windows, filters = rates.windows * line * rates.window_tiles, rates.filters * line * rates.filter_tiles
     of_sets, kept = np.where(table.keeps_windows, rates.filter_tiles, rates.window_tiles), np.where(table.keeps_windows, windows, filters)
     others, blocks = np.where(table.keeps_windows, filters, windows), np.where(table.keeps_windows, rates.window_tiles, rates.filter_tiles)
-    return np.asarray(FETCHED_LINE_CYCLES * (kept * np.ceil(of_sets / table.k2) + others * np.ceil(blocks / table.k3)))
+    times = np.ceil(of_sets / table.k2) if tiled else 1.0
+    return np.asarray(FETCHED_LINE_CYCLES * (kept * times + others * np.ceil(blocks / table.k3)))
 
 
 def _crowded_cycles(rates: Rates) -> float:

@@ -54,7 +54,8 @@ class Rates(NamedTuple):
     `stored_tile` of a filter panel, `filter_tile` of its live part. Bytes of lines that a run of windows shares with its neighbour, for one
     channel: `pack_edge` of all packed runs, `place_edge` of a tile's run in place. `out_edge`: the same in a row of the output,
     `filter_edge` in a row of k of a transposed A. Bytes of input that packing reads: `raw_tile` of a tile beside its neighbour, `raw_first`
-    of one alone, `raw_shared` of both.
+    of one alone, `raw_shared` of both. `tile_call`: cycles of a tile's call. `group`: channels that lie together in panels. `unsplit`: 1
+    for kernels of a matrix unit on operands as they are.
     """
 
     nest: Nest
@@ -83,6 +84,9 @@ class Rates(NamedTuple):
     raw_tile: Array
     raw_first: Array
     raw_shared: Array
+    tile_call: Array
+    group: Array
+    unsplit: Array
 
     def of(self, which: Any) -> "Rates":
         """The entries of some kernels, or schedules."""
@@ -171,6 +175,9 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         tile / nest.out_w * read.step,
         (read.live * read.row + edge) / window_tiles,
         read.again / max(others, nest.out_rows - 1) + edge / others,
+        machine.core.call_cycles.value * tile_calls(nest, kernel, machine),
+        kernel.group,
+        kernel.form == "tiles" and not kernel.split,
     )
 
 
@@ -324,10 +331,9 @@ def fetch_cycles(rates: Rates) -> float:
 
 def _padded_depth(table: Table) -> Array | float:
     """k-iterations of panels, which have whole groups in each set of channels, over those of the problem."""
-    nest, groups = table.rates.nest, [kernel.group for kernel in table.rates.kernels]
-    if max(groups) == 1:
+    nest, group = table.rates.nest, table.rates.group
+    if group.max(initial=1) == 1:
         return 1.0
-    group = np.array(groups)[table.kernel]
     sets, rest = np.divmod(nest.group_channels, table.channels)
     of_set, of_rest = (np.ceil(channels * nest.kernel_w / group) * group for channels in (table.channels, rest))
     return np.asarray((sets * of_set + of_rest) / (nest.group_channels * nest.kernel_w))
@@ -344,7 +350,6 @@ def compute_cycles(table: Table) -> dict[str, Array]:
     """The compute terms of every schedule, before any misses."""
     of, nest, core = table.rates, table.rates.nest, table.rates.machine.core
     call, pack_call = core.call_cycles.value, core.pack_call_cycles.value
-    tile_call = call * np.array([tile_calls(nest, kernel, of.machine) for kernel in of.kernels])[table.kernel]
     sets = np.ceil(nest.group_channels / table.channels)
     of_windows, of_filters = np.ceil(of.window_tiles / table.k3), np.ceil(of.filter_tiles / table.k3)  # sets of kept tiles
     passes, filter_passes = np.where(table.keeps_windows, 1.0, of_filters), np.where(table.keeps_windows, of_windows, 1.0)
@@ -354,7 +359,7 @@ def compute_cycles(table: Table) -> dict[str, Array]:
         pack += filter_passes * (of.pack_filters + call * nest.repeats * sets * of.filter_tiles)
     return {
         "kernel": of.kernel * _padded_depth(table),
-        "call": tile_call * nest.repeats * sets * of.window_tiles * of.filter_tiles,
+        "call": of.tile_call * nest.repeats * sets * of.window_tiles * of.filter_tiles,
         "store": of.store * sets + of.reload * (sets - 1),
         "pack": pack,
     }

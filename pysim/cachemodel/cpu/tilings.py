@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles, select, tile_calls
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles, select
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
@@ -206,8 +206,7 @@ def least_cycles(rates: Rates, sets: Array | float = 1.0, packed: Array | float 
     if packed is None:
         packed = 0.0 if nest.in_place else 1.0
     calls = nest.repeats * rates.window_tiles * rates.filter_tiles
-    each = min(tile_calls(nest, kernel, rates.machine) for kernel in rates.kernels) * core.call_cycles.value
-    per_set = rates.store + calls * each + packed * core.pack_call_cycles.value * rates.pack_calls
+    per_set = rates.store + calls * rates.tile_call.min() + packed * core.pack_call_cycles.value * rates.pack_calls
     once = rates.kernel + packed * (rates.pack + fetch_cycles(rates))
     if not nest.filters_packed:
         per_set += core.call_cycles.value * nest.repeats * rates.filter_tiles

@@ -23,7 +23,7 @@ from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.bounds import least_traffic
 from pysim.cachemodel.cpu.cost import assemble, predict, schedule_of
 from pysim.cachemodel.cpu.incore import compute_cycles, rates
-from pysim.cachemodel.cpu.nest import ceil_div, nest_of
+from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of
 from pysim.cachemodel.cpu.nest_schedules import pruned
 from pysim.errors import PlanError
 from pysim.machine import load as machine
@@ -106,11 +106,20 @@ BOUNDED = [
 @pytest.mark.parametrize("nest", [nest_of, unpacked.nest_of])
 @pytest.mark.parametrize("text", BOUNDED)
 def test_no_schedule_moves_less_than_the_sizes_of_its_tiles_say(text: str, nest: Any, name: str) -> None:
-    problem, on = parse(text), machine.load(name)
-    if nest is unpacked.nest_of and not isinstance(problem, Gemm):
-        return
-    form = BROADCASTS if nest is unpacked.nest_of else None
-    sets = space.sets(rates(nest(problem), on, space.rows(on, problem.dtype, None, form).kernels))
+    problem = parse(text)
+    if nest is nest_of or isinstance(problem, Gemm):
+        check_bounds(nest(problem), problem, name, BROADCASTS if nest is unpacked.nest_of else None)
+
+
+@pytest.mark.parametrize("text", ["gemm:2092x2056x1024:bf16", "gemm:1604x1871x78:s8", "conv:ic256ih28oc256kh3ph1:s8"])
+def test_sets_of_a_matrix_unit_take_no_less_than_their_bounds(text: str) -> None:
+    check_bounds(nest_of(parse(text)), parse(text), "emerald-rapids", None)
+
+
+def check_bounds(nest: Nest, problem: Workload, name: str, form: str | None) -> None:
+    """The bounds of sets are at most those of their schedules, and these at most the predictions."""
+    on = machine.load(name)
+    sets = space.sets(rates(nest, on, space.rows(on, problem.dtype, None, form).kernels))
     table, of_set = space.tiled(sets)
     bound, of_sets = least_traffic(table), least_traffic(sets, tiled=False)
     assert (of_sets[..., of_set] <= bound * (1 + 1e-9)).all()
