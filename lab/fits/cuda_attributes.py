@@ -24,7 +24,6 @@ import msgspec
 from pysim.algorithms.gpu.winograd import Winograd
 from pysim.cachemodel.gpu.mainloop import estimated
 from pysim.cachemodel.gpu.product_columns import estimate, product_tiles
-from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.plan import LAYOUTS
 from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel, Tiles, attributes_file, conv_kernels, gemm_kernels
@@ -36,7 +35,6 @@ THIRDS = "16"  # f32 as products of bf16 thirds (native/cuda/mainloop/wgmma/shap
 TYPES = {"f32": "float", "f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "tf32x3": "float", "s8": "signed char"}
 EMPTY = 8  # registers that a kernel has at most which other rows replace there: it is compiled to nothing
 FITTED = ("efficiency",)  # what lab/fits/fit_gpu.py adds
-ANY = Conv(channels=8, height=8, width=8, filters=8, kernel_h=3, kernel_w=3)
 WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv/winograd/winograd.h
 
 
@@ -119,7 +117,7 @@ def from_libraries(libraries: list[Path], cuobjdump: str, convolutions: bool) ->
         if not convolutions
     ]
     for row in conv_kernels():
-        taken = Winograd(row, ANY, "nchw").estimate() if row.outputs > 1 else estimate(row)
+        taken = Winograd.estimate(row) if row.outputs > 1 else estimate(row)
         wanted.append((row.name, taken, patterns(row)))
     for name, taken, some in wanted:
         own = [one for function, one in functions.items() if any(contained in function for contained in some)]

@@ -105,9 +105,15 @@ class ByRow:
         """Bytes of windows that all tiles request of L2, where a block has `l1_bytes` of L1."""
         return self.read.requested_bytes(self.row.block_windows, l1_bytes)
 
-    def estimate(self) -> Attributes:
-        """Estimated attributes, where the compiler was not asked."""
-        return product_columns.estimate(self.row)
+    @classmethod
+    def estimate(cls, row: ConvKernel) -> Attributes:
+        """Estimated attributes of a row, where the compiler was not asked."""
+        return product_columns.estimate(row)
+
+    @classmethod
+    def attributes(cls, gpu: Gpu, row: ConvKernel) -> Attributes:
+        """What the compiler made of a row, or an estimate."""
+        return gemm_attributes(gpu.capability_number).get(row.name) or cls.estimate(row)
 
     def tolerance(self) -> Bound:
         """A sum's, and what must be finite for that: filters where padding is multiplied as zeros."""
@@ -138,7 +144,7 @@ class ByRow:
     def launched(self, gpu: Gpu, known: dict[str, Attributes], family: str, *numbers: str) -> Variant:
         """It as a variant without columns, which uses a family's constants and the machine's `numbers` by prefixes of their paths."""
         row, name = self.row, self.row.name
-        attributes = known.get(name) or self.estimate()
+        attributes = known.get(name) or self.estimate(row)
         used, assumed = product_columns.numbers_of(gpu, row.pipe, family, *numbers), product_columns.assumed_of(row, family, known)
         return Variant(name, partial(GpuSchedule, name), attributes, name in known, used, kind=self.kind, assumed=assumed)
 
@@ -201,7 +207,7 @@ class Rows:
         gpu, named = request.gpu, request.schedule
         w, known = self.multiplied(request.conv), gemm_attributes(gpu.capability_number)
         made, (first, parts) = cache(lambda row: self.by(row, w, request.layout)), parts_of(w, request.layout)
-        rows, rejected = legal_rows(request._replace(problem=w), self.NAME, made)
+        rows, rejected = legal_rows(request._replace(problem=w), self.NAME, self.by, made)
         variants = []
         for row in rows:
             one = made(row)
@@ -282,18 +288,11 @@ def refuses(name: str, w: Conv, layout: Layout) -> Reason | None:
     return too_large(parts_of(w, layout).first)
 
 
-def legal_rows(request: Request, name: str, made: Callable[[ConvKernel], ByRow]) -> tuple[list[ConvKernel], list[Rejected]]:
+def legal_rows(
+    request: Request, name: str, by: type[ByRow], made: Callable[[ConvKernel], ByRow]
+) -> tuple[list[ConvKernel], list[Rejected]]:
     """The rows of an algorithm that a request may use, and the rejected ones with reasons; `made`: a row on the problem."""
-    known = gemm_attributes(request.gpu.capability_number)
-    rows = conv_rows(name)
-
-    def attributes(row: ConvKernel) -> Attributes:
-        return known.get(row.name) or made(row).estimate()
-
-    def refuses(row: ConvKernel) -> Reason | None:
-        return row_refuses(made(row), request.prologue)
-
-    return legal(request, name, rows, attributes, refuses)
+    return legal(request, name, conv_rows(name), by.attributes, lambda row: row_refuses(made(row), request.prologue))
 
 
 def row_refuses(of: ByRow, prologue: bool = False) -> Reason | None:

@@ -46,6 +46,7 @@ class Table(NamedTuple):
 
     `first`: the place of each algorithm's first candidate. `cycles`, `kernel` and `kind` have an element per candidate; `kernel` and `kind`
     index `kernels` and `kinds`, pairs of algorithm and name. `ambiguous`: names of kernels that several algorithms use.
+    `rejected` may name some twice.
     """
 
     request: Request
@@ -83,7 +84,7 @@ class Table(NamedTuple):
             kernels,
             tuple((algorithm.NAME, name) for algorithm, of in costs for name in of.kinds),
             frozenset(name for name, count in Counter(name for _, name in kernels).items() if count > 1),
-            tuple(dict.fromkeys([*rejected, *others])),
+            (*rejected, *others),
         )
 
     def order(self) -> NDArray[np.int64]:
@@ -138,7 +139,7 @@ class Table(NamedTuple):
     def ranked(self, top: int) -> list[Plan]:
         """The plans of least predicted cost, best first, each with the best of every kind and the kernels that lost."""
         order, above = self.within_memory()
-        rejected = (*above, *self.inaccurate(), *self.rejected)
+        rejected = (*above, *self.inaccurate(), *dict.fromkeys(self.rejected))
         if not order.size:
             raise PlanError(self.why_none(rejected))
         order = self.best_first(order)
@@ -251,7 +252,7 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
         costs = listed[0][0].cost(request.machine, [candidates for _, candidates in listed]) if listed else ()
         for (algorithm, candidates), of in zip(listed, costs, strict=True):
             kept, growth = accurate(request, algorithm, of), LIMIT_GROWTH
-            while ((limit := _limit_for_best(kept, candidates.limit, growth, asked().most)) > candidates.limit).any():
+            while (limit := _limit_for_best(kept, candidates.limit, growth, asked().most)) is not None:
                 candidates, growth = algorithm.candidates(asked(), limit), np.inf
                 kept = accurate(request, algorithm, *algorithm.cost(request.machine, [candidates]))
             costed.append((algorithm, kept))
@@ -288,10 +289,12 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
     return sorted(costed, key=lambda pair: algorithms.index(pair[0])), rejected
 
 
-def _limit_for_best(costs: Costs, limit: Array | float, growth: float, most: float | None) -> Array:
-    """Per kind, the limit up to which all schedules must be costed to be sure of the best: the cycles of the best so far. A kind without
-    schedules gets `growth` times its limit; a kind whose schedules are all too inaccurate keeps its limit. With `most`, the best of all
-    kinds counts for each, and at most so many cycles."""
+def _limit_for_best(costs: Costs, limit: Array | float, growth: float, most: float | None) -> Array | None:
+    """Per kind, the limit up to which all schedules must be costed to be sure of the best: the cycles of the best so far; None if they are.
+    A kind without schedules gets `growth` times its limit; a kind whose schedules are all too inaccurate keeps its limit. With `most`, the
+    best of all kinds counts for each, and at most so many cycles."""
+    if isinstance(limit, float) and math.isinf(limit):
+        return None
     if most is None:
         best = np.full(len(costs.kinds), np.inf)
         np.minimum.at(best, costs.kind, costs.cycles)
@@ -299,7 +302,8 @@ def _limit_for_best(costs: Costs, limit: Array | float, growth: float, most: flo
     else:
         best = np.array([min(most, costs.cycles.min(initial=np.inf))])
     limits: Array = np.where(np.isinf(best), growth * limit, best * (1 + 1e-9))
-    return np.where(best > limit, limits, limit)
+    found = np.where(best > limit, limits, limit)
+    return found if (found > limit).any() else None
 
 
 def _firsts(numbers: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -106,13 +106,20 @@ def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> Attribute
     return known.get(kernel.name) or hopper.get(kernel.name) or mainloop.estimated(kernel.tiles)
 
 
+def _attributes(gpu: Gpu, kernel: GemmKernel) -> Attributes:
+    return attributes_of(kernel, gemm_attributes(gpu.capability_number))
+
+
+def products() -> tuple[GemmKernel, ...]:
+    """All rows but those of the algorithm residues."""
+    return tuple(row for row in gemm_kernels() if not row.residues)
+
+
 def usable(
-    request: Request, problem: Gemm, name: str, rows: Sequence[GemmKernel], placement: Placement = DENSE
+    request: Request, problem: Gemm, name: str, rows: tuple[GemmKernel, ...], placement: Placement = DENSE
 ) -> tuple[list[GemmKernel], list[Rejected]]:
     """The kernels that can compute a product on a machine, and the rejected ones with reasons."""
     gpu = request.gpu
-    known = gemm_attributes(gpu.capability_number)
-    attributes = partial(attributes_of, known=known)
 
     def refused(kernel: GemmKernel) -> Reason | None:
         of_any_batch = isinstance(request.problem, Conv) and bool(request.parts)  # a contract that the layer's images may have
@@ -120,21 +127,26 @@ def usable(
         refusal = refusal or (None if of_any_batch else too_many_rows(problem, kernel))
         return refusal or too_large(problem, kernel, placement)
 
-    return legal(request._replace(problem=problem), name, rows, attributes, refused)
+    return legal(request._replace(problem=problem), name, rows, _attributes, refused)
 
 
 def usable_as_halves(
-    request: Request, problem: Gemm, name: str, rows: Sequence[GemmKernel], named: str | None = None, placement: Placement = DENSE
+    request: Request, problem: Gemm, name: str, rows: tuple[GemmKernel, ...], named: str | None = None, placement: Placement = DENSE
 ) -> tuple[list[GemmKernel], list[Rejected]]:
     """The same, with the kernels of the other type that may compute it."""
-    other = other_dtype(problem)
-    others = [row for row in rows if row.dtype == other and named in (None, row.name)]
-    rows = [row for row in rows if row not in others]
+    others, rows = _divided(rows, other_dtype(problem), named)
     kernels, rejected = usable(request, problem, name, rows, placement) if rows else ([], [])
     if others:
         more, refused = usable(request, msgspec.structs.replace(problem, dtype=others[0].dtype), name, others, placement)
         kernels, rejected = kernels + more, rejected + refused
     return kernels, rejected
+
+
+@lru_cache(maxsize=64)
+def _divided(rows: tuple[GemmKernel, ...], dtype: str | None, named: str | None) -> tuple[tuple[GemmKernel, ...], tuple[GemmKernel, ...]]:
+    """The kernels of a type, if named those of that name alone, and the others."""
+    matching = tuple(row for row in rows if row.dtype == dtype and named in (None, row.name))
+    return matching, tuple(row for row in rows if row not in matching)
 
 
 def less_accurate(problem: Gemm | Conv, kernel: GemmKernel) -> Reason | None:
@@ -232,11 +244,12 @@ def bytes_of(made: Iterable[Copied], size: int) -> float:
     return float(sum(one.rows * (one.columns * size + one.pitch) for one in made))
 
 
-def candidates(request: Request, limit: float | None = None) -> Candidates:
+def candidates(request: Request, limit: float | None = None, rows: tuple[GemmKernel, ...] | None = None) -> Candidates:
+    """The launches of some rows, or of all."""
     problem, gpu = request.problem, request.gpu
     assert isinstance(problem, Gemm)
-    rows = [row for row in gemm_kernels() if not row.residues]  # those are the algorithm residues
-    kernels, rejected = usable_as_halves(request, problem, NAME, rows, request.schedule.kernel if request.schedule else None)
+    named = request.schedule.kernel if request.schedule else None
+    kernels, rejected = usable_as_halves(request, problem, NAME, products() if rows is None else rows, named)
     able = tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number)))
     return Candidates(request, able, (), tuple(rejected), prunes(request, limit))
 

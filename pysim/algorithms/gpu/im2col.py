@@ -29,7 +29,7 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import cuda_limits, gemm_attributes, gemm_kernel
 
 
 class Products(NamedTuple):
@@ -83,9 +83,9 @@ class ByProducts(Rows):
         gpu, named = request.gpu, request.schedule
         w, parts = parts_of(request.conv, request.layout)
         share = request.conv.flops / w.flops
-        rows, rejected = legal_rows(request, self.NAME, lambda row: self.by(row, w, request.layout))
+        rows, rejected = legal_rows(request, self.NAME, self.by, lambda row: self.by(row, w, request.layout))
         of = products_of(w, request.layout)
-        products = tuple(kernel for kernel in gemm_kernels() if not kernel.residues)
+        products = gemm.products()
         if isinstance(named, GpuSchedule):
             products = tuple(kernel for kernel in products if kernel.name == named.gemm)
         unnamed = request._replace(micro_kernel=None, schedule=None)

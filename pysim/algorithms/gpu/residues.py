@@ -68,7 +68,7 @@ def stacked(problem: Gemm, kernel: GemmKernel) -> Gemm:
 def candidates(request: Request, limit: float | None = None) -> Candidates:
     problem = request.problem
     assert isinstance(problem, Gemm)
-    kernels, rejected = gemm.usable(request, problem, NAME, [row for row in gemm_kernels() if row.residues])
+    kernels, rejected = gemm.usable(request, problem, NAME, tuple(row for row in gemm_kernels() if row.residues))
     refused = [(kernel, too_short(problem) or kernel_refuses(problem, kernel)) for kernel in kernels]
     rejected += [Rejected(kernel.name, reason.sentence, reason.code) for kernel, reason in refused if reason]
     able = tuple(variant(request, kernel) for kernel, reason in refused if not reason)
@@ -95,9 +95,8 @@ def outside(request: Request) -> GpuSchedule:
         return request.schedule
     problem = request.problem
     assert isinstance(problem, Gemm)
-    found = gemm.candidates(request._replace(micro_kernel=None, most=None))
-    able = tuple(one for one in found.variants if waits(gemm_kernel(one.kernel), problem.dtype))
-    (costs,) = cost(request.gpu, [found._replace(variants=able)])
+    best_of_all = request._replace(micro_kernel=None, most=math.inf)
+    (costs,) = cost(request.gpu, [gemm.candidates(best_of_all, 0.0, _waiting(problem.dtype))])
     best = costs.schedule(int(costs.cycles.argmin()))
     assert isinstance(best, GpuSchedule)
     return msgspec.structs.replace(best, gemm=best.kernel)
@@ -112,9 +111,14 @@ def waits(kernel: GemmKernel | None, dtype: str) -> bool:
     return kernel.dtype == dtype and kernel.reduces_in_cluster > 0
 
 
+@cache
+def _waiting(dtype: str) -> tuple[GemmKernel, ...]:
+    return tuple(row for row in gemm_kernels() if waits(row, dtype))
+
+
 def first_waiting(problem: Gemm) -> GemmKernel:
     """The kernel that computes operands outside the bound if the schedule names none."""
-    return next(row for row in gemm_kernels() if waits(row, problem.dtype))
+    return _waiting(problem.dtype)[0]
 
 
 def variant(request: Request, kernel: GemmKernel) -> Variant:

@@ -27,7 +27,7 @@ from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SUM_UNITS
+from pysim.problem.dtypes import SIZES, SUM_UNITS
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
 from pysim.record.plan import Layout
@@ -64,26 +64,37 @@ class Chunks(NamedTuple):
     blocks: int
 
 
+def planes_of(row: ConvKernel) -> int:
+    """Planes of a transformed patch."""
+    return (row.outputs + 2) ** 2
+
+
+def threads_of(row: ConvKernel) -> int:
+    """Threads of a block that multiply. A fused row has a warp for each two planes of a warp tile, in multiples of four: one for each
+    scheduler."""
+    return row.tiles.math_threads * (planes_of(row) // 2 // 4 * 4 if row.fused else 1)
+
+
 class Winograd(ByRow):
     """A convolution by transformed patches and filters."""
 
     def __init__(self, row: ConvKernel, w: Conv, layout: Layout, chunks: int = 1) -> None:
         super().__init__(row, w, layout, chunks)
         self.kind = 1 if row.outputs > 2 else 0
-        self.planes = (row.outputs + 2) ** 2  # of a transformed patch
+        self.planes = planes_of(row)
         # results pass through shared memory, written and read once
         self.epilogue_wavefronts = 2 * self.size * float(self.planes * row.block_filters * row.block_windows) / LINE_BYTES
 
     @property
     def threads(self) -> int:
-        """A fused row has a warp for each two planes of a warp tile, in multiples of four: one for each scheduler."""
-        return self.tiles.math_threads * (self.planes // 2 // 4 * 4 if self.row.fused else 1)
+        return threads_of(self.row)
 
-    def estimate(self) -> Attributes:
-        if not self.row.fused:
-            return super().estimate()
-        tiles, threads, planes = self.row.tiles, self.threads, self.planes
-        stage = (tiles.rows + tiles.columns) * tiles.depth * planes * self.size
+    @classmethod
+    def estimate(cls, row: ConvKernel) -> Attributes:
+        if not row.fused:
+            return super().estimate(row)
+        tiles, threads, planes = row.tiles, threads_of(row), planes_of(row)
+        stage = (tiles.rows + tiles.columns) * tiles.depth * planes * SIZES[row.dtype]
         registers = min(255, tiles.rows * tiles.columns * planes // threads + 100, 65536 // threads)
         return Attributes(threads, registers, stage * max(1, tiles.stages))
 
@@ -132,7 +143,7 @@ class Winograd(ByRow):
         of, planes = self.chunked(self.chunks), self.planes * w.groups
         k, filters, across = w.group_channels, w.group_filters, planes * of.blocks * row.block_windows
         problem = Gemm(m=across, n=filters, k=k, dtype=w.dtype) if nhwc else Gemm(m=filters, n=across, k=k, trans_a=True, dtype=w.dtype)
-        own = known.get(row.name) or self.estimate()
+        own = known.get(row.name) or self.estimate(row)
         columns, work, family = gemm.product(gpu, problem, tiles, PRODUCT_FAMILIES, own, product_columns.efficiency_of(tiles, own, known))
         plane, side = float(k * filters * self.size), "b" if nhwc else "a"  # each tile reads the filters of one plane
         of_filters = {f"bytes_{side}": plane * planes, f"requested_bytes_{side}": plane}

@@ -13,7 +13,7 @@ with two blocks on each of 80 SMs exactly 16 waves: CUTLASS 0.1's measure of eff
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -29,7 +29,7 @@ from pysim.cachemodel.gpu.traffic import Floats, Integers, Number
 from pysim.cachemodel.gpu.waves import DATA_PARALLEL, LOOP_BOUNDS, SPLIT_K, STREAM_K, TERMS, WAVE_TERMS, Columns, Prediction, Table
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
-from pysim.record.plan import Request
+from pysim.record.plan import MicroKernel, Request
 from pysim.record.plan import named as written
 from pysim.record.schedule import DECOMPOSITIONS, AnySchedule, Decomposition, GpuSchedule, Schedule
 from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel
@@ -117,8 +117,8 @@ def prunes(request: Request, limit: float | None) -> bool:
 def legal(
     request: Request,
     name: str,
-    rows: Sequence[Row],
-    attributes: Callable[[Row], Attributes],
+    rows: tuple[Row, ...],
+    attributes: Callable[[Gpu, Row], Attributes],
     refuses: Callable[[Row], Reason | None],
 ) -> tuple[list[Row], list[Rejected]]:
     """The rows of an algorithm that a request may use, and the rejected ones with reasons. A row that the request names is used even if it
@@ -128,27 +128,46 @@ def legal(
         return [], [Rejected(name, f"the named plan is for a CPU; {gpu.name} is a GPU", "machine")]
     usable: list[Row] = []
     rejected: list[Rejected] = []
-    matching = [row for row in rows if row.dtype == problem.dtype and (named is None or row.name == named.kernel)]
-    matching = [row for row in matching if request.micro_kernel in (None, row.name, (row.tiles.rows, row.tiles.columns))]
-    capability = gpu.capability_number
-    for row in matching:
-        reason = Reason("ablation", f"{row.variant}: an ablation, planned only if it is named") if row.ablation and named is None else None
-        if row.replaced_on == capability and named is None:
-            reason = Reason("replaced", f"capability {gpu.capability} has faster kernels, on instructions of its own")
-        reason = reason or unable(gpu, row, attributes(row)) or refuses(row)
-        if reason:
+    matching = _matching(gpu, rows, problem.dtype, request.micro_kernel, named and named.kernel, attributes)
+    for row, of_machine in matching:
+        if reason := of_machine or refuses(row):
             rejected.append(Rejected(row.name, reason.sentence, reason.code))
         else:
             usable.append(row)
     if not matching:
         wanted = named.kernel if named else written(request.micro_kernel or "there")
         rejected.append(Rejected(name, f"none of its {problem.dtype} kernels is {wanted}; `pysim kernels --cuda` lists them", "shape"))
-    elif others := sum(row.dtype != problem.dtype for row in rows):
+    elif others := _others(rows, problem.dtype):
         rejected.append(Rejected(f"{others} kernels of {name} for another type", f"the problem is {problem.dtype}", "type"))
     return usable, rejected
 
 
-def constants_of(gpu: Gpu, families: Iterable[str]) -> tuple[str, GpuFamily]:
+@lru_cache(maxsize=1024)
+def _matching(
+    gpu: Gpu, rows: tuple[Row, ...], dtype: str, micro_kernel: MicroKernel, named: str | None, attributes: Callable[[Gpu, Row], Attributes]
+) -> tuple[tuple[Row, Reason | None], ...]:
+    """The rows of a type that are asked for, each with the reason why the machine does not run it on any problem."""
+    matching = [row for row in rows if row.dtype == dtype and named in (None, row.name)]
+    matching = [row for row in matching if micro_kernel in (None, row.name, (row.tiles.rows, row.tiles.columns))]
+
+    def refuses(row: Row) -> Reason | None:
+        if row.replaced_on == gpu.capability_number and named is None:
+            return Reason("replaced", f"capability {gpu.capability} has faster kernels, on instructions of its own")
+        if row.ablation and named is None:
+            return Reason("ablation", f"{row.variant}: an ablation, planned only if it is named")
+        return unable(gpu, row, attributes(gpu, row))
+
+    return tuple((row, refuses(row)) for row in matching)
+
+
+@lru_cache(maxsize=1024)
+def _others(rows: tuple[Row, ...], dtype: str) -> int:
+    """Rows of other types."""
+    return sum(row.dtype != dtype for row in rows)
+
+
+@lru_cache(maxsize=1024)
+def constants_of(gpu: Gpu, families: tuple[str, ...]) -> tuple[str, GpuFamily]:
     """The first of these families that the machine file has, and its constants."""
     name = next(family for family in families if family in gpu.model.families)
     return name, gpu.model.families[name]
@@ -183,8 +202,9 @@ def divided(gpu: Gpu, c: Columns, parts: tuple[int, ...] = ()) -> Table:
         return _in_parts(c, parts)
     tiles, iterations = np.ceil(c.m / c.tile_m) * np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
     slots = np.floor(gpu.sms.value / c.cluster_blocks) * c.blocks_per_sm
-    fill = [np.maximum(1, np.floor(slots * waves / tiles)) for waves in (1, 2)]
-    splits = np.stack([np.full(len(tiles), factor) for factor in SPLITS] + fill, axis=1)
+    splits = np.empty((len(tiles), len(SPLITS) + 2))
+    splits[:, :-2] = SPLITS
+    splits[:, -2:] = np.maximum(1, np.floor(slots[:, None] * (1, 2) / tiles[:, None]))
     can_split = (tiles < MAX_SPLIT_WAVES * slots) & (c.can_split_k > 0)
     row, column = np.nonzero((splits >= 2) & (iterations[:, None] >= MIN_PART_ITERATIONS * splits) & can_split[:, None])
     split = np.divmod(np.unique(row * MAX_SPLITS + splits[row, column].astype(int)), MAX_SPLITS)

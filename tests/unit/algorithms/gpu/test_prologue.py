@@ -115,7 +115,7 @@ def test_a_plan_with_a_prologue_is_of_a_row_that_takes_it_and_takes_no_less(text
 def test_rows_that_take_none_are_rejected_with_that_reason():
     request = Request(parse("conv:mb32ic64ih56oc64kh3ph1"), load_any("h200"), prologue=True)
     for name in ("direct", "winograd", "im2win"):
-        rows, rejected = legal_rows(request, name, lambda row: ByRow(row, request.conv, "nchw"))
+        rows, rejected = legal_rows(request, name, ByRow, lambda row: ByRow(row, request.conv, "nchw"))
         assert not rows and {one.code for one in rejected} <= {"shape", "type", "ablation"} and "shape" in {one.code for one in rejected}
 
 
