@@ -36,7 +36,8 @@ from pysim.calibration import host
 from pysim.measure.speed import line_seconds
 from pysim.measure.store import environment
 
-sys.path.append(str(Path(__file__).parent / "cuda"))
+sys.path += [str(Path(__file__).parent / "cuda"), str(Path(__file__).parents[1])]
+import records
 import small_networks
 import zoo
 
@@ -152,7 +153,8 @@ def measure(name: str, counts: list[int], given: argparse.Namespace) -> Iterator
             torch._dynamo.reset()
             ways = {way: make for way, make in makers(model, x, path, threads).items() if way in given.ways}
             calls, errors, failed = ready(ways, wanted)
-            row: dict[str, Any] = {"network": name, "threads": threads, "seconds": in_turns(calls, given.rounds), "errors": errors}
+            kept = {way: error for way, error in errors.items() if way in ("pysim", "torch") or error > ERROR}
+            row: dict[str, Any] = {"network": name, "threads": threads, "seconds": in_turns(calls, given.rounds), "errors": kept}
             if "pysim" in calls:
                 row["predicted"] = round(calls["pysim"].func.plan.predicted_seconds, 7)  # type: ignore[attr-defined]  # it is a partial
             if threads > 1:
@@ -193,8 +195,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return [row for row in lines if "network" in row]
+    return [row for row in records.lines(path) if "network" in row] if path.exists() else []
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ python lab/figures/model_figure.py docs/networks.svg
 """
 
 import argparse
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,6 +115,37 @@ def _rows(measured: dict[str, list[tuple[str, float]]], over: str) -> list[str]:
 def cpu_speed(one: dict[str, Any]) -> float:
     """ONNX Runtime's time over pysim's."""
     return float(one["peers"]["onnxruntime"] / one["measured_seconds"])
+
+
+def peers_table(file: str) -> str:
+    """Networks beside ONNX Runtime and OpenVINO (lab/benchmarks/network_peers.py): the better peer's time over pysim's, by least times and
+    by medians, for each number of threads."""
+    header, *rows = records.lines(DATA / file)
+    found = {(one["network"], one["threads"]): one for one in rows}
+    counts, names = sorted({threads for _, threads in found}), [*dict.fromkeys(name for name, _ in found)]
+    told = ["| network |" + "".join(f" pysim, {threads} | better peer over it, least, median | predicted |" for threads in counts)]
+    told.append("|---|" + "--:|--:|--:|" * len(counts))
+    ratios: dict[int, list[tuple[float, float, float]]] = {threads: [] for threads in counts}
+    for name in names:
+        cells = ""
+        for threads in counts:
+            if (one := found.get((name, threads))) is None:
+                cells += " | | |"
+                continue
+            ours, others = one["seconds"]["pysim"], [of for way, of in one["seconds"].items() if way in ("onnxruntime", "openvino")]
+            least, median = (min(of[at] for of in others) / ours[at] for at in (0, 1))
+            ratios[threads].append((least, median, one["predicted"] / ours[0]))
+            cells += f" {ours[0] * 1e3:.2f} | {least:.2f}x, {median:.2f}x | {one['predicted'] * 1e3:.2f} |"
+        told.append(f"| {name} |{cells}")
+    means = []
+    for threads, some in ratios.items():
+        least, median = (geometric_mean(of) for of in [*zip(*some, strict=True)][:2])
+        off, under = statistics.median(abs(of - 1) for *_, of in some), sum(one < 0.98 for one, *_ in some)
+        means.append(
+            f"{threads} thread{'s' * (threads > 1)}: {len(some)} networks, {least:.2f}x in the geometric mean of least times, "
+            f"{median:.2f}x of medians, {under} below 0.98x; predictions off by {off:.0%} in the median"
+        )
+    return "\n".join([*told, "", f"{header['machine']}; milliseconds, least; {'; '.join(means)}.", ""])
 
 
 def draw(out: Path) -> None:

@@ -444,6 +444,7 @@ if __name__ == "__main__":
         put(ROOT / "docs" / "networks.md", f"cpu models{mark}", cpu_models_table(f"{machine}/models.jsonl"))
         if (DATA / machine / "models-two-threads.jsonl").exists():
             put(ROOT / "docs" / "networks.md", f"two threads{mark}", cpu_models_table(f"{machine}/models-two-threads.jsonl", errors=False))
+    put(ROOT / "docs" / "networks.md", "peers", model_figure.peers_table("emerald-rapids/network-peers.jsonl"))
     output = (DATA / "zen5/compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "cost-model.md", "fit", fit_table())
