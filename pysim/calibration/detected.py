@@ -16,7 +16,9 @@ measured with four times the last level, between 64 and 512 MiB. Geometry is rec
 which others have the larger part: buffers of several sizes are read again and again, and a byte that hits takes the time of the level, a
 byte that misses that of memory. The largest size times the share of its bytes that hit is what the core keeps.
 
-Each rate is the best of trials spread over time, since disturbances make probes slower. Trials are repeated until the best two agree
+Each rate is the best of trials spread over time, since disturbances make probes slower; that of a unit of tiles is that of their mean time:
+on a part at its limit of power it has a third of its best rate for seconds, whatever its core and the next one do, and most of the time
+(Emerald Rapids, 16 busy virtual CPUs: 0.31 at best, 0.09 in the median). Trials are repeated until the best two agree
 within AGREEMENT; if they never do, the source says that the rate is not sure. A rate that differs from the shipped machine's by more than
 MAX_RATIO is measured again, and replaced by that machine's if it stays so. If other processes used a share of LOADED or more meanwhile, the
 machine's description and the sources of its numbers say so, and nothing is measured on all cores at once.
@@ -52,7 +54,7 @@ from pysim.machine.quantity import Number, Source, facts, with_sources
 from pysim.measure.cpu_load import Watch
 from pysim.measure.parallel_probe import all_at_once, one_by_one
 from pysim.measure.speed import LINE_SECONDS, PLAIN
-from pysim.registry.cpu import probed_dtype, results_of_multiply_add
+from pysim.registry.cpu import of_tiles, probed_dtype, results_of_multiply_add
 
 PROBE_SECONDS = 0.02
 TEAM_SECONDS = 0.08  # of all cores at once, which start up to 20 ms apart, since each makes its buffer first
@@ -119,7 +121,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
     targets = _targets(probes)
     alone = Watch()
     widest = max(targets, key=lambda one: (1.0 if brief else probes.probe_fma(one, probed_dtype(one))) * results_of_multiply_add(one))
-    rates = _Rates(probes, shipped, widest, brief)
+    rates = _Rates(probes, shipped, widest, brief, of_tiles(targets))
     units = [_unit(target, rates, shipped) for target in targets]
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
     levels = [_level(one, caches[0], nbytes, rates, shipped) for one, nbytes in zip(caches, sizes, strict=False)]
@@ -152,7 +154,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
         overlap=_inherit(shipped.machine.core.overlap, shipped),
         **(inherited | ({"written_line_cycles": line} if line else {})),
         together=together,
-        units=tuple(units),
+        units=tuple(map(rates.usual, units)),
     )
     briefly = " briefly, since nothing can be kept" if brief else ""
     beside = f" beside other processes, which had {others:.0%} of it; detected again when it is quiet" if others >= LOADED else ""
@@ -175,9 +177,10 @@ class _Rates:
     """Measured rates per clock cycle. `target`: the unit with the highest multiply-add rate; `absurd`: rates that differed from the similar
     machine's by more than MAX_RATIO in every attempt; `unsure`: rates whose best trials disagree."""
 
-    def __init__(self, probes: Probes, shipped: Relative, target: str, brief: bool = False) -> None:
+    def __init__(self, probes: Probes, shipped: Relative, target: str, brief: bool = False, tiles: Collection[str] = ()) -> None:
         self.absurd, self.unsure = list[str](), list[str]()
         self._brief, self._known = brief, shipped.same and brief
+        self._seconds: dict[str, list[float]] = {one: [] for one in tiles}  # of a multiply-add, whenever time passed
         self._probes, self._target, self._far = probes, target, MAX_RATIO[shipped.same]
         self._hertz = 1.0
         self.clock = self._take(self._clock_of_a_busy_core, "clock", shipped.machine.core.frequency_hz, trials=CLOCK_TRIALS, own_time=True)
@@ -191,6 +194,14 @@ class _Rates:
         if self._known:
             return known
         return self._take(lambda: self._probes.probe_fma(target, probed_dtype(target)), f"{target} multiply-add", known, TRIALS)
+
+    def usual(self, unit: Unit) -> Unit:
+        """A unit of tiles at the mean time of its multiply-adds; others as they are."""
+        if self._brief or not (seconds := self._seconds.get(unit.target)) or unit.fma_per_cycle.kind != "measured":
+            return unit
+        share = min(1.0, 1 / (float(np.mean(seconds)) * self._hertz * unit.fma_per_cycle.value))
+        types = tuple(msgspec.structs.replace(one, fma_per_cycle=_slowed(one.fma_per_cycle, share)) for one in unit.types)
+        return msgspec.structs.replace(unit, fma_per_cycle=_slowed(unit.fma_per_cycle, share), types=types)
 
     def together(self, cpus: int, plain: str) -> tuple[tuple[Together, ...], float]:
         """The share of their rates alone that 2, 4, ... all CPUs keep at once, in plain C, which any other thread on the core slows down:
@@ -284,6 +295,8 @@ class _Rates:
     def _pass(self, seconds: float) -> None:
         """A busy wait: the core stays awake, and sleep would count as time that others used."""
         end = time.perf_counter() + seconds
+        for target, spent in self._seconds.items():
+            spent.append(1 / _sane(self._probes.probe_fma(target, probed_dtype(target)), target))
         while time.perf_counter() < end:
             self._probes.probe_fma(self._target, "f32")
 
@@ -357,8 +370,13 @@ def _unit(target: str, rates: _Rates, shipped: Relative) -> Unit:
         fma_latency_cycles=_inherit(unit.fma_latency_cycles, shipped),
         loads_per_cycle=_inherit(unit.loads_per_cycle, shipped),
         stores_per_cycle=_inherit(unit.stores_per_cycle, shipped),
+        tile_store_cycles=_inherit(unit.tile_store_cycles, shipped) if unit.tile_store_cycles else None,
         types=tuple(OfType(name=one.name, fma_per_cycle=_inherit(one.fma_per_cycle, shipped)) for one in unit.types),
     )
+
+
+def _slowed(number: Number, share: float) -> Number:
+    return msgspec.structs.replace(number, value=number.value * share)
 
 
 def _shipped_cpus() -> list[Machine]:

@@ -6,6 +6,7 @@ The native library expands the same lines, so row i here is row i there (a test 
 
 import itertools
 import re
+from collections.abc import Iterable
 from functools import cache, cached_property
 
 import msgspec
@@ -204,6 +205,11 @@ class NativeAlgorithm(msgspec.Struct, frozen=True):
 def results_of_multiply_add(target: str) -> int:
     """FP32 results of one multiply-add of a target, as the rows count them: a vector, a tile of a matrix unit, or one in plain C."""
     return max((row.lane_windows * row.lane_filters for row in kernels() if (row.target, row.dtype) == (target, "f32")), default=1)
+
+
+def of_tiles(targets: Iterable[str]) -> set[str]:
+    """Those of these targets whose rows multiply tiles."""
+    return {row.target for row in kernels() if row.form == "tiles"}.intersection(targets)
 
 
 @cache

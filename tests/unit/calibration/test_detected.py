@@ -211,6 +211,29 @@ def test_strangers_that_take_cores_now_and_then_leave_a_machine_its_cores() -> N
     assert machine.cores == 8 and machine.core.together[-1].mean_share.value < detected.MIN_CORE_SHARE
 
 
+def test_a_unit_of_tiles_has_the_rate_of_its_mean_time_and_costs_its_stores() -> None:
+    """Two of three times it multiplies at a third of its best rate; vectors keep their best."""
+
+    class Throttled(FakeProbes):
+        turn = 0
+
+        def probe_fma(self, target: str, dtype: str) -> float:
+            if target != "amx":
+                return super().probe_fma(target, dtype)
+            self.turn += 1
+            return 1.2e9 / (1 if self.turn % 3 == 0 else 3)
+
+    cpu, probes = Cpu("GenuineIntel", "Intel(R) Xeon(R) Processor", 6, 207), Throttled(("amx", "avx512", "portable"))
+    machine = detected.measure(cpu, ZEN4_CACHES, 4, probes).machine
+    tiles, vectors, shipped = machine.unit_of("amx"), machine.unit_of("avx512"), load("emerald-rapids").unit_of("amx")
+    share = tiles.fma_per_cycle.value / 0.3
+    assert pytest.approx(share, rel=0.15) == 3 / 7 and vectors.fma_per_cycle.value == 2.0
+    assert [one.fma_per_cycle.value / of.fma_per_cycle.value for one, of in zip(tiles.types, shipped.types, strict=True)] == pytest.approx(
+        [share] * len(shipped.types)
+    )
+    assert tiles.tile_store_cycles is not None and tiles.tile_store_cycles == shipped.tile_store_cycles
+
+
 class Neighboured(FakeProbes):
     """Of the last level a core keeps `kept` bytes at random; memory has 16 GB/s."""
 
