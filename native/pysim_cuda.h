@@ -13,7 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-#define PYSIM_CUDA_DECLARATIONS 0xf2fe2eb1 /* as PYSIM_DECLARATIONS, of the declarations here */
+#define PYSIM_CUDA_DECLARATIONS 0xec19d0f7 /* as PYSIM_DECLARATIONS, of the declarations here */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
@@ -181,6 +181,15 @@ typedef struct {
     int64_t windows[3], strides[3], starts[3], out[3];
 } pysim_cuda_phases;
 pysim_status pysim_cuda_interleave(const pysim_cuda_phases *p, const void *from, void *to, void *stream);
+
+/* The largest element of each window of channels-last images of f32, f16 or bf16, along rows and columns. Padding is never larger; a window of padding
+ * alone gives minus infinity, one with a NaN NaN; of zeros of both signs the first counts. */
+typedef struct {
+    int32_t dtype;
+    int64_t batch, channels;
+    int64_t in[2], out[2], windows[2], strides[2], pads[2] /* before the first row and column */, dilations[2];
+} pysim_cuda_pool;
+pysim_status pysim_cuda_max_pool(const pysim_cuda_pool *p, const void *from, void *to, void *stream);
 
 /* Runs one after another: layers of a network in one call. An operand lies `offset` bytes behind base number `base` of those that are given. */
 typedef struct {

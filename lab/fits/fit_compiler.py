@@ -7,10 +7,12 @@
                                                   profile and the .kernels beside them; `--early`: of builds whose products start before
                                                   the kernel before them ends, so that their times are not their own and are not kept
 
-Kept for each layer: its problem, the operators after it, microseconds of the library's kernels in Inductor's graph, those of pysim's kernel
-in the graph without the compiler, and elements and microseconds of Inductor's kernel behind it if that is a norm's alone. A network is left
-out if its kernels cannot be told apart layer by layer. Convolutions (`conv-*`, `layers-*`: PyTorch's, channels last where measured) and
-products with weights as (outputs, inputs) and whole vectors (`products-*`) are fitted with them; those were timed between two events.
+Kept for each layer: its problem, the operators after it, microseconds of the library's kernels in Inductor's graph, those of pysim's
+kernel in the graph without the compiler, and elements and microseconds of Inductor's kernel behind it if that is a norm's alone. A network
+is left out if its kernels cannot be told apart layer by layer. Kept of each compiled network (compiler-between.jsonl): microseconds of the
+compiler's own kernels, and the elements and bytes that `pysim.torch.capture.between` expects of them. Convolutions (`conv-*`, `layers-*`:
+PyTorch's, channels last where measured) and products with weights as (outputs, inputs) and whole vectors (`products-*`) are fitted with
+them; those were timed between two events.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import json
 import math
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -40,7 +42,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from records import lines
 
 DATA = Path(__file__).parent.parent / "data"
-KEPT = DATA / "h200" / "compiler-layers.jsonl"
+KEPT, BETWEEN = DATA / "h200" / "compiler-layers.jsonl", DATA / "h200" / "compiler-between.jsonl"
 GPUS = {name: load_any(name) for name in ("h200", "h100")}
 # Kernels that belong to the one after them, and to the one before; those of no layer
 BEFORE = re.compile(
@@ -49,6 +51,9 @@ BEFORE = re.compile(
 AFTER = re.compile("splitk|reduce", re.I)
 OTHERS = re.compile("triton|fmha|flash|dgrad|by_rows|by_channels|at::native|Memcpy|cublasLt::epilogue|fused4_filters", re.I)
 NORM = re.compile(r"triton_poi_fused__native_batch_norm_legit_no_training_(?:add_|relu_|silu_|hardswish_)*\d+$")
+
+
+NEARLY_ALL = 0.9  # of a network's layers
 
 
 class Layer(NamedTuple):
@@ -123,6 +128,29 @@ def keep(paths: list[Path], early: list[Path]) -> None:
             while values[-1] is None:
                 values.pop()
             out.write(json.dumps([problem, parts.index(" ".join(of)), *values], separators=(",", ":")) + "\n")
+
+
+def keep_between(paths: list[Path]) -> None:
+    """Of the networks in these files whose layers are nearly all pysim's, as its compiled graph has no passes behind layers then; rows of
+    others stay."""
+    rows = {row["network"]: row for row in (lines(BETWEEN)[1:] if BETWEEN.exists() else [])}
+    for path in paths:
+        kernels = {}
+        for line in path.with_suffix(".kernels").read_text().splitlines():
+            one = json.loads(line)
+            kernels[":".join(one["case"].split(":")[:3])] = one["kernels"]
+        for row in map(json.loads, path.read_text().splitlines()):
+            name = f"{row.get('model')}:{row.get('batch')}:{row.get('precision')}"
+            graph = kernels.get(name, {}).get("pysim graph" if row.get("by_compiler") else "pysim compiled graph", [])
+            own = [us for kernel, us in graph if kernel.startswith("triton")]
+            if own and row.get("between") and sum(one[2] == "pysim" for one in row["decisions"]) > NEARLY_ALL * len(row["decisions"]):
+                expected = [[*pair, count] for pair, count in Counter(map(tuple, row["between"])).items()]
+                rows[name] = {"network": name, "us": round(sum(own), 1), "kernels": len(own), "expected": expected}
+    header = {"kind": "header", "device": "NVIDIA H200", "command": "python lab/fits/fit_compiler.py --keep"}
+    header["expected"] = "elements, bytes, kernels of as many"
+    with BETWEEN.open("w") as out:
+        for one in (header, *rows.values()):
+            out.write(json.dumps(one, separators=(",", ":")) + "\n")
 
 
 def _median(values: Iterator[float | None]) -> float | None:
@@ -233,8 +261,31 @@ def fit_norms() -> None:
             columns = np.stack([cycles, np.ones(len(rows))], 1) / us[:, None]
             found = lsq_linear(columns * trust[:, None], trust, bounds=(0, np.inf)).x
             trust = 1 / np.maximum(1, abs(columns @ found - 1) / 0.1)
-        now = [1e6 * model.fused_seconds(count, (2 + ("add" in one.parts)) * size * count, gpu) / value for count, value, one in rows]
+        now = [
+            1e6 * model.fused_seconds(count, (2 + ("add" in one.parts)) * size * count, gpu, model.NORM_CYCLES) / value
+            for count, value, one in rows
+        ]
         told(f"norms, {size} bytes", found, columns @ found - 1, np.log(now))
+
+
+def fit_between() -> None:
+    """Of Inductor's kernels between layers, network by network: a launch, and cycles of a multiprocessor for an element."""
+    gpu, rows = GPUS["h200"], lines(BETWEEN)[1:]
+    us, launch = np.array([row["us"] for row in rows]), 1e6 * model.fused_seconds(0, 0, gpu)
+
+    def of(constants: Any) -> Any:
+        first, cycles = constants
+        each = [
+            sum(count * (1e6 * model.fused_seconds(n, moved, gpu, cycles) + first - launch) for n, moved, count in row["expected"])
+            for row in rows
+        ]
+        return np.array(each)
+
+    fitted = least_squares(lambda c: np.log(of(c) / us), (launch, 0.4), bounds=((0.5, 0), (4, 2)), loss="soft_l1", f_scale=0.1).x
+    now = of((launch, model.FUSED_CYCLES))
+    told("between layers", fitted, of(fitted) / us - 1, now / us - 1)
+    for row, one, used in zip(rows, of(fitted), now, strict=True):
+        print(f"    {row['network']:<28} {row['us']:7.1f} us, fitted {one:7.1f}, in use {used:7.1f}, {row['kernels']} kernels")
 
 
 def fit_ours() -> None:
@@ -267,9 +318,11 @@ def main() -> None:
     parser.add_argument("--early", nargs="*", type=Path, default=[], metavar="FILE.jsonl")
     given = parser.parse_args()
     if given.keep:
+        keep_between(given.keep)
         return keep(given.keep, given.early)
     fit_library()
     fit_norms()
+    fit_between()
     return fit_ours()
 
 

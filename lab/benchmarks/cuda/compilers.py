@@ -12,13 +12,13 @@ Models and inputs are channels last, for all alike. Calls are timed as in models
     pysim     `optimize` in a CUDA graph: the default choice ("pysim"), and with the compiler where the default has none or the other way
               round ("pysim compiled", "pysim alone")
     EXTRA     reduce-overhead, max-autotune: modes of torch.compile; measure: `optimize(measure=1)`; profile: the times of all kernels;
-              brief: of pysim only the default choice
+              brief: of pysim only the default choice; twice: Inductor's calls captured a second time, into other memory
 
 A line of the output has for each way: milliseconds, the largest difference from float64 over the largest output, root mean squares of both,
 bytes at the peak of a call and bytes held between calls. `expected`: seconds that `pysim.torch.capture.compiled` expects, by which the
 default chooses: [between layers one by one, between layers compiled, layers by pysim, layers by the faster one]. `layers`: how many, and
 how many of them pysim computes by default; `decisions` (with profile): their expected times, and the operators after them
-that a plan computes.
+that a plan computes; `between` (likewise): elements and bytes of the kernels that are expected of the compiler between layers.
 """
 
 import argparse
@@ -109,9 +109,10 @@ def compile_beside_others(turn: Turn) -> None:
     inductor.compile_fx = compiling
 
 
-def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]]]:
-    """What `compiled` expects of each graph from now on; by layer, the operators that its kernel computes beside its own."""
-    expected, parts, saving = list[list[float]](), dict[str, list[str]](), compiled.saving
+def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]], list[tuple[int, int]]]:
+    """What `compiled` expects of each graph from now on; by layer, the operators that its kernel computes beside its own; the elements and
+    bytes of each kernel that it expects of the compiler between layers."""
+    expected, parts, kernels, saving = list[list[float]](), dict[str, list[str]](), list[tuple[int, int]](), compiled.saving
 
     def noted(between: Any, layers: Any, on: Any) -> float:
         decisions = [one for layer in layers for one in layer.decisions]
@@ -119,10 +120,11 @@ def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]]]:
         sums = sum(ours for ours, _ in known), sum(min(pair) for pair in known)
         expected.append([float(f"{one:.4g}") for one in (between.alone, between.fused, *sums)])
         parts.update((layer.name, [*layer.replaced]) for layer in layers)
+        kernels[:] = between.kernels
         return saving(between, layers, on)
 
     compiled.saving = noted
-    return expected, parts
+    return expected, parts, kernels
 
 
 def kernels_of(call: Call) -> list[tuple[str, float]]:
@@ -145,6 +147,8 @@ def add_pytorchs(found: Candidates, model: Any, x: Any, precision: str, extras: 
     turn.take()
     if call := found.calls.get("compile default"):
         found.add("compile default graph", partial(captured, call))
+        if "twice" in extras:
+            found.add("compile default second graph", partial(captured, call))
     found.add("eager", lambda: partial(model, x))
     found.add("graph", lambda: captured(partial(model, x)))
     if x.dim() == 4 and precision == "f32":
@@ -154,7 +158,7 @@ def add_pytorchs(found: Candidates, model: Any, x: Any, precision: str, extras: 
 
 
 def add_pysims(found: Candidates, model: Any, x: Any, extras: list[str], turn: Turn) -> dict[str, Any]:
-    expected, parts = noted_expectations()
+    expected, parts, kernels = noted_expectations()
     ours = pysim.torch.optimize(model, cuda_graph="caller")
     ours(x)
     turn.take()
@@ -184,7 +188,7 @@ def add_pysims(found: Candidates, model: Any, x: Any, extras: list[str], turn: T
     }
     row |= {"layers": [len(decisions), sum(one.runs == "pysim" for one in decisions)], "notes": pysim.torch.report(ours).notes}
     table = [[one.layer, one.problem, one.runs, one.predicted_seconds, one.torch_seconds, parts.get(one.layer)] for one in decisions]
-    return row | ({"decisions": table} if "profile" in extras else {})
+    return row | ({"decisions": table, "between": kernels} if "profile" in extras else {})
 
 
 @torch.no_grad()
@@ -219,7 +223,7 @@ def measure(case: str, given: argparse.Namespace) -> None:
         row["failed"] = found.failed
         row["weights_bytes"] = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
         append(given.output, row)
-        best = min(value for label, value in medians.items() if not label.startswith("pysim"))
+        best = min(value for label, value in medians.items() if not label.startswith("pysim") and "second" not in label)
         print(f"{case:<32} {best / medians['pysim graph']:.2f}x  {row['ms']}  {row['layers']} {row['expected']} {found.failed}", flush=True)
         if "profile" in extras:
             labels = [one for one in ("compile default graph", *medians) if one == "compile default graph" or one.startswith("pysim")]

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times PyTorch operators that models keep on a GPU: python lab/benchmarks/cuda/torch_operators.py > lab/data/torch-operators-GPU.txt
+"""Times PyTorch operators that models keep on a GPU, or kept: python lab/benchmarks/cuda/torch_operators.py [pool] [row]
 
-    pool TYPE N C H K S IMAGE VOLUME     microseconds of a KxK max pool of stride S, of N channels-last images of C channels and HxH pixels,
-                                         as images and, with the same bits, as volumes of one channel (pysim.torch.layers.max_pools)
+    pool TYPE N C H K S PYTORCH PYSIM    microseconds of a KxK max pool of stride S, of N channels-last images of C channels and HxH pixels,
+                                         by PyTorch's kernel and, with the same bits, by pysim's (pysim.torch.layers.max_pools)
     row TYPE N K US ERROR                microseconds of the product of one row of K elements and a matrix of N rows, and the root mean
                                          square of its error over that of the result
 
 Medians of 9 replays of a CUDA graph of 20 calls; the filters of the calls are different arrays.
 """
 
+import sys
 from typing import Any
 
 import torch
 from graphs import microseconds
 from torch.nn import functional
+
+from pysim.torch.layers.max_pools import max_pool
 
 CALLS, REPLAYS = 20, 9
 POOLS = (
@@ -27,25 +30,19 @@ ROWS = (
 MATRIX_BYTES = 15e9  # of the filters of all calls
 
 
-def as_volume(x: Any, kernel: int, stride: int, padding: int) -> Any:
-    volume = x.permute(0, 2, 3, 1).unsqueeze(1)
-    y = functional.max_pool3d(volume, (kernel, kernel, 1), (stride, stride, 1), (padding, padding, 0), ceil_mode=True)
-    return y.squeeze(1).permute(0, 3, 1, 2)
-
-
 def pool(dtype: Any, batch: int, channels: int, size: int, kernel: int, stride: int) -> None:
     x = torch.randn(batch, channels, size, size, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
     padding = 1 if kernel == 3 and stride == 1 else 0
 
-    def image(_: int = 0) -> Any:
+    def pytorchs(_: int = 0) -> Any:
         return functional.max_pool2d(x, kernel, stride, padding, ceil_mode=True)
 
-    def volume(_: int = 0) -> Any:
-        return as_volume(x, kernel, stride, padding)
+    def ours(_: int = 0) -> Any:
+        return max_pool(x, kernel, stride, padding, ceil_mode=True)
 
-    assert torch.equal(image(), volume())
-    spent = microseconds({"image": image, "volume": volume}, CALLS, REPLAYS)
-    print("pool", _name(dtype), batch, channels, size, kernel, stride, f"{spent['image']:.1f} {spent['volume']:.1f}", flush=True)
+    assert torch.equal(pytorchs(), ours())
+    spent = microseconds({"pytorch": pytorchs, "pysim": ours}, CALLS, REPLAYS)
+    print("pool", _name(dtype), batch, channels, size, kernel, stride, f"{spent['pytorch']:.1f} {spent['pysim']:.1f}", flush=True)
 
 
 def row(filters: int, channels: int) -> None:
@@ -66,11 +63,12 @@ def _name(dtype: Any) -> str:
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
-    for dtype in (torch.float32, torch.float16):
-        for batch in (1, 2, 4, 8, 32):
+    wanted = sys.argv[1:] or ["pool", "row"]
+    for dtype in (torch.float16, torch.float32) if "pool" in wanted else ():
+        for batch in (16, 1):
             for sizes in POOLS:
                 pool(dtype, batch, *sizes)
-    for filters, channels in ROWS:
+    for filters, channels in ROWS if "row" in wanted else ():
         row(filters, channels)
 
 

@@ -50,18 +50,18 @@ _PROLOGUE_LAUNCHES = 2
 # place by itself, in images that are channels last: eight float16 networks of batch 16 on an H200 (lab/data/h200/models-compilers.jsonl)
 _INDEXED = {
     **dict.fromkeys(_SHUFFLES, 2.1), **dict.fromkeys(_JOINING, 0.6), **dict.fromkeys(_IN_NCHW, 4.2),
-    **dict.fromkeys(_MEANS, 0.5), **dict.fromkeys(("max_pool2d", "avg_pool2d"), 1.0),
-    **dict.fromkeys(("interpolate", "upsample"), 1.6),
+    **dict.fromkeys(_MEANS, 0.5), "avg_pool2d": 1.0, **dict.fromkeys(("interpolate", "upsample"), 1.6),
 }  # fmt: skip
 _BROADCAST = 0.7  # the same of two tensors of different shapes
 
 
 class Between(NamedTuple):
-    """Seconds: by PyTorch's operators one by one, and fused by a compiler. `kernels`: how many the compiler makes."""
+    """Seconds: by PyTorch's operators one by one, and fused by a compiler. `kernels`: the elements over which each kernel of the compiler's
+    runs, and the bytes that it reads and writes."""
 
     alone: float
     fused: float
-    kernels: int
+    kernels: Sequence[tuple[int, int]]
 
 
 def seconds_between(
@@ -78,7 +78,7 @@ def seconds_between(
             for moved, cycles, launches in _work_alone(_Rest(graph, alone, effects), alone)
         ),
         sum(fused_seconds(*kernel, on) for kernel in kernels),
-        len(kernels),
+        kernels,
     )
 
 

@@ -36,9 +36,6 @@ from pysim.torch.precision import ModelAccuracy, is_plain_float32
 
 # Calls of a graph that are expected if nothing is said
 RUNS = 200_000
-# Inductor's own kernels in graphs with pysim's layers took 0.44 to 1.16 of their price, 0.77 in the median (six float16 networks of batch
-# 16 on an H200)
-FUSED_SHARE = 0.77
 # Random numbers are those of PyTorch's generators. Calls are captured by pysim or by the caller; parameters may change
 _OPTIONS = {"fallback_random": True, "freezing": False, "triton.cudagraphs": False}
 
@@ -86,7 +83,7 @@ def operands_of(layers: Sequence[Taken | Kept], inputs: Sequence[Any]) -> list[A
 def saving(between: Between, layers: Sequence[FusedLayer], on: Gpu) -> float:
     """The seconds of a call that a compiler saves. Layers that it computes faster than a plan are counted, too, and those that pysim
     computes only in a graph that is compiled."""
-    saved = between.alone - FUSED_SHARE * between.fused
+    saved = between.alone - between.fused
     for layer in layers:
         for decision, plan, _ in layer.choices.values():
             ours, compilers = decision.predicted_seconds, decision.torch_seconds
@@ -230,7 +227,7 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     between = seconds_between(made.graph, alone, nodes, effects, on, in_cuda_graph)
     chosen = choose_layers(made, nodes, inputs, static, accuracy, in_cuda_graph, margin)
     positions = [at for at, one in enumerate(places) if one in written]
-    saves, takes = saving(between, [one.layer for one in chosen], on), compile_seconds(between.kernels, len(chosen))
+    saves, takes = saving(between, [one.layer for one in chosen], on), compile_seconds(len(between.kernels), len(chosen))
     return Laid(module, made, inputs, static, chosen, before, positions, saves, takes)
 
 

@@ -67,8 +67,8 @@ _SHARES = {  # by type and kind of layer
     },
 }
 # The compiler's own kernels: a launch, and the longer of their bytes at a share of the bandwidth and of their elements by cycles of a
-# multiprocessor. Norms of images that are channels last take 0.5 cycles an element whatever they add
-_FUSED_LAUNCH, _FUSED_SHARE, _FUSED_CYCLES = 1.2e-6, 0.95, 0.5
+# multiprocessor. Norms of images that are channels last take 0.5 cycles an element whatever they add; others (FUSED) fewer
+_FUSED_LAUNCH, _FUSED_SHARE, FUSED_CYCLES, NORM_CYCLES = 1.2e-6, 0.95, 0.385, 0.5
 # What a plan takes in a network: a share of its own seconds, and a time
 _IN_NETWORK = {"half": (0.90, 1.5e-6), "half product": (1.15, 1.5e-6), "f32": (1.05, 0.7e-6)}
 # Cycles of a multiprocessor for each result that an epilogue takes longer, tile for tile. Half as many in depthwise kernels
@@ -91,9 +91,9 @@ _PADDING = 4e-6
 _COMPILING = 5.3, 0.10, 0.07
 
 
-def fused_seconds(elements: int, moved: int, on: Gpu) -> float:
+def fused_seconds(elements: int, moved: int, on: Gpu, cycles_each: float = FUSED_CYCLES) -> float:
     """A kernel that the compiler makes itself, which reads and writes `moved` bytes."""
-    cycles = elements * _FUSED_CYCLES / (on.sms.value * on.frequency_hz.value)
+    cycles = elements * cycles_each / (on.sms.value * on.frequency_hz.value)
     return float(_FUSED_LAUNCH + max(cycles, moved / on.memory_bytes_per_second.value / _FUSED_SHARE))
 
 
@@ -107,7 +107,7 @@ def compiler_seconds(problem: Workload, on: Gpu, passes: bool, adds: bool, fuses
     """`passes`: operators follow that a plan has in its epilogue; `adds`: one of them adds a residual; `fuses_on`: everything that reads
     their result fuses with them."""
     work, summed = work_of(problem), 2 * adds * work_of(problem).output / on.memory_bytes_per_second.value / _FUSED_SHARE
-    one_pass = fused_seconds(work.output // SIZES[problem.dtype], (2 + adds) * work.output, on)
+    one_pass = fused_seconds(work.output // SIZES[problem.dtype], (2 + adds) * work.output, on, NORM_CYCLES)
     return library_seconds(problem, on) + (summed if fuses_on else one_pass if passes else 0.0)
 
 

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Max pools of PyTorch models on a GPU, whose convolutions leave their results channels last.
 
-PyTorch's kernel for channels-last images occupies few multiprocessors with a small pool: at batch 1 GoogLeNet's take 18 to 31 us each on an
-H100. Its kernel for volumes computes one result per thread. Channels-last images, N H W C in memory, are volumes of one channel, with
-depth H, height W and width C. Pooling them with windows of width 1 gives the same bits in 3 to 7 us (torch_operators.py,
-lab/data/h100/torch-operators.txt). With many results the kernel for images is as fast or up to 1.4 times faster.
-
-Worked number: 192 channels of 28x28 are 150,528 results, 1,140 per multiprocessor of an H100: 5.8 us as a volume, 19.9 us as an image.
+PyTorch's kernel for channels-last images takes several times what memory does: 62 us of ResNet-50's 834 in float16 at batch 16 (H200),
+6.7 at the memory's bandwidth. The library's kernel (native/cuda/pool) gives the same bits.
 """
 
 from typing import Any
@@ -14,11 +10,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from pysim.errors import PysimError
+from pysim.runtime.cuda_pool import MaxPool
+from pysim.torch.layers import gpu_launch
 from pysim.torch.parameters import needs_pytorch
-
-# Results per multiprocessor up to which images are pooled as volumes: in the 62 of 90 measured pools below it, that is 0.92 to 7.0 times as
-# fast; over all 90 this choice takes 1.005 times as long as the faster kernel (geometric mean)
-VOLUME_RESULTS = 6144
+from pysim.torch.precision import NAMES
 
 
 def max_pool(
@@ -33,20 +29,43 @@ def max_pool(
     """`torch.nn.functional.max_pool2d`, the same bits."""
     x, arguments = input, (kernel_size, stride, padding, dilation)
     last = isinstance(x, torch.Tensor) and x.is_cuda and x.dim() == 4 and not x.is_contiguous()
-    if not last or return_indices or not x.is_contiguous(memory_format=torch.channels_last) or needs_pytorch(x, ()):
-        return functional.max_pool2d(x, *arguments, ceil_mode, return_indices)
-    kernel, strides, pads, dilations = map(_pair, (kernel_size, kernel_size if stride in (None, [], ()) else stride, padding, dilation))
-    if x.numel() > strides[0] * strides[1] * VOLUME_RESULTS * _multiprocessors(x):
-        return functional.max_pool2d(x, *arguments, ceil_mode)  # by its results, not counting padding
-    volume = x.permute(0, 2, 3, 1).unsqueeze(1)
-    y = functional.max_pool3d(volume, (*kernel, 1), (*strides, 1), (*pads, 0), (*dilations, 1), ceil_mode)
-    return y.squeeze(1).permute(0, 3, 1, 2)
+    if last and not return_indices and x.is_contiguous(memory_format=torch.channels_last) and not needs_pytorch(x, ()):
+        y = _by_kernel(x, pool_of(x, *arguments, ceil_mode))
+        if y is not None:
+            return y
+    return functional.max_pool2d(x, *arguments, ceil_mode, return_indices)
+
+
+def pool_of(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> MaxPool | None:
+    """None: for PyTorch, which also says what is wrong with the arguments."""
+    windows, strides, pads, dilations = map(_pair, (kernel_size, kernel_size if stride in (None, [], ()) else stride, padding, dilation))
+    size = (x.shape[2], x.shape[3])
+    if min(windows + strides + dilations) < 1 or any(pad < 0 or 2 * pad > window for pad, window in zip(pads, windows, strict=True)):
+        return None
+    out = tuple(_results(*axis, ceil_mode) for axis in zip(size, windows, strides, pads, dilations, strict=True))
+    made = MaxPool(NAMES.get(x.dtype, ""), x.shape[0], x.shape[1], size, (out[0], out[1]), windows, strides, pads, dilations)
+    return made if min(out) > 0 and made.supported else None
+
+
+def _by_kernel(x: Any, pool: MaxPool | None) -> Any:
+    if pool is None:
+        return None
+    try:
+        with gpu_launch.on_device_of(x):
+            y = torch.empty((len(x), pool.channels, *pool.out), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+            pool.run(x.data_ptr(), y.data_ptr(), gpu_launch.arrays.library_of(torch.Tensor).stream(x))
+    except PysimError:
+        return None
+    return y
+
+
+def _results(size: int, window: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> int:
+    """Along an axis. By `ceil_mode` a last window may leave the image if it begins in it or in the padding before it."""
+    left = size + 2 * pad - dilation * (window - 1) - 1
+    found = (left + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return found - (ceil_mode and (found - 1) * stride >= size + pad)
 
 
 def _pair(value: Any) -> tuple[int, int]:
     pair = (value,) if isinstance(value, int) else tuple(value)
     return (pair[0], pair[-1])
-
-
-def _multiprocessors(x: Any) -> int:
-    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)

@@ -8,7 +8,7 @@ import torch
 from pysim.caches import LruCache
 from pysim.machine.load import load_any
 from pysim.torch import operators, precision
-from pysim.torch.layers import fused_layer, gpu_launch, layer_chain, max_pools
+from pysim.torch.layers import fused_layer, gpu_launch, layer_chain
 
 
 class Host:
@@ -36,7 +36,6 @@ def as_on_gpu(monkeypatch, machine):
     monkeypatch.setattr(fused_layer.host, "gpu_here", lambda: load_any(machine))
     monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda *_: float("inf"))
     monkeypatch.setattr(gpu_launch, "on_device_of", lambda x: nullcontext())
-    monkeypatch.setattr(max_pools, "_multiprocessors", lambda x: load_any(machine).sms.value)
     monkeypatch.setattr(layer_chain.cuda, "devices", lambda: (None,))
     monkeypatch.setattr(gpu_launch, "_norm_launches", LruCache(8))  # what is kept belongs to the library that is open
     monkeypatch.setattr(operators, "_launches", LruCache(8))

@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch
 from pysim import planner
 from pysim.machine.load import load_any
 from pysim.problem.text import parse
-from pysim.torch.layers.compiler_seconds import compiler_seconds, fused_seconds, own_seconds
+from pysim.torch.layers.compiler_seconds import NORM_CYCLES, compiler_seconds, fused_seconds, own_seconds
 
 H200 = load_any("h200")
 
@@ -44,7 +44,7 @@ def test_a_norm_between_kernels_is_a_pass_of_its_own():
     layer = parse("conv:mb16ic64ih56oc256kh1:f16")
     bare, fused, apart = (compiler_seconds(layer, H200, *how) for how in ((False, False, False), (True, False, True), (True, False, False)))
     elements = layer.output_elements
-    assert bare == fused and apart - bare == pytest.approx(fused_seconds(elements, 4 * elements, H200))
+    assert bare == fused and apart - bare == pytest.approx(fused_seconds(elements, 4 * elements, H200, NORM_CYCLES))
     assert fused_seconds(elements, 4 * elements, H200) == pytest.approx(fused_seconds(elements, 5 * elements, H200))  # by elements
 
 

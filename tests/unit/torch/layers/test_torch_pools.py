@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own operators on a GPU: what they are expected to take, and max pools as pools of volumes."""
+"""PyTorch's own operators on a GPU: what they are expected to take, and max pools by the library."""
 
 import pytest
 from checkout import DATA
@@ -41,26 +41,40 @@ POOLS = [
     (2, None, 0, 1, False),
     ((3, 2), (2, 1), (1, 0), (2, 1), True),
     ([2], [3], [1], [1], False),
+    (3, 2, 1),
 ]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("channels", [8, 5])
 @pytest.mark.parametrize("arguments", POOLS)
-@pytest.mark.parametrize("batch", [1, 3])
-def test_pools_of_few_channels_last_results_are_pools_of_volumes_with_the_same_bits(monkeypatch, batch, arguments):
-    x = torch.randn(batch, 8, 13, 14).to(memory_format=torch.channels_last)
+def test_pools_of_channels_last_images_have_pytorchs_bits(monkeypatch, emulated, arguments, channels, dtype):
+    x = torch.randn(3, channels, 13, 14).to(dtype).to(memory_format=torch.channels_last)
     x[0, 3, 4, 5] = float("nan")
+    x[1, :, :6, :6], x[2, 1, 7:, 7:], x[2, 2] = float("-inf"), float("inf"), -0.0
+    x[2, 2, ::2] = 0.0
     wanted = torch.nn.functional.max_pool2d(x, *arguments)
-    volumes, pool = [], torch.nn.functional.max_pool3d
-    as_on_gpu(monkeypatch, "h100")
-    monkeypatch.setattr(torch.nn.functional, "max_pool3d", lambda *given: volumes.append(1) or pool(*given))
+    as_on_gpu(monkeypatch, "h200")
+    pytorchs, pool = [], torch.nn.functional.max_pool2d
+    monkeypatch.setattr(torch.nn.functional, "max_pool2d", lambda *given: pytorchs.append(1) or pool(*given))
     found = max_pools.max_pool(x, *arguments)
-    assert torch.equal(found.nan_to_num(9), wanted.nan_to_num(9)) and found.is_contiguous(memory_format=torch.channels_last)
-    assert len(volumes) == 1
-    planes = x.contiguous()
-    large = torch.empty(1, 64, 128, 128).to(memory_format=torch.channels_last)
-    for other, more in ((planes, {}), (x, {"return_indices": True}), (x.clone().requires_grad_(), {}), (large, {"stride": 1})):
+    assert not pytorchs and found.is_contiguous(memory_format=torch.channels_last)
+    whole = torch.int32 if dtype is torch.float32 else torch.int16
+    assert torch.equal(found.nan_to_num(9).view(whole), wanted.nan_to_num(9).view(whole))
+
+
+def test_other_pools_are_pytorchs(monkeypatch, emulated):
+    x = torch.randn(2, 8, 13, 14).to(memory_format=torch.channels_last)
+    as_on_gpu(monkeypatch, "h200")
+    pytorchs, pool = [], torch.nn.functional.max_pool2d
+    monkeypatch.setattr(torch.nn.functional, "max_pool2d", lambda *given: pytorchs.append(1) or pool(*given))
+    others = ((x.contiguous(), {}), (x, {"return_indices": True}), (x.clone().requires_grad_(), {}), (x.double(), {}))
+    for other, more in others:
         max_pools.max_pool(other, 2, **more)
-    assert len(volumes) == 1
+    assert len(pytorchs) == len(others)
+    for wrong in ({"padding": 2}, {"stride": 0}, {"kernel_size": 30}):
+        with pytest.raises(RuntimeError):
+            max_pools.max_pool(x, **({"kernel_size": 2} | wrong))
 
 
 def test_a_models_pools_are_found_as_modules_and_as_functions(monkeypatch):
