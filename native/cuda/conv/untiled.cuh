@@ -18,6 +18,7 @@ struct Places {
     int count;
     Divisor wide, high, filters, group; /* places of filters: of all, of a group */
     Divisor apart;
+    int lanes = 1; /* of a block along filters, where a block has its own (depthwise's paired_kernel) */
     Places(const Conv &c, int rows, int columns, int of_group = 1, int apart_ = 1)
         : wide((unsigned)((c.out_w + columns - 1) / columns)), high((unsigned)((c.out_h + rows * apart_ - 1) / (rows * apart_) * apart_)),
           filters((unsigned)(c.groups * ((c.filters + of_group - 1) / of_group))), group((unsigned)((c.filters + of_group - 1) / of_group)),
@@ -45,19 +46,23 @@ struct Strides {
           column(nhwc ? channels : 1) {}
 };
 
-/* A kernel, and the outputs of a thread, whose rows are `apart` from one another; of so many groups. */
+/* A kernel, and the outputs of a thread, whose rows are `apart` from one another; `lanes`, unless 0: of a block along pairs of channels. */
 struct Chosen {
     void (*kernel)(Conv, Places);
-    int rows, columns, filters, apart = 1, groups = 1;
+    int rows, columns, filters, apart = 1, lanes = 0;
 };
 
 template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream) {
     const Chosen by = OF(c, sms);
     Conv of_places = c;
-    of_places.groups /= by.groups;
-    const Places places(of_places, by.rows, by.columns, by.filters, by.apart);
-    return check(launch(by.kernel, dim3((unsigned)((places.count + THREADS - 1) / THREADS)), dim3(THREADS), 0, stream, c, places),
-                 "a convolution without tiles");
+    if (by.lanes) of_places.groups = (c.groups + 2 * by.lanes - 1) / (2 * by.lanes); /* blocks along channels */
+    Places places(of_places, by.rows, by.columns, by.filters, by.apart);
+    int64_t blocks = (places.count + THREADS - 1) / THREADS;
+    if (by.lanes) {
+        const int each = THREADS / by.lanes, chunks = of_places.groups;
+        blocks = (int64_t)(places.count / chunks + each - 1) / each * chunks, places.lanes = by.lanes;
+    }
+    return check(launch(by.kernel, dim3((unsigned)blocks), dim3(THREADS), 0, stream, c, places), "a convolution without tiles");
 }
 
 template <Chosen (*OF)(const Conv &, int)> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {

@@ -34,8 +34,9 @@ LOAD_INSTRUCTIONS, STRIP_INSTRUCTIONS, ONE_OUTPUT_INSTRUCTIONS, PART_LINE = 10.0
 # 1804.06826, table 4.1)
 ISSUE_LATENCY = 3.2
 OTHER_REGISTERS, MAX_REGISTERS, SM_REGISTERS = 40, 255, 65536  # the first: beside accumulators, weights and a row (-Xptxas -v)
-PAIRED_BLOCKS = {(9, 6): 3, (9, 9): 3, (49, 13): 1}  # by taps and elements of a row: __launch_bounds__ of paired_kernel, else 2
-UNPACK_INSTRUCTIONS = 5.0  # of each of two elements that are loaded as a word (fitted: lab/data/h200/layers-f16.jsonl)
+# Where a thread has two neighbouring channels (paired_kernel): pairs of a block along channels, blocks of an SM by bytes of an element
+# (__launch_bounds__; one fewer where a thread has one column), and instructions of a load of two (fitted on ConvNeXt-T in float16)
+MOST_LANES, PAIRED_BLOCKS, PAIR_INSTRUCTIONS = 16, {2: 3, 4: 2}, 14.0
 # Where rows stream through registers: instructions of a row to find its taps; lines that a load of weights touches, k apart in lanes along
 # filters (fitted: lab/data/h200/depthwise.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
@@ -68,7 +69,8 @@ def filters_of(row: ConvKernel) -> int:
 
 class Thread(NamedTuple):
     """The outputs of a thread: `filters`, `columns`, of which it loads and stores `piece` at once, and `rows` that are `spacing` apart;
-    `in_registers`: it keeps weights and rows in registers, else they stream through; `channels`: two of two-byte types under NHWC."""
+    `in_registers`: it keeps weights and rows in registers, else they stream through; `channels`: two under NHWC, with weights in shared
+    memory."""
 
     filters: int
     columns: int
@@ -95,8 +97,8 @@ def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
         if filters == 1 and (thread := spaced(w)):
             return thread
         return Thread(filters, 4 if w.dilation_w == 1 and w.stride_w <= 2 and fits(4) else 1, 1, False)
-    if layout == "nhwc" and filters == 1 and w.element_bytes == 2 and w.groups == w.filters and w.groups % 2 == 0 and fits(8):
-        return Thread(filters, 4, 1, True, channels=2)
+    if layout == "nhwc" and filters == 1 and w.groups == w.filters and w.groups % 2 == 0:
+        return Thread(filters, 4 if fits(4) else 1, 1, True, channels=2)
     if layout == "nhwc":
         return Thread(filters, 4 if fits(4) else 1, 1, True)
     centred = w.pad_left == w.kernel_w // 2
@@ -221,8 +223,10 @@ class Depthwise(ByThreads):
         )
         loads = rows_read * row_loads * channels
         weights = thread.filters * thread.channels * taps * channels * (1 if thread.in_registers else rows_out)
-        across = -(-w.out_w // thread.columns)
-        warps = w.batch * w.groups * -(-w.group_filters // thread.filters) * thread.high(w) * across / WARP / thread.channels
+        across, pairs = -(-w.out_w // thread.columns), w.groups // 2
+        lanes = MOST_LANES if (pairs - 1) % MOST_LANES >= MOST_LANES // 2 else MOST_LANES // 2
+        places = w.groups * -(-w.group_filters // thread.filters) if thread.channels == 1 else -(-pairs // lanes) * lanes
+        warps = w.batch * places * thread.high(w) * across / WARP
         # a warp's lanes are in `rows` of line_bytes; under NHWC lanes of adjacent groups are a group's channels apart
         group_spacing = channels / -(-w.group_filters // thread.filters) if thread.filters > 1 else thread.channels
         rows, line_bytes = (
@@ -233,14 +237,21 @@ class Depthwise(ByThreads):
         warp_filters = max(1.0, WARP / (across * thread.high(w))) if thread.in_registers and channels == 1 else rows
         weight_lines = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.channels_last else warp_filters
         part_line = 1.0 if windows.channels_last or not thread.in_registers or channels > 1 else PART_LINE
-        wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + part_line)) + weights * weight_lines
+        wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + part_line))
+        if thread.channels > 1:  # a block copies its weights to shared memory, of which a row of outputs reads them again
+            staged = 2 * lanes * taps / BLOCK.threads
+            weights = 2 * staged + rows_out * taps
+            weight_lines = 1.0
+        wavefronts += weights * weight_lines
         halo = rows_read / (rows_out * min(w.stride_h, w.kernel_h))
         requested = windows.bytes * w.filters / w.channels / thread.filters * channels * max(1.0, halo)
         products = rows_out * thread.columns * taps * thread.filters * thread.channels * channels
+        if thread.channels > 1:  # rows of padding are skipped
+            products *= multiplied(thread, w)
         index = STRIP_INSTRUCTIONS if thread.rows > 1 else ONE_OUTPUT_INSTRUCTIONS
-        instructions = index + loads * LOAD_INSTRUCTIONS + products + (0 if thread.in_registers and channels == 1 else weights)
-        if thread.channels > 1:
-            instructions += (loads * thread.channels + weights) * UNPACK_INSTRUCTIONS
+        instructions = index + loads * (LOAD_INSTRUCTIONS if thread.channels == 1 else PAIR_INSTRUCTIONS) + products
+        if thread.channels > 1 or not (thread.in_registers and channels == 1):
+            instructions += weights
         if thread.filters > 1 and windows.channels_last:  # a lane's filters are adjacent, and it stores them one by one
             wavefronts += rows_out * thread.columns * thread.filters * WARP * thread.filters * size / LINE_BYTES
         if not thread.in_registers:
@@ -249,7 +260,7 @@ class Depthwise(ByThreads):
             instructions += (there * ROW_INSTRUCTIONS + (high - there) * SKIPPED_ROW_INSTRUCTIONS) * channels
         rounds = 2 if thread.in_registers else rows_read * w.kernel_w / 4  # of loads, one after another
         waits = gpu.l1_latency_cycles.value * channels * rounds + ISSUE_LATENCY * instructions
-        block = msgspec.structs.replace(BLOCK, registers=registers(thread, taps, line))
+        block = msgspec.structs.replace(BLOCK, registers=registers(thread, taps, line, size))
         if thread.filters > 1 and windows.channels_last:
             # a thread reads its pixels' sectors again for each channel: L1 serves that as far as it holds those of all threads
             resident = occupancy(gpu, block) * block.threads / WARP * rows_read * line * line_bytes
@@ -261,12 +272,20 @@ class Depthwise(ByThreads):
         return variant if variant.compiled else variant._replace(attributes=block)
 
 
-def registers(thread: Thread, taps: int, line: int) -> int:
-    """Registers of a thread: accumulators, the current row, weights kept in registers (two channels a word), and the rest."""
-    blocks = PAIRED_BLOCKS.get((taps, line), 2) if thread.channels > 1 else 1  # of an SM, by the kernel's launch bounds
-    most = min(MAX_REGISTERS, SM_REGISTERS // (BLOCK.threads * blocks) // 8 * 8)
-    outputs, weights = thread.rows * thread.columns * thread.channels, taps * thread.in_registers
-    return min(most, thread.filters * (outputs + weights) + line + OTHER_REGISTERS)
+def multiplied(thread: Thread, w: Conv) -> float:
+    """The share of taps and rows of outputs of all threads that lies in the image."""
+    rows, stride = thread.high(w) * thread.rows, w.stride_h
+    ends = [(-(-(w.pad_top - tap) // stride), -(-(w.height + w.pad_top - tap) // stride)) for tap in range(w.kernel_h)]
+    return sum(max(0, min(rows, end) - max(0, first)) for first, end in ends) / (rows * w.kernel_h)
+
+
+def registers(thread: Thread, taps: int, line: int, size: int) -> int:
+    """Registers of a thread: accumulators, the current row, weights kept in registers, and the rest; with weights in shared memory those
+    that its launch bounds allow."""
+    if thread.channels > 1:
+        return min(MAX_REGISTERS, SM_REGISTERS // (BLOCK.threads * (PAIRED_BLOCKS[size] - (thread.columns == 1))) // 8 * 8)
+    outputs, weights = thread.rows * thread.columns, taps * thread.in_registers
+    return min(MAX_REGISTERS, thread.filters * (outputs + weights) + line + OTHER_REGISTERS)
 
 
 ALGORITHM = Rows("depthwise", Depthwise, "few channels a group, a thread a strip of outputs")

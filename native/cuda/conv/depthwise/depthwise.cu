@@ -24,14 +24,19 @@ template <class T, int OF> struct By {
         const int out_bytes = 2 * dtypes[c.product.c_dtype].bytes;
         return c.nhwc && c.filters == 1 && c.groups % 2 == 0 && (uintptr_t)c.in % (2 * sizeof(T)) == 0 && (uintptr_t)c.out % out_bytes == 0;
     }
+    /* The lanes of a block along pairs of channels, of which the last block leaves the fewest idle. */
+    int lanes() const { return (c.groups / 2 - 1) % MOST_LANES < MOST_LANES / 2 ? MOST_LANES / 2 : MOST_LANES; }
     template <int KERNEL, int STRIDE> Chosen kept() const {
         const auto pieces = [&](int size) {
             const int bytes = size * (int)sizeof(T), out_bytes = size * dtypes[c.product.c_dtype].bytes;
             return c.pad_left == KERNEL / 2 && c.width % size == 0 && c.out_w % size == 0 && (uintptr_t)c.in % bytes == 0 &&
                    (uintptr_t)c.out % out_bytes == 0;
         };
-        if constexpr (sizeof(T) == 2 && OF == 1)
-            if (pairs() && enough(8)) return {paired_kernel<T, KERNEL, STRIDE, 4>, ROWS, 4, 1, 1, 2};
+        if constexpr (OF == 1)
+            if (pairs()) {
+                if (enough(4)) return {paired_kernel<T, KERNEL, STRIDE, 4>, ROWS, 4, 1, 1, lanes()};
+                return {paired_kernel<T, KERNEL, STRIDE, 1>, ROWS, 1, 1, 1, lanes()};
+            }
         if (c.nhwc && enough(4)) return {kept_kernel<T, KERNEL, STRIDE, 4, 1, OF>, ROWS, 4, OF};
         if (!c.nhwc && pieces(4) && enough(4)) return {kept_kernel<T, KERNEL, STRIDE, 4, 4, OF>, ROWS, 4, OF};
         if (!c.nhwc && pieces(2) && enough(2)) return {kept_kernel<T, KERNEL, STRIDE, 2, 2, OF>, ROWS, 2, OF};

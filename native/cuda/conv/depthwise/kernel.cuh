@@ -9,6 +9,7 @@
  * while it iterates over the taps of a row (passing_kernel). */
 #ifndef PYSIM_CUDA_CONV_DEPTHWISE_CUH
 #define PYSIM_CUDA_CONV_DEPTHWISE_CUH
+#include <cstring>
 #include <type_traits>
 
 #include "conv/untiled.cuh"
@@ -17,6 +18,7 @@ namespace pysim {
 namespace {
 
 enum { ROWS = 4, FILTERS = 4 };
+enum { MOST_LANES = 16 }; /* pairs of channels of a block of paired_kernel */
 
 /* body(epilogue) for the type of the outputs: f32, or T. */
 template <class T, class Body> __device__ inline void with_output(const Problem &p, Body body) {
@@ -150,57 +152,77 @@ __global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ C
 #pragma unroll
                         for (int q = 0; q < WIDE; q++)
 #pragma unroll
-                            for (int s = 0; s < KERNEL; s++) sum[f][i][q] = fmaf(line[q * STRIDE + s], by[f][h - i * STRIDE][s], sum[f][i][q]);
+                            for (int s = 0; s < KERNEL; s++)
+                                sum[f][i][q] = fmaf(line[q * STRIDE + s], by[f][h - i * STRIDE][s], sum[f][i][q]);
         }
     }
     of.template store<WIDE, PIECE>(c, sum);
 }
 
-/* kept_kernel for one filter a group, NHWC and 16-bit types: a thread has two neighbouring channels and loads and stores both as one word. `places`
- * counts pairs of channels. */
+/* A row of a thread's pixels, two channels of each; zeros outside of the image. `at`: its first pixel. */
+template <class T, int LINE>
+__device__ __forceinline__ void read_pairs(const Conv &c, const T *at, int h, unsigned inside, Pack<T, 2> (&line)[LINE]) {
+    const unsigned there = (unsigned)h < (unsigned)c.height ? inside : 0;
+    const T *from = at + (int64_t)h * c.width * c.groups;
+#pragma unroll
+    for (int s = 0; s < LINE; s++, from += c.groups) {
+        typename Word<2 * sizeof(T)>::type word = {};
+        if (there >> s & 1) word = *(const typename Word<2 * sizeof(T)>::type *)from;
+        memcpy(&line[s], &word, sizeof word);
+    }
+}
+
+/* kept_kernel for one filter a group under NHWC: a thread has two neighbouring channels and loads and stores both as one word. A block has
+ * places.lanes pairs of channels, whose weights it keeps in shared memory as f32, in THREADS / places.lanes places; `places.filters` counts blocks
+ * along channels, which run side by side. A row's loads are in flight while the row before is multiplied, those of one column all together. Rows
+ * outside the image are skipped.
+ *
+ * From registers weights take 98 loads of 2 bytes in 32 lines each, and a conversion for each use: 16 x 14x14 x 384, 7x7 of f16, took 16 us (H200). */
 template <class T, int KERNEL, int STRIDE, int WIDE>
-__global__ void __launch_bounds__(THREADS, KERNEL == 3                  ? 3
-                                           : KERNEL == 7 && STRIDE == 2 ? 1
-                                                                        : 2)
+__global__ void __launch_bounds__(THREADS, (sizeof(T) == 2 ? 3 : 2) - (WIDE == 1))
     paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
-    enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL };
-    using Pair = Pack<T, 2>;
-    const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
-    if (index >= places.count) return;
-    const Place at = place_of(c, places, index);
-    const int channel = 2 * at.f, h0 = at.p * ROWS * STRIDE - c.pad_top, w0 = at.q * WIDE * STRIDE - c.pad_left;
-    const Pair *const image = (const Pair *)((const T *)c.in + ((int64_t)at.n * c.height * c.width + w0) * c.groups + channel);
-    const T *const weights = (const T *)c.weights + channel * TAPS;
-    const int column = c.groups / 2, row = c.width * column; /* in pairs */
-    Pair by[TAPS];
-    float sum[ROWS][2 * WIDE] = {};
+    enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL, HIGH = (ROWS - 1) * STRIDE + KERNEL };
+    enum { AHEAD = WIDE == 1 ? HIGH : 1 /* rows whose loads are in flight */, HELD = AHEAD < HIGH ? AHEAD + 1 : HIGH };
+    enum { PITCH = 2 * MOST_LANES + 2 /* stores of neighbouring taps lie in different banks */ };
+    alignas(8) __shared__ float weights[TAPS * PITCH];
+    int chunk, index = places.filters.of((int)blockIdx.x, chunk);
+    const int first = 2 * chunk * places.lanes, slot = (int)threadIdx.x & (places.lanes - 1), channel = first + 2 * slot;
+    Place at;
+    index = index * (THREADS / places.lanes) + (int)threadIdx.x / places.lanes;
+    index = places.wide.of(index, at.q), at.n = places.high.of(index, at.p);
+    const bool exists = channel < c.groups && at.n < c.batch;
+    const int h0 = at.p * ROWS * STRIDE - c.pad_top, w0 = at.q * WIDE * STRIDE - c.pad_left;
+    const T *const image = (const T *)c.in + ((int64_t)at.n * c.height * c.width + w0) * c.groups + channel;
     unsigned inside = 0; /* bit s: column s */
 #pragma unroll
-    for (int s = 0; s < LINE; s++) inside |= (unsigned)((unsigned)(w0 + s) < (unsigned)c.width) << s;
+    for (int s = 0; s < LINE; s++) inside |= (unsigned)(exists && (unsigned)(w0 + s) < (unsigned)c.width) << s;
+    Pack<T, 2> lines[HELD][LINE];
 #pragma unroll
-    for (int i = 0; i < TAPS; i++) by[i] = {{weights[i], weights[TAPS + i]}};
+    for (int h = 0; h < AHEAD; h++) read_pairs(c, image, h0 + h, inside, lines[h]);
+    for (int i = (int)threadIdx.x; i < 2 * places.lanes * TAPS; i += THREADS) {
+        const int of = i / TAPS, tap = i % TAPS;
+        weights[tap * PITCH + of] = first + of < c.groups ? float(((const T *)c.weights)[first * TAPS + i]) : 0.f;
+    }
+    __syncthreads();
+    if (!exists) return;
+    float sum[ROWS][2 * WIDE] = {};
 #pragma unroll
-    for (int h = 0; h < (ROWS - 1) * STRIDE + KERNEL; h++) {
-        const unsigned there = (unsigned)(h0 + h) < (unsigned)c.height ? inside : 0;
-        const Pair *from = image + (h0 + h) * row;
-        Pair line[LINE];
+    for (int h = 0; h < HIGH; h++) {
+        const auto &line = lines[h % HELD];
+        if (h + AHEAD < HIGH) read_pairs(c, image, h0 + h + AHEAD, inside, lines[(h + AHEAD) % HELD]);
+        if ((unsigned)(h0 + h) < (unsigned)c.height)
 #pragma unroll
-        for (int s = 0; s < LINE; s++, from += column) {
-            unsigned word = 0;
-            if (there >> s & 1) word = *(const unsigned *)from;
-            line[s] = *(const Pair *)&word;
-        }
+            for (int i = 0; i < ROWS; i++)
+                if (h - i * STRIDE >= 0 && h - i * STRIDE < KERNEL)
 #pragma unroll
-        for (int i = 0; i < ROWS; i++)
-            if (h - i * STRIDE >= 0 && h - i * STRIDE < KERNEL)
+                    for (int s = 0; s < KERNEL; s++) {
+                        const auto by = *(const Pack<float, 2> *)(weights + ((h - i * STRIDE) * KERNEL + s) * PITCH + 2 * slot);
 #pragma unroll
-                for (int s = 0; s < KERNEL; s++)
+                        for (int q = 0; q < WIDE; q++)
 #pragma unroll
-                    for (int q = 0; q < WIDE; q++)
-#pragma unroll
-                        for (int f = 0; f < 2; f++)
-                            sum[i][2 * q + f] = fmaf(float(line[q * STRIDE + s].value[f]),
-                                                     float(by[(h - i * STRIDE) * KERNEL + s].value[f]), sum[i][2 * q + f]);
+                            for (int f = 0; f < 2; f++)
+                                sum[i][2 * q + f] = fmaf(float(line[q * STRIDE + s].value[f]), by.value[f], sum[i][2 * q + f]);
+                    }
     }
     with_output<T>(c.product, [&](const auto &epilogue) {
         using Out = std::decay_t<decltype(*epilogue.c)>;
