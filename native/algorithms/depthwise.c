@@ -33,6 +33,7 @@ typedef struct {
 
 static int by_blocks(const pysim_row *row) { return strcmp(row->info.form, "blocks") == 0; }
 static int by_taps(const pysim_row *row) { return strcmp(row->info.form, "taps") == 0; }
+static int by_last(const pysim_row *row) { return strcmp(row->info.form, "last") == 0; }
 static int by_planes(const pysim_row *row) { return strcmp(row->info.form, "planes") == 0; }
 
 /* A thread's workspace: transposed planes of its groups, their weights, and their results. */
@@ -62,6 +63,16 @@ static pysim_status taps_elements(const pysim_direct *of, int64_t *elements) {
     return status;
 }
 
+/* A thread's workspace: words of 4 weights, a first sum and a scale of each channel, and its zero point. */
+static pysim_status last_elements(const pysim_direct *of, int64_t *elements) {
+    const pysim_conv *c = of->conv;
+    if (c->kernel_h > PYSIM_LAST_TAPS || c->kernel_w > PYSIM_LAST_TAPS || pysim_last_taps(c) > PYSIM_LAST_TAPS)
+        return pysim_fail(PYSIM_UNSUPPORTED, "the kernel has %lld x %lld taps; form last takes up to %d, rows rounded up to 4",
+                          (long long)c->kernel_h, (long long)c->kernel_w, PYSIM_LAST_TAPS);
+    const int64_t sizes[] = {pysim_ceil_div(c->groups, PYSIM_LAST_CHANNELS) * PYSIM_LAST_CHANNELS, pysim_last_taps(c) + 9};
+    return pysim_product("the weights of a thread, channels x bytes", 2, sizes, elements);
+}
+
 static pysim_direct shape_of(const pysim_conv *c) {
     pysim_direct of = {.conv = c, .channels = c->channels / c->groups, .filters = c->filters / c->groups, .slices = c->kernel_d};
     (void)pysim_check_conv(c, &of.p, &of.q, NULL); /* has passed */
@@ -76,12 +87,12 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *
     if (row->family != PYSIM_FAMILY_DEPTHWISE)
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s convolves no rows in place; this algorithm runs the rows of native/depthwise.inc",
                           row->info.name);
-    const int64_t block = by_blocks(row) ? row->info.lane_filters : 1;
+    const int64_t block = by_blocks(row) ? row->info.lane_filters : by_last(row) ? of->conv->groups : 1;
     if (pysim_max(1, of->conv->input_block) != block || pysim_max(1, of->conv->output_block) != block)
         return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; kernel %s reads and writes %s of %lld channels",
                           (int)of->conv->input_block, (int)of->conv->output_block, row->info.name, block > 1 ? "blocks" : "planes",
                           (long long)block);
-    if ((row->info.lane_filters > 1 || by_taps(row)) && (of->channels > 1 || of->filters > 1))
+    if ((row->info.lane_filters > 1 || by_taps(row) || by_last(row)) && (of->channels > 1 || of->filters > 1))
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; group_finite have %lld and %lld",
                           row->info.name, (long long)of->channels, (long long)of->filters);
     if (is_volume(of->conv) && strcmp(row->info.form, "rows") != 0)
@@ -109,9 +120,9 @@ static pysim_status open_depthwise(const pysim_problem *p, const pysim_schedule 
     }
     if (status != PYSIM_OK) return status;
     n->schedule = (pysim_schedule){.stationary = PYSIM_WEIGHT_STATIONARY, .pack = PYSIM_PACK_NONE, .channels = 1, .k2 = 1, .k3 = 1};
-    if (by_taps(&n->row)) {
+    if (by_taps(&n->row) || by_last(&n->row)) {
         n->schedule.pack = PYSIM_PACK_TILES;
-        return taps_elements(&of, &n->schedule.windows);
+        return by_taps(&n->row) ? taps_elements(&of, &n->schedule.windows) : last_elements(&of, &n->schedule.windows);
     }
     if (!by_planes(&n->row)) return PYSIM_OK;
     n->schedule.pack = PYSIM_PACK_TILES;
@@ -223,7 +234,7 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
         run_blocks(r, image, unit_begin, unit_end, begin, end);
         return;
     }
-    if (by_taps(&r->nest->row)) {
+    if (by_taps(&r->nest->row) || by_last(&r->nest->row)) {
         run_taps(r, image, first, last, begin, end, workspace);
         return;
     }
@@ -260,8 +271,8 @@ static void run_depthwise(const pysim_job *job, const pysim_call *call) {
                     .row_parts = 1,
                     .padded = c->pad_top || c->pad_left || c->pad_bottom || c->pad_right};
     r.of.bounds = call->bounds;
-    if (by_taps(&job->nest.row)) quantise(&r, call->epilogue);
-    r.unit = job->nest.row.info.lane_filters, r.rows = pysim_out_slices(c) * r.of.p;
+    if (by_taps(&job->nest.row) || by_last(&job->nest.row)) quantise(&r, call->epilogue);
+    r.unit = by_last(&job->nest.row) ? c->groups : job->nest.row.info.lane_filters, r.rows = pysim_out_slices(c) * r.of.p;
     r.group_parts = pysim_min(call->threads, pysim_ceil_div(c->groups, r.unit));
     if (!by_planes(&job->nest.row) && c->batch * r.group_parts < call->threads) r.row_parts = pysim_min(call->threads, r.rows);
     (void)pysim_nest_workspace(&job->nest, 1, &r.thread_bytes); /* has passed */

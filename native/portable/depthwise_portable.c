@@ -45,14 +45,14 @@ static void columns_in_row(int64_t first, int64_t stride, int64_t width, int64_t
                                                                                                                                           \
     void name(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups, int64_t begin, \
               int64_t end, void *workspace) {                                                                                             \
-        const int64_t group = of->channels * of->in_channel, size = of->channels * of->w_channel;                                          \
+        const int64_t group = of->channels * of->in_channel, size = of->channels * of->w_channel;                                         \
         (void)workspace;                                                                                                                  \
         for (int64_t f = 0; f < groups * of->filters; f++)                                                                                \
             for (int64_t p = begin; p < end; p++)                                                                                         \
                 for (int64_t q = 0; q < of->q; q += WINDOWS)                                                                              \
                     name##_chunk(of, (const T *)input + f / of->filters * group, (const T *)filters + f * size,                           \
                                  bias ? ((const T *)bias)[f] : 0, p, q, pysim_min(WINDOWS, of->q - q),                                    \
-                                 (T *)out + f * of->out_filter + p * of->q + q);                                                                 \
+                                 (T *)out + f * of->out_filter + p * of->q + q);                                                          \
     }
 DEFINE_ROWS(float, f32_rows_64x1__portable)
 DEFINE_ROWS(double, f64_rows_64x1__portable)
@@ -96,5 +96,35 @@ void s8_taps_64x1__portable(const pysim_direct *of, const void *input, const voi
                          bias ? ((const int32_t *)bias)[g] : 0, p, q, count, acc);
                 if (r->scales) pysim_loops_for(PYSIM_F32)->rescale(r, acc, WINDOWS, g, 0, to, 0, 1, count);
                 else memcpy(to, acc, (size_t)(count * bytes));
+            }
+}
+
+/* One output of one group with channels last. */
+static int32_t sum_window(const pysim_direct *of, const uint8_t *image, const int8_t *weights, int32_t start, int64_t p, int64_t q) {
+    const pysim_conv *c = of->conv;
+    uint32_t sum = (uint32_t)start;
+    for (int64_t r = 0; r < c->kernel_h; r++)
+        for (int64_t s = 0; s < c->kernel_w; s++) {
+            const int64_t y = p * c->stride_h - c->pad_top + r * c->dilation_h, x = q * c->stride_w - c->pad_left + s * c->dilation_w;
+            if (y < 0 || y >= c->height || x < 0 || x >= c->width) continue;
+            sum += (uint32_t)(weights[r * c->kernel_w + s] * ((image[(y * c->width + x) * c->groups] ^ of->flip) - of->zero));
+        }
+    const int32_t low = (int32_t)of->bounds.low, high = (int32_t)of->bounds.high, x = (int32_t)sum;
+    return x < low ? low : x > high ? high : x;
+}
+
+void s8_last_1x1__portable(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups,
+                           int64_t begin, int64_t end, void *workspace) {
+    const pysim_rescale *r = &of->rescale;
+    const int64_t taps = of->conv->kernel_h * of->conv->kernel_w, bytes = !r->scales || r->result == PYSIM_F32 ? 4 : 1;
+    (void)workspace;
+    for (int64_t p = begin; p < end; p++)
+        for (int64_t q = 0; q < of->q; q++)
+            for (int64_t g = 0; g < groups; g++) {
+                const int32_t sum = sum_window(of, (const uint8_t *)input + g, (const int8_t *)filters + g * taps,
+                                               bias ? ((const int32_t *)bias)[g] : 0, p, q);
+                char *to = (char *)out + ((p * of->q + q) * groups + g) * bytes;
+                if (r->scales) pysim_loops_for(PYSIM_F32)->rescale(r, &sum, 1, g, 0, to, 0, 1, 1);
+                else memcpy(to, &sum, sizeof sum);
             }
 }

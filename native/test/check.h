@@ -96,6 +96,7 @@ static const int32_t check_computes[] = {
 
 /* A row of depthwise.inc, which the algorithm of that name runs, not the loop nest. */
 static inline int check_is_blocks(const pysim_kernel_info *row) { return strcmp(row->form, "blocks") == 0; }
+static inline int check_is_last(const pysim_kernel_info *row) { return strcmp(row->form, "last") == 0; }
 static inline int check_is_taps(const pysim_kernel_info *row) { return strcmp(row->form, "taps") == 0; }
 /* It bounds weights beforehand, and lists the rest: no product has them. */
 static inline int check_lists(const pysim_kernel_info *row) { return strcmp(row->form, "bounded") == 0; }
@@ -108,7 +109,8 @@ static inline int check_is_packed(const pysim_kernel_info *row) {
 }
 static inline int check_is_tiles(const pysim_kernel_info *row) { return strcmp(row->form, "tiles") == 0; }
 static inline int check_is_direct(const pysim_kernel_info *row) {
-    return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0 || check_is_taps(row) || check_is_blocks(row);
+    return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0 || check_is_taps(row) || check_is_last(row) ||
+           check_is_blocks(row);
 }
 
 /* A row of polyphase.inc, likewise. */

@@ -114,7 +114,9 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
         c->input_block = c->output_block = row->lane_filters;
     }
     /* one channel, one filter each */
-    if ((row->lane_filters > 1 && check_is_direct(row)) || check_is_taps(row)) c->groups = c->channels = c->filters, channels = 1;
+    if ((row->lane_filters > 1 && check_is_direct(row)) || check_is_taps(row) || check_is_last(row))
+        c->groups = c->channels = c->filters, channels = 1;
+    if (check_is_last(row)) c->input_block = c->output_block = (int32_t)c->groups;
     c->kernel_h = size[0], c->kernel_w = size[1];
     c->stride_h = stride[0], c->stride_w = stride[1];
     c->dilation_h = dilation[0], c->dilation_w = dilation[1];

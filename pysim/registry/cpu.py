@@ -35,6 +35,7 @@ _TABLES = {
         "planes": "vector lanes hold groups of one channel; input planes are transposed",
         "blocks": "vector lanes hold groups of one channel; the layout is NCHWc",
         "taps": "groups of one channel of bytes: vector lanes hold outputs, 4 neighbouring taps of a kernel row each",
+        "last": "groups of one channel of bytes, channels last: vector lanes hold groups, 4 kernel rows of a column each",
     },
     "skinny.inc": {
         "axpy": "product with few rows or columns: vector lanes hold neighbouring results; the large matrix is read in place",

@@ -12,28 +12,36 @@ INLINE void copy_ascending(uint8_t *to, const uint8_t *from, int64_t n, const ui
     else memcpy(to, from, (size_t)n);
 }
 
+/* A piece of a window: bytes [a, b) of the run of the image that begins at row y, column x. */
+INLINE uint8_t *gather_run(const pysim_byte_windows *w, int64_t y, int64_t x, int64_t a, int64_t b, const uint8_t *stop, const uint8_t *end,
+                           uint8_t *out) {
+    const pysim_conv *c = w->conv;
+    int64_t low = b, high = b; /* those that lie in the image */
+    if (y >= 0 && y < c->height) {
+        low = pysim_min(b, pysim_max(a, -x * c->channels));
+        high = pysim_max(low, pysim_min(b, (c->width - x) * c->channels));
+    }
+    if (low > a) memset(out, w->fill, (size_t)(low - a));
+    if (high > low) copy_ascending(out + (low - a), w->image + (y * c->width + x) * c->channels + low, high - low, stop, end);
+    if (b > high) memset(out + (high - a), w->fill, (size_t)(b - high));
+    return out + (b - a);
+}
+
 /* Elements [k0, k1) of windows [first, first + count), each a row of k = [kernel row][kernel column][channel], `pitch` bytes apart. Without a dilation
  * the columns of a kernel row are one run of the image. Rows are written from the first to the last, and so are their bytes. */
 static void gather(const pysim_byte_windows *w, int64_t first, int64_t count, int64_t k0, int64_t k1, int64_t pitch, uint8_t *to) {
     const pysim_conv *c = w->conv;
     const int64_t taps = c->dilation_w == 1 ? c->kernel_w : 1, runs = c->kernel_w / taps, run = taps * c->channels;
+    const int64_t from = k0 / run, from_row = from / runs, from_run = from % runs;
     const uint8_t *stop = w->image + c->height * c->width * c->channels, *end = to + count * pitch;
-    for (int64_t i = first; i < first + count; i++, to += pitch) {
-        const int64_t top = i / w->out_w * c->stride_h - c->pad_top, left = i % w->out_w * c->stride_w - c->pad_left;
-        uint8_t *out = to;
-        for (int64_t at = k0 / run; at * run < k1; at++) {
-            const int64_t a = pysim_max(k0 - at * run, 0), b = pysim_min(k1 - at * run, run);
-            const int64_t y = top + at / runs * c->dilation_h, x = left + at % runs * c->dilation_w;
-            int64_t low = b, high = b; /* the bytes of a..b that lie in the image */
-            if (y >= 0 && y < c->height) {
-                low = pysim_min(b, pysim_max(a, -x * c->channels));
-                high = pysim_max(low, pysim_min(b, (c->width - x) * c->channels));
-            }
-            if (low > a) memset(out, w->fill, (size_t)(low - a));
-            if (high > low) copy_ascending(out + (low - a), w->image + (y * c->width + x) * c->channels + low, high - low, stop, end);
-            if (b > high) memset(out + (high - a), w->fill, (size_t)(b - high));
-            out += b - a;
-        }
+    int64_t row = first / w->out_w, column = first % w->out_w;
+    for (int64_t i = 0; i < count; i++, to += pitch) {
+        const int64_t left = column * c->stride_w - c->pad_left;
+        int64_t y = row * c->stride_h - c->pad_top + from_row * c->dilation_h, at = from * run, s = from_run;
+        for (uint8_t *out = to; at < k1; y += c->dilation_h, s = 0)
+            for (; s < runs && at < k1; s++, at += run)
+                out = gather_run(w, y, left + s * c->dilation_w, pysim_max(k0 - at, 0), pysim_min(k1 - at, run), stop, end, out);
+        if (++column == w->out_w) column = 0, row++;
     }
 }
 

@@ -27,6 +27,7 @@
 #else
 #include "depthwise.h"
 #endif
+#include "depthwise_last.h"
 #endif
 
 /* Constant array bounds: GCC keeps accumulators in memory if the bounds are variable. */

@@ -16,6 +16,7 @@ planes  Lanes hold groups. Input, weights and outputs of L groups are transposed
         (widths 3, 5, 7 and strides 1, 2), or a vector for each multiply-add.
 taps    Bytes (s8), groups of one channel: lanes hold outputs in row-major order, 4 taps of a kernel row each. A group's rows are padded
         in the workspace, from which two shuffles make the lanes' taps; sums are rescaled in registers. On AVX2 lanes are two taps.
+last    Bytes with channels last: lanes hold groups. 4 kernel rows of a column are interleaved, then multiplied and added at once.
 blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are left out. Filters are prepared: [block][tap][group].
 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
@@ -50,7 +51,7 @@ import numpy as np
 from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, traffic_of
-from pysim.cachemodel.cpu.depthwise_loops import BLOCKS, PLANES, ROWS, TAPS, described, kept_columns, kept_rows
+from pysim.cachemodel.cpu.depthwise_loops import BLOCKS, LAST, PLANES, ROWS, TAPS, described, kept_columns, kept_rows
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Terms, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.incore import SHORT_CALL
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
@@ -90,6 +91,11 @@ GATHERS, RESCALES = 2.0, 3.0  # form taps: shuffles beside a multiply-add, opera
 # On AVX2 (14 layers, Zen 3): operations that rescale a vector; cycles to pad 16 elements, to start a group, to load a weight beyond those
 # that registers keep
 WORDS_RESCALES, WORDS_PADDED, WORDS_STARTED, WORDS_LOADED, WORDS_KEPT = 11.0, 2.0, 200.0, 1.2, 6
+
+
+# Form last: shuffles that interleave 4 vectors of bytes; cycles to find an output's taps, each of them, and to lay out a channel's weights
+INTERLEAVES, LAST_STARTED, LAST_ADDRESS, LAST_CHANNEL = 8.0, 12.0, 1.5, 12.0
+LAST_CHANNELS, LAST_TAPS = 64, 512  # channels are rounded up to so many; most taps, kernel rows rounded up to 4
 
 
 class Work(NamedTuple):
@@ -146,7 +152,7 @@ def shares_input_rows(w: Conv, kernel: Kernel) -> bool:
 def _unit(machine: Machine, kernel: Kernel) -> Unit:
     """The unit that a kernel's vectors run on. Half vectors of AVX-512 run at the rates of AVX2."""
     own, width = machine.unit_of(kernel.target), kernel.lane_windows * kernel.lane_filters * SIZES[kernel.dtype]
-    if kernel.form == TAPS:
+    if kernel.form in (TAPS, LAST):
         return own
     return next((one for one in machine.core.units if kernel.lane_windows > 1 and one.vector_bytes == width), own)
 
@@ -277,6 +283,16 @@ def taps_work(w: Conv, kernel: Kernel) -> Work:
     return Work(dots, dots * GATHERS + vectors * RESCALES, 2 * dots, float(vectors), calls=0.0)  # one for all groups
 
 
+def last_work(w: Conv, kernel: Kernel) -> Work:
+    """The form last: all groups, of one image."""
+    quads, blocks = ceil_div(w.kernel_h, 4) * w.kernel_w, ceil_div(w.groups, max(kernel.lane_filters, 16))
+    each = float(w.windows * blocks)
+    if kernel.lane_filters == 1:
+        return Work(float(w.windows * w.groups * w.taps), 0.0, 2.0 * w.windows * w.groups * w.taps, float(w.windows * w.groups))
+    dots, started = 4 * quads * each, w.windows * (LAST_STARTED + 4 * quads * LAST_ADDRESS) + w.groups * LAST_CHANNEL
+    return Work(dots, quads * each * INTERLEAVES + each * 4 * RESCALES, 2 * dots, 0.0, transposing=started, aligned_stores=each)
+
+
 def _words_work(w: Conv, lanes: int) -> Work:
     """On AVX2: vectors of pairs of taps of even and odd outputs of a row, or of neighbours with a stride; two short rows share them."""
     rows = ceil_div(w.out_h, 2) if w.stride_h == w.stride_w == 1 and w.out_w <= lanes else w.out_h
@@ -305,8 +321,8 @@ def _free_of_rows(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, flo
 def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float, float, float]:
     """kernel, call, store."""
     (kernel,) = rows.kernels
-    work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work, TAPS: taps_work}[kernel.form](w, kernel)
-    calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
+    work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work, TAPS: taps_work, LAST: last_work}[kernel.form](w, kernel)
+    calls = w.batch * (1 if kernel.form == LAST else ceil_div(w.groups, kernel.lane_filters))
     busy, store = work.cycles(_unit(machine, kernel), machine, w.dtype)
     each = machine.core.call_cycles.value * (SHORT_CALL if kernel.form == ROWS else 1.0)
     hidden = _free_of_rows(w, kernel, machine)[0] if kernel.form == ROWS else 0.0
@@ -318,6 +334,8 @@ def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float,
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     block, out = blocks_of(layout)
+    if layout == "nhwc" and problem.dtype == "s8" and _is_depthwise(problem):
+        return Reason("shape", "images have one group at most") if problem.groups == 1 else None
     if layout not in ("nchw", f"nchw{block}c"):
         return Reason("shape", f"it takes input and output both in NCHW or both in channel blocks, not {layout.upper()}")
     if block > 1 and not _is_depthwise(problem):
@@ -340,6 +358,10 @@ def _is_depthwise(problem: Conv) -> bool:
 def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     if problem.is_volume and kernel.form != ROWS:
         return Reason("shape", "it computes images, and these are volumes (id, kd)")
+    if (kernel.form == LAST) != (layout == "nhwc"):
+        return Reason("shape", f"it reads and writes {'NHWC' if kernel.form == LAST else 'NCHW or blocks'}, not {layout}")
+    if kernel.form == LAST and ceil_div(problem.kernel_h, 4) * 4 * problem.kernel_w > LAST_TAPS:
+        return Reason("size", f"it takes kernels of up to {LAST_TAPS} taps, rows rounded up to 4")
     if (kernel.lane_filters if kernel.form == BLOCKS else 1) != blocks_of(layout)[0]:
         own = f"blocks of {kernel.lane_filters} channels" if kernel.form == BLOCKS else "NCHW"
         return Reason("shape", f"it reads and writes {own}, not {layout}")
@@ -369,17 +391,19 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     kernel = row_of(schedule)
     size = planes_elements(problem, kernel.lane_filters) * problem.element_bytes if kernel.form == PLANES else 0
     size = 2 * (2 * kept_rows(problem) * kept_columns(problem) + direct_bytes()[1]) if kernel.form == TAPS else size
+    if kernel.form == LAST:
+        size = ceil_div(problem.groups, LAST_CHANNELS) * LAST_CHANNELS * (ceil_div(problem.kernel_h, 4) * 4 * problem.kernel_w + 9)
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """Threads divide the groups of an image; if these are too few, also their rows (native/algorithms/depthwise.c)."""
     kernel = row_of(schedule)
-    units = ceil_div(problem.groups, kernel.lane_filters)
+    units = 1 if kernel.form == LAST else ceil_div(problem.groups, kernel.lane_filters)
     group_parts = min(threads, units)
     row_parts = min(threads, problem.out_rows) if kernel.form != PLANES and problem.batch * group_parts < threads else 1
     times = ceil_div(problem.batch * group_parts * row_parts, threads)
-    groups = min(problem.groups, ceil_div(units, group_parts) * kernel.lane_filters)
+    groups = problem.groups if kernel.form == LAST else min(problem.groups, ceil_div(units, group_parts) * kernel.lane_filters)
     least = max(2, groups)  # the algorithm takes no fewer
     part = rows_of(problem, times, ceil_div(problem.out_rows, row_parts), problem.group_filters, least)
     return Part(part, schedule, groups / least, items=times)

@@ -10,7 +10,7 @@ from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Oper
 from pysim.problem.conv import Conv
 from pysim.registry.cpu import Kernel
 
-ROWS, PLANES, BLOCKS, TAPS = "rows", "planes", "blocks", "taps"  # forms of kernels
+ROWS, PLANES, BLOCKS, TAPS, LAST = "rows", "planes", "blocks", "taps", "last"  # forms of kernels
 
 
 def kept_columns(w: Conv) -> int:
@@ -25,7 +25,8 @@ def kept_rows(w: Conv) -> int:
 
 def described(w: Conv, rows: Rows) -> LoopNest:
     """The loop nest of native/algorithms/depthwise.c, for kernels of one form."""
-    return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest, TAPS: _rows_nest}[rows.kernels[0].form](w, rows.kernels)
+    kinds = {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest, TAPS: _rows_nest, LAST: _rows_nest}
+    return kinds[rows.kernels[0].form](w, rows.kernels)
 
 
 def _lanes(kernels: Sequence[Kernel]) -> Array:

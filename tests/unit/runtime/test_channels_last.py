@@ -12,7 +12,7 @@ from pysim.errors import NativeError
 from pysim.problem.text import parse
 from pysim.record.integers import LIMITS, Integers
 from pysim.record.schedule import STATIONARY, Schedule
-from pysim.registry.cpu import Kernel, kernels
+from pysim.registry.cpu import Kernel, direct_kernels, kernels
 from pysim.runtime.cpu import aligned, available_kernels
 from pysim.runtime.cpu_launch import Launch
 from pysim.runtime.integer_steps import Quantity, byte_pool_step, byte_sum_of
@@ -20,6 +20,7 @@ from pysim.runtime.operators import Window, reorder_step
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYSIM_EMULATED", "1")  # builds for tests have AMX's rows on CPUs without it
+    DEPTHWISE = [row for row in direct_kernels() if row.form == "last" and row.name in available_kernels()]
     ROWS = [row for row in kernels() if row.dtype == "s8" and not row.lists and row.name in available_kernels()]
 
 
@@ -42,20 +43,30 @@ def random_layer(random: Any) -> Any:
 
 
 def random_schedule(random: Any, row: Kernel, problem: Any) -> Schedule:
+    if row.form == "last":
+        return Schedule(row.name, "input_stationary", "none", row.windows, row.filters, 1, 1, 1, "depthwise")
     (k2, k3), k = random.integers(1, 5, 2).tolist(), problem.channels * problem.taps
     return Schedule(row.name, STATIONARY[random.integers(2)], "tiles", row.windows, row.filters, k, k2, k3, "channels_last")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def random_depthwise(random: Any) -> Any:
+    size, groups = random.integers, (16, 32, 64, 96, random.integers(2, 150))[random.integers(5)]
+    shape = f"mb{size(1, 3)}g{groups}ic{groups}ih{size(9, 17)}iw{size(12, 30)}oc{groups}kh{size(1, 6)}kw{size(1, 6)}"
+    return parse(f"conv:{shape}dh{size(0, 3)}dw{size(0, 3)}sh{size(1, 4)}sw{size(1, 4)}ph{size(0, 4)}pw{size(0, 4)}:s8")
+
+
+@pytest.mark.parametrize("row", [*ROWS, *DEPTHWISE], ids=lambda row: row.name)
 def test_layers_with_channels_last_are_exact(row: Kernel) -> None:
     random, added = np.random.default_rng(200 + row.index), 0
+    depthwise = row in DEPTHWISE
     for trial in range(32):
-        problem, result, kind = random_layer(random), ("s32", "u8", "s8", "f32")[trial % 4], ("s8", "u8")[trial // 4 % 2]
+        problem = random_depthwise(random) if depthwise else random_layer(random)
+        result, kind = ("s32", "u8", "s8", "f32")[trial % 4], ("s8", "u8")[trial // 4 % 2]
         scales = None if result == "s32" else (random.random(problem.filters if trial % 3 else 1) * 2e-3 + 1e-4).astype(np.float32)
         into, zero = LIMITS.get(result, (0, 0)), int(random.integers(LIMITS[kind][0], LIMITS[kind][1] + 1)) if trial % 5 else 0
         of = [Quantity(float(np.float32(0.1 + random.random())), int(random.integers(100)), np.dtype(np.uint8)) for _ in range(3)]
         own = of[0].zero if result == "u8" else int(random.integers(into[0], into[1] + 1))
-        how = byte_sum_of((of[0], of[1], of[2]), 3, 250) if result == "u8" and trial % 8 < 6 else None
+        how = byte_sum_of((of[0], of[1], of[2]), 3, 250) if result == "u8" and trial % 8 < 6 and not depthwise else None
         integers = Integers(kind == "u8", zero, scales, result, own, how)  # type: ignore[arg-type]
         activation: Any = (None, "relu", ("clamp", -20, 90))[trial % (2 if scales is None else 3)]
         bias = random.integers(-(10**6), 10**6, problem.filters).astype(np.int32) if random.integers(2) else None
@@ -71,7 +82,7 @@ def test_layers_with_channels_last_are_exact(row: Kernel) -> None:
             numbers = of[0].numbers(expected) + of[1].numbers(residual)
             expected, added = np.clip(of[2].quantized(numbers), 3, 250).astype(np.uint8), added + 1
         np.testing.assert_array_equal(y, expected, f"{problem.text} {launch.schedule} {integers} {activation}")
-    assert added
+    assert added or depthwise
 
 
 def test_what_channels_last_does_not_compute_is_refused() -> None:
