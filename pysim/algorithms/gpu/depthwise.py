@@ -124,7 +124,8 @@ class Depthwise(ByThreads):
     @property
     def order(self) -> str:
         """Of any thread's outputs."""
-        return order_of(self.w, "channels", "rows", "columns")
+        whole = ", from chunks of 8 columns" if self.row.variant == "toeplitz" else ""
+        return order_of(self.w, "channels", "rows", "columns") + whole
 
     def refusal(self) -> Reason | None:
         channels, most = self.w.group_channels, cuda_limits()["GROUPED_CHANNELS"]

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(THREADS, Sequence<T>::NARROW &&TAPS <= 4 ? 3
 
 /* The kernel of a problem; short ones also read weights 16 bytes at once. */
 template <class T, int TAPS = 1> auto sequence_of(const Conv &c) -> void (*)(Conv) {
-    if constexpr (TAPS > Sequence<T>::SHORT && sizeof(T) == 4) return staged_kernel;
+    if constexpr (TAPS > Sequence<T>::SHORT && sizeof(T) == 4) return staged_kernel<T>;
     else if constexpr (TAPS > Sequence<T>::SHORT) return sequence_kernel<T>;
     else return c.kernel_w == TAPS && (uintptr_t)c.weights % 16 == 0 ? short_sequence_kernel<T, TAPS> : sequence_of<T, TAPS + 1>(c);
 }
@@ -184,7 +184,7 @@ template <class T> pysim_status launch_sequence(const Conv &c, int, cudaStream_t
                     c.in);
     const int lines = c.batch * c.out_h;
     const auto kernel = sequence_of<T>(c);
-    const bool staged = kernel == staged_kernel;
+    const bool staged = sizeof(T) == 4 && (c.kernel_w > S::SHORT || (uintptr_t)c.weights % 16);
     const int blocks = staged ? lines * ceil_div(c.out_w, Staged::OUTPUTS) : ceil_div(lines * ceil_div(c.out_w, S::WIDE), S::OUTPUTS);
     const dim3 grid((unsigned)blocks * (unsigned)ceil_div(c.groups, staged ? (int)Staged::BLOCK : (int)S::BLOCK));
     return check(launch(kernel, grid, dim3(THREADS), 0, stream, c), "a depthwise convolution of sequences");

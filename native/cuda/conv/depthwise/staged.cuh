@@ -58,12 +58,12 @@ struct Staged {
     __device__ Vector &taps(int channel, int four) { return ((Vector *)weights)[channel * (MOST_TAPS / CHANNELS) + (four ^ channel % 2)]; }
 };
 
-__device__ inline void stage(const Conv &c, const BlockPlace<float, Staged> &at, Staged &to) {
+template <class T> __device__ void stage(const Conv &c, const BlockPlace<T, Staged> &at, Staged &to) {
     using S = Staged;
     for (int i = (int)threadIdx.x; i < S::BLOCK * S::MOST_TAPS; i += THREADS) {
         const int own = i / S::MOST_TAPS, tap = i % S::MOST_TAPS;
         const bool exists = tap < c.kernel_w && at.chunk + own < c.groups;
-        to.taps(own, tap / 4).value[tap % 4] = exists ? ((const float *)c.weights)[(int64_t)(at.chunk + own) * c.kernel_w + tap] : 0.f;
+        to.taps(own, tap / 4).value[tap % 4] = exists ? ((const T *)c.weights)[(int64_t)(at.chunk + own) * c.kernel_w + tap] : 0.f;
     }
     const int lane = (int)threadIdx.x % 32, channel = lane % S::LANES * S::CHANNELS, place = lane / S::LANES;
     const bool exists = at.chunk + channel < c.groups;
@@ -107,10 +107,11 @@ __device__ inline void sum_taps(const Conv &c, Staged &in, int channel, int wind
     for (int i = 0; i < S::WIDE; i++) in.columns(channel, first + i / 4).value[i % 4] = sum[i];
 }
 
-__global__ void __launch_bounds__(THREADS, 3) staged_kernel(const __grid_constant__ Conv c) {
+/* T: float. */
+template <class T> __global__ void __launch_bounds__(THREADS, 3) staged_kernel(const __grid_constant__ Conv c) {
     using S = Staged;
     __shared__ S staged;
-    const BlockPlace<float, S> at(c);
+    const BlockPlace<T, S> at(c);
     stage(c, at, staged);
     __syncthreads();
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, channel = lane % S::LANES * S::CHANNELS, place = lane / S::LANES;
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(THREADS, 3) staged_kernel(const __grid_constan
     if (at.chunk + channel >= c.groups) return;
     Problem p = c.product;
     p.c = c.out, p.m = c.windows, p.n = c.groups;
-    const Epilogue<float, float> to(p);
+    const Epilogue<float, T> to(p);
 #pragma unroll 2
     for (int chunk = warp; chunk < S::OUTPUTS / S::CHANNELS; chunk += S::WARPS) {
         const int column = chunk * S::CHANNELS + place;
