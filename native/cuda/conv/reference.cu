@@ -39,19 +39,20 @@ template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
                   f = (int)(i / c.out_w / c.out_h % all_filters);
         const int64_t n = i / c.out_w / c.out_h / all_filters;
         Sum sum = 0;
-        for (int channel = 0; c.product.alpha != 0 && channel < c.channels; channel++)
-            for (int tap = 0; tap < c.taps(); tap++) {
-                    const int s = tap % c.kernel_w, r = tap / c.kernel_w % c.kernel_h, t = tap / c.kernel_w / c.kernel_h;
-                    const int d = o * c.stride_d + t * c.dilation_d - c.pad_front, h = p * c.stride_h + r * c.dilation_h - c.pad_top,
-                              w = q * c.stride_w + s * c.dilation_w - c.pad_left;
-                    if (d < 0 || d >= c.depth || h < 0 || h >= c.height || w < 0 || w >= c.width) continue;
-                    const int64_t from = f / c.filters * c.channels + channel;
-                    const int64_t in = c.nhwc ? (((n * c.depth + d) * c.height + h) * c.width + w) * all_channels + from
-                                              : (((n * all_channels + from) * c.depth + d) * c.height + h) * c.width + w;
-                    const int64_t weight = c.nhwc ? ((int64_t)f * c.taps() + tap) * c.channels + channel
-                                                  : ((int64_t)f * c.channels + channel) * c.taps() + tap;
-                    sum += read<In>(c, in, n, from) * value_of(((const In *)c.weights)[weight]);
-                }
+        const int64_t first = (int64_t)(f / c.filters) * c.channels, plane = (int64_t)c.depth * c.height * c.width;
+        for (int tap = 0; c.product.alpha != 0 && tap < c.taps(); tap++) {
+            const int s = tap % c.kernel_w, r = tap / c.kernel_w % c.kernel_h, t = tap / c.kernel_w / c.kernel_h;
+            const int d = o * c.stride_d + t * c.dilation_d - c.pad_front, h = p * c.stride_h + r * c.dilation_h - c.pad_top,
+                      w = q * c.stride_w + s * c.dilation_w - c.pad_left;
+            if (d < 0 || d >= c.depth || h < 0 || h >= c.height || w < 0 || w >= c.width) continue;
+            const int64_t pixel = ((int64_t)d * c.height + h) * c.width + w;
+            const int64_t in = c.nhwc ? (n * plane + pixel) * all_channels + first : (n * all_channels + first) * plane + pixel,
+                          weight = c.nhwc ? ((int64_t)f * c.taps() + tap) * c.channels : (int64_t)f * c.channels * c.taps() + tap;
+            const int64_t in_step = c.nhwc ? 1 : plane, weight_step = c.nhwc ? 1 : c.taps();
+            for (int channel = 0; channel < c.channels; channel++)
+                sum += read<In>(c, in + channel * in_step, n, first + channel) *
+                       value_of(((const In *)c.weights)[weight + channel * weight_step]);
+        }
         Out *to = (Out *)c.out + (c.nhwc ? ((n * c.out_h + row) * c.out_w + q) * all_filters + f : i);
         put(to, finished(c.product, (double)sum, to, f));
     }

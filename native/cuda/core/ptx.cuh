@@ -264,11 +264,23 @@ struct Terms {
         double largest = 0, all = 0;
         for (int i = 0; i < count; i++) all += term[i], largest = std::max(largest, std::fabs(term[i]));
         if (!std::isfinite(all) || largest == 0) return (float)all;
-        const double unit = std::ldexp(1., std::ilogb(largest) - 24);
+        const uint64_t exponent = exponent_of(largest);
+        const double unit = power_of(exponent - 24), inverse = power_of(2 * 1023 + 24 - exponent);
         all = 0;
-        for (int i = 0; i < count; i++) all += std::trunc(term[i] / unit);
+        for (int i = 0; i < count; i++) all += std::trunc(term[i] * inverse);
         const float nearest = (float)(all * unit);
         return std::isfinite(nearest) && std::fabs((double)nearest) > std::fabs(all * unit) ? std::nextafter(nearest, 0.f) : nearest;
+    }
+
+private: /* of products of f32 and smaller, which are normal numbers of f64; a call of libm would take most of the time */
+    static uint64_t exponent_of(double x) {
+        uint64_t bits;
+        return memcpy(&bits, &x, 8), bits >> 52 & 0x7ff;
+    }
+    static double power_of(uint64_t exponent) {
+        const uint64_t bits = exponent << 52;
+        double x;
+        return memcpy(&x, &bits, 8), x;
     }
 };
 
@@ -280,12 +292,17 @@ template <class In, class Acc> inline void mma(Acc (&c)[4], const unsigned (&a)[
     } gift = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     exchange(0xffffffffu, gift, [&](auto given) {
         const int g = lane() / 4, t = lane() % 4;
+        decltype(gift) lefts[4], rights[2][4];
+        for (int word = 0; word < 4; word++) {
+            lefts[word] = given(g * 4 + word);
+            for (int i = 0; i < 2; i++) rights[i][word] = given((2 * t + i) * 4 + word);
+        }
         for (int half = 0; half < 2; half++)
             for (int i = 0; i < 4; i++) {
                 Terms terms;
                 if constexpr (sizeof(In) > 1) terms.add(c[i]);
                 for (int word = 0; word < 4; word++) {
-                    const unsigned left = given(g * 4 + word).a[i / 2 + half * 2], right = given((2 * t + i % 2) * 4 + word).b[half];
+                    const unsigned left = lefts[word].a[i / 2 + half * 2], right = rights[i % 2][word].b[half];
                     if constexpr (sizeof(In) == 1) c[i] = (int)((unsigned)c[i] + (unsigned)__dp4a((int)left, (int)right, 0)); /* wraps */
                     else {
                         double some[2];

@@ -8,7 +8,14 @@ struct __half {
     unsigned short bits;
     __half() = default;
     __half(float x) : bits((unsigned short)pysim::emulated::encode<5, 10>(x)) {}
-    operator float() const { return pysim::emulated::decode<5, 10>(bits); }
+    operator float() const {
+#ifdef __F16C__
+        typedef short Lanes __attribute__((vector_size(16)));
+        return __builtin_ia32_vcvtph2ps(Lanes{(short)bits})[0];
+#else
+        return pysim::emulated::decode<5, 10>(bits);
+#endif
+    }
 };
 struct alignas(4) __half2 {
     __half x, y;
