@@ -223,7 +223,7 @@ class Depthwise(ByThreads):
             w.height if thread.filters == 1 else math.inf, distinct(rows_out, w.kernel_h, w.stride_h * thread.spacing, w.dilation_h)
         )
         loads = rows_read * row_loads * channels
-        weights = thread.filters * thread.channels * taps * channels * (1 if thread.in_registers else rows_out)
+        weights: float = thread.filters * thread.channels * taps * channels * (1 if thread.in_registers else rows_out)
         across, pairs = -(-w.out_w // thread.columns), w.groups // 2
         lanes = MOST_LANES if (pairs - 1) % MOST_LANES >= MOST_LANES // 2 else MOST_LANES // 2
         places = w.groups * -(-w.group_filters // thread.filters) if thread.channels == 1 else -(-pairs // lanes) * lanes
@@ -246,7 +246,7 @@ class Depthwise(ByThreads):
         wavefronts += weights * weight_lines
         halo = rows_read / (rows_out * min(w.stride_h, w.kernel_h))
         requested = windows.bytes * w.filters / w.channels / thread.filters * channels * max(1.0, halo)
-        products = rows_out * thread.columns * taps * thread.filters * thread.channels * channels
+        products: float = rows_out * thread.columns * taps * thread.filters * thread.channels * channels
         if thread.channels > 1:  # rows of padding are skipped
             products *= multiplied(thread, w)
         index = STRIP_INSTRUCTIONS if thread.rows > 1 else ONE_OUTPUT_INSTRUCTIONS
