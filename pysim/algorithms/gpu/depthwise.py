@@ -49,6 +49,8 @@ PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on 
 # its conversion and products, of a loaded weight, of a stored output, of the rest; counted in the source
 SEQUENCE_COLUMNS, SEQUENCE_SHORT, SEQUENCE_LANES, SEQUENCE_TAPS = {2: 4, 4: 8}, 8, 8, 64
 SEQUENCE_PIXEL, SEQUENCE_WEIGHT, SEQUENCE_STORE, SEQUENCE_START = 14.0, 12.0, 30.0, 120.0
+# Of more taps than these two-byte types take so many times as long as counted (3 to 63 taps of 1,536 channels on an H200)
+SEQUENCE_FEW, SEQUENCE_NARROW = 4, 1.5
 SEQUENCE_REGISTERS = {2: 128, 4: 80}  # by bytes of an element (-Xptxas -v)
 # Of four-byte elements with more taps (staged.cuh): columns and channels of a block, columns of a thread, taps of a step; instructions of a
 # warp for the weights, to load and to store four columns of all channels, for a channel, for a step; counted in the source
@@ -58,7 +60,7 @@ STAGED_WEIGHTS, STAGED_LOAD, STAGED_STORE, STAGED_CHANNEL, STAGED_TAPS, STAGED_R
 # a warp to load and to store a chunk of 64 channels, for a channel, for a pair of chunks of its weights, and of the rest; counted in the
 # source
 TOEPLITZ_COLUMNS, TOEPLITZ_CHANNELS, TOEPLITZ_CHUNK = 512, 64, 8
-TOEPLITZ_LOAD, TOEPLITZ_STORE, TOEPLITZ_CHANNEL, TOEPLITZ_PAIR, TOEPLITZ_START = 90.0, 32.0, 84.0, 22.0, 120.0
+TOEPLITZ_LOAD, TOEPLITZ_STORE, TOEPLITZ_CHANNEL, TOEPLITZ_PAIR, TOEPLITZ_START = 180.0, 64.0, 180.0, 46.0, 120.0
 TOEPLITZ_REGISTERS = 80
 
 
@@ -160,6 +162,7 @@ class Depthwise(ByThreads):
         staged = 0.0 if short else taps * SEQUENCE_LANES * each / BLOCK.threads  # weights that a thread copies to shared memory
         instructions = SEQUENCE_START + staged * SEQUENCE_WEIGHT + pixels * (SEQUENCE_PIXEL + each * (size == 2) + each / 4)
         instructions += across * (taps * each + SEQUENCE_STORE)
+        instructions *= SEQUENCE_NARROW if size == 2 and taps > SEQUENCE_FEW else 1.0
         wide = WARP * VECTOR_BYTES / LINE_BYTES  # wavefronts of a warp's access
         wavefronts = (pixels + across) * wide + taps * each / 4 + 2 * staged
         latency = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value

@@ -18,7 +18,7 @@ namespace pysim {
 namespace {
 
 template <class T> struct Sequence {
-    enum { NARROW = sizeof(T) == 2, WIDE = NARROW ? 4 : 8, CHANNELS = 16 / sizeof(T), LANES = 8, BLOCK = LANES * CHANNELS };
+    enum { WIDE = sizeof(T) == 2 ? 4 : 8, CHANNELS = 16 / sizeof(T), LANES = 8, BLOCK = LANES * CHANNELS };
     enum { MOST_TAPS = 64, SHORT = 8, OUTPUTS = THREADS / LANES };
     using Vector = Pack<T, CHANNELS>;
 };
@@ -116,11 +116,13 @@ template <class T> __global__ void __launch_bounds__(THREADS, 2) sequence_kernel
     });
 }
 
-/* Three blocks on an SM where their registers suffice: f16, 3 and 4 taps, at 0.98 and 0.92 of a copy's bandwidth, with two at 0.97 and 0.80 (H200). */
-template <class T, int TAPS>
-__global__ void __launch_bounds__(THREADS, Sequence<T>::NARROW &&TAPS <= 4 ? 3
-                                           : TAPS <= 8                     ? 2
-                                                                           : 1) short_sequence_kernel(const __grid_constant__ Conv c) {
+/* Three blocks on an SM where their registers suffice: f16, 3 and 4 taps, at 0.98 and 0.92 of a copy's bandwidth, with two at 0.97 and 0.80; bf16, 4 taps,
+ * at 0.31, as 500 bytes of a thread were spilled (H200). */
+template <class T, int TAPS> struct ShortBlocks {
+    enum { FEW = std::is_same_v<T, float> ? 0 : std::is_same_v<T, __half> ? 4 : 3, COUNT = TAPS <= FEW ? 3 : 2 };
+};
+template <class T, int TAPS> __global__ void __launch_bounds__(THREADS, ShortBlocks<T, TAPS>::COUNT)
+    short_sequence_kernel(const __grid_constant__ Conv c) {
     using S = Sequence<T>;
     const SequencePlace<T> at(c);
     if (!at.exists) return;

@@ -18,21 +18,20 @@ namespace {
 /* A block's outputs: S::OUTPUTS of a line from column q on, for S::BLOCK channels from `chunk` on. */
 template <class T, class S> struct BlockPlace {
     int chunk, line, q, count;
-    bool inside;   /* their row of pixels lies in the image */
-    const T *from; /* pixel 0 of that row, channel `chunk` */
+    int first, span; /* the columns that lie in the image, and that an output needs */
+    const T *from;   /* column 0, channel `chunk`; it need not exist */
 
     __device__ explicit BlockPlace(const Conv &c) {
         const int chunks = ceil_div(c.groups, S::BLOCK), place = (int)blockIdx.x / chunks, across = ceil_div(c.out_w, S::OUTPUTS);
         chunk = ((int)blockIdx.x - place * chunks) * S::BLOCK;
         line = place / across, q = (place - line * across) * S::OUTPUTS, count = min((int)S::OUTPUTS, c.out_w - q);
-        const int image = line / c.out_h, h = (line - image * c.out_h) * c.stride_h - c.pad_top;
-        inside = (unsigned)h < (unsigned)c.height;
-        from = (const T *)c.in + (int64_t)(image * c.height + h) * c.width * c.groups + chunk;
+        const int image = line / c.out_h, h = (line - image * c.out_h) * c.stride_h - c.pad_top, x = q - c.pad_left;
+        first = max(0, -x);
+        span = (unsigned)h < (unsigned)c.height ? max(0, min(count + c.kernel_w - 1, c.width - x) - first) : 0;
+        from = (const T *)c.in + ((int64_t)(image * c.height + h) * c.width + x) * c.groups + chunk;
     }
-    __device__ bool has(const Conv &c, int column) const {
-        return inside && column < count + c.kernel_w - 1 && (unsigned)(q - c.pad_left + column) < (unsigned)c.width;
-    }
-    __device__ const T *pixel(const Conv &c, int column) const { return from + (int64_t)(q - c.pad_left + column) * c.groups; }
+    __device__ bool has(int column) const { return (unsigned)(column - first) < (unsigned)span; }
+    __device__ const T *pixel(const Conv &c, int column) const { return from + (int64_t)column * c.groups; }
 };
 
 struct Staged {
@@ -58,23 +57,33 @@ struct Staged {
     __device__ Vector &taps(int channel, int four) { return ((Vector *)weights)[channel * (MOST_TAPS / CHANNELS) + (four ^ channel % 2)]; }
 };
 
+/* All loads of a thread are on their way at once. */
 template <class T> __device__ void stage(const Conv &c, const BlockPlace<T, Staged> &at, Staged &to) {
     using S = Staged;
-    for (int i = (int)threadIdx.x; i < S::BLOCK * S::MOST_TAPS; i += THREADS) {
-        const int own = i / S::MOST_TAPS, tap = i % S::MOST_TAPS;
-        const bool exists = tap < c.kernel_w && at.chunk + own < c.groups;
-        to.taps(own, tap / 4).value[tap % 4] = exists ? ((const T *)c.weights)[(int64_t)(at.chunk + own) * c.kernel_w + tap] : 0.f;
-    }
-    const int lane = (int)threadIdx.x % 32, channel = lane % S::LANES * S::CHANNELS, place = lane / S::LANES;
-    const bool exists = at.chunk + channel < c.groups;
-#pragma unroll 4
-    for (int chunk = (int)threadIdx.x / 32; chunk < S::CHUNKS; chunk += S::WARPS) {
-        const int column = chunk * S::CHANNELS + place;
-        const bool wanted = exists && at.has(c, column);
-        const S::Vector found = wanted ? *(const S::Vector *)(at.pixel(c, column) + channel) : S::Vector{};
+    enum { WEIGHTS = S::BLOCK * S::MOST_TAPS / THREADS, CHUNKS = S::CHUNKS / S::WARPS };
+    float weights[WEIGHTS];
+    S::Vector found[CHUNKS];
+    const int tap = (int)threadIdx.x % S::MOST_TAPS, own = (int)threadIdx.x / S::MOST_TAPS, lane = (int)threadIdx.x % 32,
+              warp = (int)threadIdx.x / 32, channel = lane % S::LANES * S::CHANNELS, place = lane / S::LANES;
+    const int channels = tap < c.kernel_w ? c.groups - at.chunk : 0; /* whose weight of that tap exists */
+    const T *const of = (const T *)c.weights + (int64_t)at.chunk * c.kernel_w + tap;
 #pragma unroll
-        for (int v = 0; v < S::CHANNELS; v++) to.columns(channel + v, chunk).value[place] = found.value[v];
+    for (int i = 0; i < WEIGHTS; i++) {
+        const int next = own + i * (THREADS / S::MOST_TAPS);
+        weights[i] = next < channels ? of[next * c.kernel_w] : T(0);
     }
+    const bool exists = at.chunk + channel < c.groups;
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        const int column = (warp + i * S::WARPS) * S::CHANNELS + place;
+        found[i] = exists & at.has(column) ? *(const S::Vector *)(at.pixel(c, column) + channel) : S::Vector{};
+    }
+#pragma unroll
+    for (int i = 0; i < WEIGHTS; i++) to.taps(own + i * (THREADS / S::MOST_TAPS), tap / 4).value[tap % 4] = weights[i];
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++)
+#pragma unroll
+        for (int v = 0; v < S::CHANNELS; v++) to.columns(channel + v, warp + i * S::WARPS).value[place] = found[i].value[v];
 }
 
 /* The sums of a thread's columns, in the place of its pixels. */

@@ -40,40 +40,47 @@ template <class T, int PAIRS> struct Toeplitz {
     }
 };
 
-/* The block's pixels, columns of a channel side by side. Returns whether all are finite. */
+/* The block's pixels, columns of a channel side by side. Returns whether all are finite. Several loads of a thread are on their way at once. */
 template <class T, int PAIRS> __device__ bool load_columns(const Conv &c, const BlockPlace<T, Toeplitz<T, PAIRS>> &at, char *memory) {
     using S = Toeplitz<T, PAIRS>;
+    enum { TOGETHER = 5 };
     const int lane = (int)threadIdx.x % 32, channel = lane % S::LANES * S::EIGHT, word = lane / S::LANES;
     const bool exists = at.chunk + channel < c.groups;
     unsigned odd = 0;
-#pragma unroll 2
-    for (int chunk = (int)threadIdx.x / 32; chunk < S::READ; chunk += S::WARPS) {
-        union {
-            typename S::Vector vector;
-            unsigned words[4];
-        } two[2] = {};
+#pragma unroll 1
+    for (int first = (int)threadIdx.x / 32; first < S::READ; first += TOGETHER * S::WARPS) {
+        uint4 found[TOGETHER][2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int column = chunk * S::EIGHT + 2 * word + i;
-            if (exists && at.has(c, column)) two[i].vector = *(const typename S::Vector *)(at.pixel(c, column) + channel);
+        for (int i = 0; i < 2 * TOGETHER; i++) {
+            const int chunk = first + i / 2 * S::WARPS, column = chunk * S::EIGHT + 2 * word + i % 2;
+            found[i / 2][i % 2] =
+                exists & at.has(column) & (chunk < S::READ) ? *(const uint4 *)(at.pixel(c, column) + channel) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
-        for (int pair = 0; pair < 4; pair++) {
-            odd |= S::odd(two[0].words[pair]) | S::odd(two[1].words[pair]);
-            *S::at(memory, channel + 2 * pair, chunk, word) = __byte_perm(two[0].words[pair], two[1].words[pair], 0x5410);
-            *S::at(memory, channel + 2 * pair + 1, chunk, word) = __byte_perm(two[0].words[pair], two[1].words[pair], 0x7632);
+        for (int i = 0; i < TOGETHER; i++) {
+            const int chunk = first + i * S::WARPS;
+            if (chunk >= S::READ) break;
+            const unsigned even[4] = {found[i][0].x, found[i][0].y, found[i][0].z, found[i][0].w},
+                           next[4] = {found[i][1].x, found[i][1].y, found[i][1].z, found[i][1].w};
+#pragma unroll
+            for (int pair = 0; pair < 4; pair++) {
+                odd |= S::odd(even[pair]) | S::odd(next[pair]);
+                *S::at(memory, channel + 2 * pair, chunk, word) = __byte_perm(even[pair], next[pair], 0x5410);
+                *S::at(memory, channel + 2 * pair + 1, chunk, word) = __byte_perm(even[pair], next[pair], 0x7632);
+            }
         }
     }
     return odd == 0;
 }
 
-/* The words of B of one channel: weights 8 h + 2 (lane mod 4) - lane / 4, and the next. */
-template <class T, int N> __device__ void load_weights(const Conv &c, int channel, unsigned (&words)[N]) {
-    const unsigned short *const own = (const unsigned short *)c.weights + (int64_t)channel * c.kernel_w;
+/* Weights 8 h + 2 (lane mod 4) - lane / 4 of a channel, and the next ones: the two elements of a word of B. */
+template <class T, int N> __device__ void load_weights(const Conv &c, int channel, unsigned short (&found)[2 * N]) {
     const int lane = (int)threadIdx.x % 32, first = lane % 4 * 2 - lane / 4;
-    const auto weight = [&](int tap) { return (unsigned)tap < (unsigned)c.kernel_w ? (unsigned)own[tap] : 0u; };
+    const unsigned short *const own = (const unsigned short *)c.weights + ((int64_t)channel * c.kernel_w + first);
+    const int taps = channel < c.groups ? c.kernel_w : 0;
 #pragma unroll
-    for (int h = 0; h < N; h++) words[h] = weight(8 * h + first) | weight(8 * h + first + 1) << 16;
+    for (int i = 0; i < 2 * N; i++)
+        found[i] = (unsigned)(8 * (i / 2) + i % 2 + first) < (unsigned)taps ? own[8 * (i / 2) + i % 2] : (unsigned short)0;
 }
 
 /* The sums of a channel: of step j those of output 8 j + 2 (lane mod 4) + i mod 2 of window lane / 4 + 8 (i / 2). */
@@ -106,7 +113,7 @@ template <class T, int PAIRS, class To> __device__ void sum_plainly(const Conv &
         if (at.chunk + channel >= c.groups) continue;
         float sum = 0;
         for (int tap = 0; tap < c.kernel_w; tap++) {
-            const float x = at.has(c, column + tap) ? float(at.pixel(c, column + tap)[channel]) : 0.f;
+            const float x = at.has(column + tap) ? float(at.pixel(c, column + tap)[channel]) : 0.f;
             sum = fmaf(x, float(((const T *)c.weights)[(int64_t)(at.chunk + channel) * c.kernel_w + tap]), sum);
         }
         to.store(at.line * c.out_w + at.q + column, at.chunk + channel, sum);
@@ -143,12 +150,16 @@ __device__ void convolve(const Conv &c, const BlockPlace<T, Toeplitz<T, PAIRS>> 
                          char *memory) {
     using S = Toeplitz<T, PAIRS>;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    unsigned short next[4 * PAIRS]; /* of the next channel: on their way while this one is multiplied */
+    load_weights<T, 2 * PAIRS>(c, at.chunk + warp * S::EIGHT, next);
 #pragma unroll 1
     for (int i = 0; i < S::EIGHT; i++) {
         const int own = warp * S::EIGHT + i, channel = at.chunk + own;
         if (channel >= c.groups) break;
         unsigned weights[2 * PAIRS];
-        load_weights<T>(c, channel, weights);
+#pragma unroll
+        for (int h = 0; h < 2 * PAIRS; h++) weights[h] = next[2 * h] | (unsigned)next[2 * h + 1] << 16;
+        load_weights<T, 2 * PAIRS>(c, i + 1 < S::EIGHT ? channel + 1 : c.groups, next);
         float sum[S::STEPS][4] = {}, all[4 * S::STEPS];
         multiply<T, PAIRS>(memory, own, weights, sum);
         __syncwarp(); /* all lanes have read the channel's pixels */
@@ -158,7 +169,9 @@ __device__ void convolve(const Conv &c, const BlockPlace<T, Toeplitz<T, PAIRS>> 
 #pragma unroll 1
             for (int e = 0; e < 4 * S::STEPS; e++) {
                 const int column = (lane / 4 + e % 4 / 2 * 8) * S::SPAN + e / 4 * S::EIGHT + lane % 4 * 2 + e % 2;
-                if (column < at.count) to.store(at.line * c.out_w + at.q + column, channel, all[e]);
+                if (column < at.count) to.store(at.line * c.out_w + at.q + column, channel, all[0]);
+#pragma unroll
+                for (int n = 1; n < 4 * S::STEPS; n++) all[n - 1] = all[n];
             }
             continue;
         }
