@@ -292,7 +292,7 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         own, columns, by_tma = reading = readings.get(key) or Reading.of(problem, kernel)
         readings[key] = reading
         in_registers = kernel.k_major > 1 and own.trans_a
-        base, work, family = by_tiles(gpu, own, tiles, kernel.families, attributes, attributes.efficiency, in_registers)
+        base, work, family = by_tiles(gpu, own, tiles, kernel.families, attributes, attributes.efficiency, in_registers, own.m == 1)
         boxes: dict[str, Number] = {}
         if tiles.by_warpgroups and not tiles.promotion:  # boxes along k shrink to the rows that there are, except multicast ones
             if tiles.cluster_columns == 1 and (kernel.k_major == 1 or not own.trans_a):
@@ -325,12 +325,14 @@ def by_tiles(
     attributes: Attributes,
     efficiency: float | None,
     a_in_registers: bool = False,
+    one_row: bool = False,
 ) -> tuple[Columns, Work, str]:
-    """The same without the columns of the problem's sizes (`sizes_of`). `a_in_registers`: a warpgroup reads A from registers."""
+    """The same without the columns of the problem's sizes (`sizes_of`). `a_in_registers`: a warpgroup reads A from registers; `one_row`:
+    A has one."""
     size = problem.element_bytes
     pitch_a, pitch_b = pitches(problem)
     ragged = mainloop.loads_of_element(tiles, pitch_a * size), mainloop.loads_of_element(tiles, pitch_b * size)
-    return _by_tiles(gpu, tiles, families, attributes, efficiency, problem.trans_a, problem.trans_b, ragged, a_in_registers)
+    return _by_tiles(gpu, tiles, families, attributes, efficiency, problem.trans_a, problem.trans_b, ragged, a_in_registers, one_row)
 
 
 @lru_cache(maxsize=4096)
@@ -344,8 +346,9 @@ def _by_tiles(
     trans_b: bool,
     ragged: tuple[float, float],
     a_in_registers: bool,
+    one_row: bool,
 ) -> tuple[Columns, Work, str]:
-    work = mainloop.work(gpu, tiles, trans_a, trans_b, ragged, a_in_registers)
+    work = mainloop.work(gpu, tiles, trans_a, trans_b, ragged, a_in_registers, one_row)
     name, family = constants_of(gpu, families)
     return product_columns.columns_of(gpu, tiles, attributes, work, family, efficiency), work, name
 

@@ -29,7 +29,7 @@ LINE_BYTES = 128
 VECTOR_BYTES = 16
 WORD_BYTES = 4
 INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
-MMA_ROWS, MMA_PRODUCTS = 16, 16 * 8 * 16  # of a warp's instruction, m16n8k16
+MMA_PRODUCTS = 16 * 8 * 16  # of a warp's instruction, m16n8k16
 # Operands whose rows are no whole vectors: instructions of an element loaded on its own (compare, address, load, or zero); of one that
 # adjacent lanes load side by side, beyond its part of a vector's (3 in all: load, store, part of an address); lines that such a load
 # touches: 4 x 32 bytes along k, or 128 along the outputs, from any address; tiles that load so: their most outputs, padding of a line
@@ -83,8 +83,9 @@ def shared_bytes(tiles: Tiles) -> int:
         of_warp = WARPGROUP_STORE_BYTES if tiles.by_warpgroups else WARP_STORE_ROWS * (tiles.warp_columns + WARP_STORE_PADDING) * size
         staging = sets * tiles.math_threads // WARP * of_warp
         return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES * sets + staging + ALIGNMENT
-    if tiles.k_warps > 1 and tiles.tensor:  # parts of two rounds, and the results on their way to memory
-        return tiles.rows * (2 * tiles.columns * tiles.k_warps + tiles.columns + 8) * result
+    if tiles.k_warps > 1 and tiles.tensor:  # B and the parts of two rounds, and the results on their way to memory
+        copies = 2 * tiles.columns * tiles.depth * size * tiles.k_warps
+        return copies + tiles.rows * (2 * tiles.columns * tiles.k_warps + tiles.columns + 8) * result
     if tiles.k_warps > 1:
         return tiles.rows * tiles.columns * tiles.k_warps * result
     if not tiles.tensor:
@@ -126,18 +127,18 @@ def work(
     trans_b: bool = False,
     ragged: tuple[float, ...] = (0, 0),
     a_in_registers: bool = False,
+    one_row: bool = False,
 ) -> Work:
     """A k-iteration of a product. `ragged` (A, B): loads of an element where rows are no whole vectors (`loads_of_element`), else 0;
-    `a_in_registers`: a warpgroup reads A from registers."""
+    `a_in_registers`: a warpgroup reads A from registers; `one_row`: A has one row."""
     size, products = SIZES[tiles.dtype], tiles.rows * tiles.columns * tiles.depth
     arithmetic = products * tiles.products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
     stage = stage_bytes(tiles)
-    if tiles.k_warps > 1 and tiles.tensor:  # lanes load pairs, warps make their thirds and multiply whole instructions
-        rows = -(-tiles.rows // MMA_ROWS) * MMA_ROWS
-        elements = (rows + tiles.columns) * tiles.depth
-        instructions = 2 * tiles.products * rows * tiles.columns * tiles.depth / MMA_PRODUCTS
+    if tiles.k_warps > 1 and tiles.tensor:  # warps make thirds of both and multiply them; one row is split once
+        elements = ((1 if one_row else tiles.rows) + tiles.columns) * tiles.depth
+        instructions = 2 * tiles.products * products / MMA_PRODUCTS
         issued = elements * THIRDS_INSTRUCTIONS / WARP + instructions + stage / size / WARP  # a load and its address for a pair
-        return Work(arithmetic * rows / tiles.rows, stage / LINE_BYTES, issued / gpu.schedulers_per_sm.value)
+        return Work(arithmetic, stage / LINE_BYTES, issued / gpu.schedulers_per_sm.value)
     if tiles.k_warps > 1:  # lanes load vectors to registers, convert each element and add its products
         elements = (tiles.rows + tiles.columns) * tiles.depth
         loads = SINGLE_INSTRUCTIONS * elements if any(ragged) else 2 * stage / VECTOR_BYTES

@@ -152,7 +152,7 @@ def test_a_product_of_few_rows_keeps_the_contract_of_many_at_little_price(layer)
     strict = [planner.plan(plan.workload, "h200", accuracy="strict") for plan in plans]
     prices = [plan.seconds / other.seconds for plan, other in zip(plans, strict, strict=True)]
     assert max(prices[1:]) < 1.5  # 2.0 to 2.6 where warps and warpgroups added in orders of their own
-    assert "streamed" in strict[0].name and prices[0] < 3.3  # one row: an order of sums that no kernel has for many
+    assert "streamed" in strict[0].name and prices[0] < 2.5  # one row: an order of sums that no kernel has for many
 
 
 @pytest.mark.parametrize("layer", ["576x192", "768x192", "192x768", "768x768"])
@@ -182,9 +182,10 @@ def test_every_row_states_its_sums_but_those_of_half_accumulators_and_of_residue
     assert {row.sums for row in conv_kernels() if row.promotion} == {"tf32 halves on wgmma, 64 a sum", "bf16 thirds on mma, 16 a sum"}
 
 
+@pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("name", [row.name for row in gemm_kernels() if row.mainloop == "streamed" and row.promotion])
-def test_few_rows_on_tensor_cores_add_the_parts_of_k_that_many_rows_have(emulated, name):
-    problem, row = parse("gemm:9x40x1100:nt"), "tf32x3_mma_32x32x64_16x16_16x8_s3_c1x1"
+def test_few_rows_on_tensor_cores_add_the_parts_of_k_that_many_rows_have(emulated, name, rows):
+    problem, row = parse(f"gemm:{rows}x40x1100:nt"), "tf32x3_mma_32x32x64_16x16_16x8_s3_c1x1"
     given, found = operands(problem), set()
     for parts in (1, 2, 3, 8):
         kind = "split_k" if parts > 1 else "data_parallel"

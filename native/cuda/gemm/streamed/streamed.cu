@@ -106,19 +106,31 @@ __global__ void __launch_bounds__(THREADS) streamed_kernel(const __grid_constant
 template <class In, int BM, int BN, int BK, int STAGES, int PROMOTION> struct Kernel {
     static constexpr int THREADS = PROMOTION ? 32 * STAGES : BK * (int)sizeof(In) / WIDE;
     static auto kernel(const Problem &p) {
-        if constexpr (PROMOTION) return thirds_kernel<BM, BN, THREADS / 32>;
+        if constexpr (PROMOTION)
+            return p.m == 1 ? thirds_kernel < BM, BN, THREADS / 32, BM == 8 > : thirds_kernel<BM, BN, THREADS / 32, false>;
         else {
             const bool whole = ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)((p.lda | p.ldb) * sizeof(In))) % WIDE == 0;
             return whole ? streamed_kernel<In, BM, BN, THREADS, true> : streamed_kernel<In, BM, BN, THREADS, false>;
         }
     }
+    static constexpr int shared_bytes() {
+        if constexpr (PROMOTION) return StreamedThirds<BM, BN, THREADS / 32, false>::bytes;
+        else return 0;
+    }
     static cudaError_t launch(const Problem &problem, int, cudaStream_t stream) {
+        constexpr int shared = shared_bytes();
+        if (shared) {
+            const cudaError_t error = cudaFuncSetAttribute(kernel(problem), cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+            if (error != cudaSuccess) return error;
+        }
         Problem p = problem;
         p.splits = PROMOTION && p.kind == PYSIM_SPLIT_K ? p.splits : 1, p.kind = PYSIM_DATA_PARALLEL;
         const Grid grid(p, BM, BN, BK);
-        return launch_with({1, has_dependent_launch()}, kernel(p), grid.items(p), THREADS, 0, stream, p, grid);
+        return launch_with({1, has_dependent_launch()}, kernel(p), grid.items(p), THREADS, shared, stream, p, grid);
     }
-    static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) { return attributes_of(kernel(p), THREADS, 0, out); }
+    static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
+        return attributes_of(kernel(p), THREADS, shared_bytes(), out);
+    }
 };
 }
 
