@@ -14,7 +14,8 @@ A cache level is measured with a buffer well inside it and well outside the prev
 for L1), at most MAX_GROWTH times the previous level, since neighbours of a virtual machine may use most of a large last level. Memory is
 measured with four times the last level, between 64 and 512 MiB. Geometry is recorded as reported, but for the ways of a last level of
 which others have the larger part: buffers of several sizes are read again and again, and a byte that hits takes the time of the level, a
-byte that misses that of memory. The largest size times the share of its bytes that hit is what the core keeps.
+byte that misses that of memory. The largest size times the share of its bytes that hit is what the core keeps; what others bring into the
+level meanwhile is the shipped machine's.
 
 Each rate is the best of trials spread over time, since disturbances make probes slower; that of a unit of tiles is that of their mean time:
 on a part at its limit of power it has a third of its best rate for seconds, whatever its core and the next one do, and most of the time
@@ -126,7 +127,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
     levels = [_level(one, caches[0], nbytes, rates, shipped) for one, nbytes in zip(caches, sizes, strict=False)]
     memory = _memory(sizes[-1], rates, shipped)
-    levels[-1] = rates.kept(levels[-1], memory)
+    levels[-1] = rates.kept(levels[-1], memory, shipped.machine.levels[-1].others_bytes_per_cycle if shipped.same else None)
     others, together = alone.load().share, tuple[Together, ...]()
     team = Watch(cores)
     alone_here = cores > 1 and others < LOADED and not brief
@@ -231,8 +232,8 @@ class _Rates:
         write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, *how)
         return read, write
 
-    def kept(self, last: Level, memory: Memory) -> Level:
-        """The last level with the ways that one core keeps of it, if that is less than WHOLE of them."""
+    def kept(self, last: Level, memory: Memory, others: Number | None) -> Level:
+        """The last level with the ways that one core keeps of it, if that is less than WHOLE of them, and what others bring."""
         hit, miss = 1 / last.read_bytes_per_cycle.value, 1 / memory.read_bytes_per_cycle.value
         if self._brief or not last.shared or hit >= miss:
             return last
@@ -246,7 +247,7 @@ class _Rates:
                 break
         if most >= WHOLE:
             return last
-        return msgspec.structs.replace(last, ways=max(1, round(most * last.ways)), source="host_share")
+        return msgspec.structs.replace(last, ways=max(1, round(most * last.ways)), source="host_share", others_bytes_per_cycle=others)
 
     def line_transfer(self, line: int) -> Number | None:
         """Cycles of a line from one CPU to another: the median of trials spread over time; None if no second CPU was free."""

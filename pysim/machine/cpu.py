@@ -21,7 +21,8 @@ class Level(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_u
 
     `kind` and `source` are those of the geometry. `shared`: several cores use this level, `cores` of them (default: all); the totals are
     what they get together. `page_bytes`: size of the pages that the operating system places anywhere in physical memory; without it,
-    buffers are taken as contiguous there. `starts_cold`: the previous run's data are in other cores' caches; set for plans of several
+    buffers are taken as contiguous there. `others_bytes_per_cycle`: what others, neighbours of a virtual machine among them, bring into a
+    shared level in a cycle of this core. `starts_cold`: the previous run's data are in other cores' caches; set for plans of several
     threads, never in a file.
     """
 
@@ -41,6 +42,7 @@ class Level(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_u
     write_bytes_per_cycle: Number
     total_read_bytes_per_cycle: Number | None = None
     total_write_bytes_per_cycle: Number | None = None
+    others_bytes_per_cycle: Number | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -28,7 +28,7 @@ The in-core cost, from the machine's numbers alone, for every image and group (t
              (vector - element) / line of the vectors crosses into the next line, one access more.
     free     rows: max((multiply-adds + shuffles) / fma rate, loads / load rate) - dependency chains. In these cycles accumulators are
              ready before they can issue, so stores, then transfers, of neighbouring tiles go on, too. None are where chains bound a tile.
-    call     call_cycles per call of a block of L groups; SHORT_CALL of that per call of rows of tiles
+    call     call_cycles per call of a block of L groups in planes; SHORT_CALL of that per call of rows of tiles, or of a block of blocks
 
 Each accumulator waits fma_latency for each of its multiply-adds, a chain that few rows do not hide. A tile starts with a load from L1 and a
 multiply-add that nothing overlaps, and so does each channel of a group: its weights are loaded first. Not so in `blocks`, whose tiles of a
@@ -308,7 +308,7 @@ def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -
     nest, overlappable = described(w, rows), np.ones(1)
     if rows.kernels[0].form == ROWS:
         overlappable = np.array([_free_of_rows(w, kernel, machine)[1] for kernel in rows.kernels]) / sum(of.values())
-    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)), overlappable)
+    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state, sum(of.values()))), overlappable)
 
 
 def _free_of_rows(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float]:
@@ -324,7 +324,7 @@ def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float,
     work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work, TAPS: taps_work, LAST: last_work}[kernel.form](w, kernel)
     calls = w.batch * (1 if kernel.form == LAST else ceil_div(w.groups, kernel.lane_filters))
     busy, store = work.cycles(_unit(machine, kernel), machine, w.dtype)
-    each = machine.core.call_cycles.value * (SHORT_CALL if kernel.form == ROWS else 1.0)
+    each = machine.core.call_cycles.value * (SHORT_CALL if kernel.form in (ROWS, BLOCKS) else 1.0)
     hidden = _free_of_rows(w, kernel, machine)[0] if kernel.form == ROWS else 0.0
     return calls * busy, calls * work.calls * each, calls * store - hidden
 

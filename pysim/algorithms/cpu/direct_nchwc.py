@@ -266,7 +266,7 @@ def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
 
     (covers,) = rows.columns(covered)
     nest = described(w, rows, request.layout)
-    moved = traffic_of(nest, nest.misses(machine.levels, request.state))
+    moved = traffic_of(nest, nest.misses(machine.levels, request.state, sum(of.values())))
     stalls = write_allocate_cycles(machine, moved) + _waits(w, rows, machine, request.layout, served(moved[:, 1::2].sum(axis=1)))
     return Pass(machine, of, nest.names, moved, covers, stalls)
 

@@ -158,7 +158,7 @@ def described(w: Conv, rows: Rows) -> LoopNest:
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
     nest = described(w, rows)
-    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)))
+    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state, sum(of.values()))))
 
 
 def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Sizes:

@@ -153,7 +153,7 @@ def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -
     """Costs of schedules from their in-core terms, on one core. Prefetchers follow whole rows of outputs: no write-allocate stalls. Where
     split rows come from beyond the private caches, nothing hides the first RUN_LINES lines of each."""
     nest = described(w, rows)
-    moved = traffic_of(nest, nest.misses(machine.levels, request.state))
+    moved = traffic_of(nest, nest.misses(machine.levels, request.state, sum(of.values())))
     split = nest.names.index("packed", 2)  # as the kernels read them
     beyond = [getattr(place, "shared", True) for place in suppliers(machine).values()]
     first = min(1.0, RUN_LINES * machine.line_bytes / (SplitRows.of(w, 1).pitch * w.element_bytes))

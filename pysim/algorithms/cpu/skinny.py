@@ -229,7 +229,7 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
     lost[0] = into_l1 * (lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * beside)
     nest = described(shape, rows)
     matrix, line = nest.footprint(-1, _MATRIX), machine.line_bytes
-    misses = nest.misses(machine.levels, state)
+    misses = nest.misses(machine.levels, state, sum(of.values()))
     misses[:, _MATRIX] += matrix * lost
     beyond = min(1, len(lost) - 1)
     call = of["call"] + lost[beyond] * matrix / line * waiting[beyond] / MAX_TILE_VECTORS  # lines that L2 has lost are not prefetched again

@@ -137,7 +137,8 @@ def predict(table: Table, state: State = "hot") -> Prediction:
     holds = state == "hot" and not inner.starts_cold and inner.page_share == 1  # then runs that fit L1 miss nothing
     if holds and max(of.working_set.sum(axis=0).max() for of in nests.values()) < inner.size_bytes - len(OPERANDS):
         return assemble(table, compute_cycles(table), none)
-    return assemble(table, compute_cycles(table), traffic(table, streams_of(table, nests, state)))
+    compute = compute_cycles(table)
+    return assemble(table, compute, traffic(table, streams_of(table, nests, state), sum(compute.values())))
 
 
 def assemble(table: Table, compute: Mapping[str, Array], moved: Array, tiled: bool = True) -> Prediction:
@@ -364,7 +365,7 @@ def served(moved: Array) -> Array:
 
 def pass_of(nest: LoopNest, machine: Machine, terms: Mapping[str, Array], state: State, overlappable: Array | float = 1.0) -> Pass:
     """The pass of a nest that does not prefetch the lines it writes."""
-    moved = traffic_of(nest, nest.misses(machine.levels, state))
+    moved = traffic_of(nest, nest.misses(machine.levels, state, sum(terms.values())))
     return Pass(machine, terms, nest.names, moved, overlappable, write_allocate_cycles(machine, moved))
 
 

@@ -273,7 +273,7 @@ def _parts(total: int, most: int) -> tuple[int, ...]:
 def predict(of: Candidates) -> list[Pass]:
     """The passes of every candidate, by the equations at the head of this file."""
     nest = described(of)
-    misses = nest.misses(of.machine.levels, of.state)
+    misses = nest.misses(of.machine.levels, of.state, _each_in_core(of)[_WORK].sum(axis=0))
     moved = traffic_of(nest, misses)
     rows = {(one.name, one.written): row for row, one in enumerate(nest.operands)}
     terms = _compute(of, {key: misses[:, row] for key, row in rows.items()})
@@ -297,11 +297,20 @@ def _exposed(of: Candidates, moved: Array, operands: Sequence[str], compute: Map
     return exposed
 
 
+_WORK = [0, 2, 4, 5]  # of `_in_core`: k-iterations, stores, transforms
+
+
+def _each_in_core(of: Candidates) -> Array:
+    """`_in_core` of every candidate, all groups."""
+    own = np.array([_in_core(of.workload, of.machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1)
+    each: Array = own.T[:, of.case] * of.workload.groups
+    return each
+
+
 def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[str, Array]:
     """Cycles in the core, with the waits for single lines."""
     machine, core, w = of.machine, of.machine.core, of.workload
-    own = np.array([_in_core(w, machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1).T[:, of.case]
-    kernel, calls, store, load, patches, outputs = own * w.groups
+    kernel, calls, store, load, patches, outputs = _each_in_core(of)
     channels, _, _, planes, _, panel, windows, _ = _counts(of)
     sets, line = np.ceil(channels / of.channels), machine.line_bytes
     beyond = min(1, len(machine.levels) - 1)

@@ -12,6 +12,7 @@ from fake_host import ZEN4_CACHES, FakeProbes, Others, cpuinfo, others, run, sys
 from pysim.calibration import detected, host
 from pysim.calibration.detected import footprints
 from pysim.calibration.linux import Cpu
+from pysim.calibration.nearest_machine import Relative
 from pysim.machine.load import load
 from pysim.measure import parallel_probe
 
@@ -255,3 +256,13 @@ def test_neighbours_have_the_ways_of_the_last_level_that_a_core_does_not_keep(
     last = machine.levels[-1]
     assert (last.ways, last.sets, last.source) == (ways, 32768, "host_system" if ways == 16 else "host_share")
     assert machine.csa is not None and machine.csa.l3_bytes == last.size_bytes
+
+
+def test_what_neighbours_bring_into_the_last_level_is_that_of_the_same_cpu(
+    monkeypatch: pytest.MonkeyPatch, sysfs: Path, cpuinfo: Path, tmp_path: Path
+) -> None:
+    zen3 = load("zen3")
+    monkeypatch.setattr(detected, "relative", lambda *_: Relative(zen3, same=True))
+    beside, alone = (run(Neighboured(mib * 2**20), sysfs, cpuinfo, tmp_path / str(mib)).levels[-1] for mib in (13, 32))
+    assert beside.others_bytes_per_cycle == zen3.levels[-1].others_bytes_per_cycle
+    assert beside.others_bytes_per_cycle is not None and alone.others_bytes_per_cycle is None

@@ -26,6 +26,9 @@ is less than a way, x ways of pages put on each set lines with mean x and varian
 
     miss_share(x) = Phi((x - (A - 1/3)) / sqrt(x (1 - p / way)))    Phi: the normal distribution
 
+Others fill a shared level, too (`Level.others_bytes_per_cycle`): R c bytes while a run of c cycles touches all of its w bytes, and in
+proportion between two uses. So a distance counts 1 + R c / w times, and a core that reads slowly keeps less.
+
 Worked number: tiles of 8 rows with a halo of 2, in 56 rows of 224 bytes. One tile touches 10 rows (2,240 bytes), two touch 18, all 56.
 16 ways of 128 KiB, pages of 4 KiB, 1.6 MB in between: x = 12.2, Phi(-3.5 / 3.44) = 0.16 of the lines miss; contiguous ones none.
 """
@@ -147,6 +150,12 @@ def miss_share(levels: Sequence[Level], distance: Array) -> Array:
             np.maximum(share, 0.0, out=share)
             np.minimum(share, 1.0, out=share)
     return shares
+
+
+def crowding(level: Level, cycles: Array | float, working_set: Array) -> Array | float:
+    """What reuse distances in a level grow by, because others fill it while a run takes so many cycles."""
+    others = level.others_bytes_per_cycle
+    return 1 + others.value * cycles / np.maximum(1.0, working_set) if others else 1.0
 
 
 def fits(level: Level, size: float) -> bool:
@@ -280,17 +289,21 @@ class LoopNest:
                 sizes[row] = 0.0
         return sizes
 
-    def misses(self, levels: Sequence[Level], state: State = "hot") -> Array:
+    def misses(self, levels: Sequence[Level], state: State = "hot", cycles: Array | float = 0.0) -> Array:
         """Bytes of each operand that a run misses in each cache (levels x operands x columns). An outer level misses at most what the level
-        inside it misses. `state` is that of the caches before the run."""
+        inside it misses. `state` is that of the caches before the run, `cycles` what the run takes at least."""
         missed = np.zeros((len(levels), len(self.operands), self.columns))
-        largest = self.working_set.sum(axis=0).max() * max(runs_ago(state, name) for name in self.names)
-        spilled = [level for level in levels if level.starts_cold or not fits(level, largest)]
+        touched = self.working_set.sum(axis=0)
+        most, crowded = max(runs_ago(state, name) for name in self.names), {level: crowding(level, cycles, touched) for level in levels}
+        spilled = [level for level in levels if level.starts_cold or not fits(level, (touched * crowded[level]).max() * most)]
         if not spilled:
             return missed
         uses, ago = self.structure.bytes, self.structure.runs_ago(state)
-        share = miss_share(spilled, self.total_distances * np.maximum(ago, 1.0)[:, None])
+        distances = self.total_distances * np.maximum(ago, 1.0)[:, None]
+        share = miss_share(spilled, distances)
         for of_level, level in zip(share, spilled, strict=True):
+            if level.others_bytes_per_cycle:
+                (of_level[...],) = miss_share([level], distances * crowded[level])
             if level.starts_cold:
                 of_level[ago > 0] = 1.0
         share *= self.reused_bytes

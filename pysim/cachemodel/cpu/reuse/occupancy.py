@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.nest_loops import OPERANDS, TableStreams
-from pysim.cachemodel.cpu.reuse.loops import scattered_miss_share
+from pysim.cachemodel.cpu.reuse.loops import crowding, scattered_miss_share
 from pysim.machine.cpu import Level
 from pysim.record.state import NEVER
 
@@ -49,12 +49,12 @@ _MAX_PLANES = 1 << 14  # beyond, the planes share few bytes of a cache or all se
 IN_PLANES = OPERANDS.index("input"), OPERANDS.index("output")
 
 
-def traffic(table: Table, streams: TableStreams) -> Array:
+def traffic(table: Table, streams: TableStreams, cycles: Array | float = 0.0) -> Array:
     """Bytes that each supplier delivers, one way, in the whole run: suppliers x rows x schedules. Each of OPERANDS has two rows: what
     is only read and what is written.
 
     The first supplier, L2, delivers what misses L1, and so on to memory. No level delivers more than the one inside it asks for. A level
-    sees as much of an operand's working set as crosses to it.
+    sees as much of an operand's working set as crosses to it. `cycles`: what the run takes at least.
     """
     rates = table.rates
     levels, distinct = rates.machine.levels, np.maximum(streams.working_set, 1.0)
@@ -63,7 +63,8 @@ def traffic(table: Table, streams: TableStreams) -> Array:
     moved = np.zeros((len(levels), 2 * len(OPERANDS), missed.shape[1]))
     for level, of_level in zip(levels, moved, strict=True):
         way = level.way_bytes
-        excess = np.maximum(0.0, (seen * distinct).sum(axis=0) / way - level.ways)
+        crowded = crowding(level, cycles, distinct.sum(axis=0))
+        excess = np.maximum(0.0, (seen * distinct).sum(axis=0) / way * crowded - level.ways)
         if level.starts_cold or never.any():
             cold = (streams.runs_ago > 0 if level.starts_cold else never)[streams.order].T
         most = excess * ((level.ways + 1) / (level.ways + excess)) + cold  # a working set that fits has cold misses only
@@ -72,7 +73,7 @@ def traffic(table: Table, streams: TableStreams) -> Array:
         needed = (most > 0) & (missed > 0)
         if not needed.any():
             break
-        share = miss_share(level, table, seen / way, streams, needed)
+        share = miss_share(level, table, seen / way * crowded, streams, needed)
         np.minimum(share, most, out=share)
         if level.starts_cold:
             np.maximum(share, cold, out=share)
