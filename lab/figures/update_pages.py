@@ -25,6 +25,7 @@ import model_figure
 import paper_comparison
 import prediction_quality
 import records
+import reproducible_tables
 import sconv_figures
 import static_cycles
 
@@ -435,6 +436,7 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "networks.md", "models in other types h100", precisions_table("h100"))
     put(ROOT / "docs" / "networks.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("*/torch-cpu.jsonl")))))
     put(ROOT / "docs" / "networks.md", "compilers", compiler_tables.table())
+    put(ROOT / "docs" / "reproducible.md", "networks on a GPU", reproducible_tables.table() + "\n" + reproducible_tables.said())
     put(ROOT / "README.md", "compilers", compiler_tables.losses())
     put(ROOT / "README.md", "compilers by type", compiler_tables.means())
     put(ROOT / "README.md", "models", model_figure.summary())
