@@ -227,10 +227,8 @@ class Depthwise(ByThreads):
         )
         loads = rows_read * row_loads * channels
         weights: float = thread.filters * thread.channels * taps * channels * (1 if thread.in_registers else rows_out)
-        across, pairs = -(-w.out_w // thread.columns), w.groups // 2
-        lanes = MOST_LANES if (pairs - 1) % MOST_LANES >= MOST_LANES // 2 else MOST_LANES // 2
-        places = w.groups * -(-w.group_filters // thread.filters) if thread.channels == 1 else -(-pairs // lanes) * lanes
-        warps = w.batch * places * thread.high(w) * across / WARP
+        across = -(-w.out_w // thread.columns)
+        warps = w.batch * along_filters(thread, w) * thread.high(w) * across / WARP
         # a warp's lanes are in `rows` of line_bytes; under NHWC lanes of adjacent groups are a group's channels apart
         group_spacing = channels / -(-w.group_filters // thread.filters) if thread.filters > 1 else thread.channels
         rows, line_bytes = (
@@ -243,9 +241,7 @@ class Depthwise(ByThreads):
         part_line = 1.0 if windows.channels_last or not thread.in_registers or channels > 1 else PART_LINE
         wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + part_line))
         if thread.channels > 1:  # a block copies its weights to shared memory, of which a row of outputs reads them again
-            staged = 2 * lanes * taps / BLOCK.threads
-            weights = 2 * staged + rows_out * taps
-            weight_lines = 1.0
+            weights, weight_lines = 4 * lanes_of(w) * taps / BLOCK.threads + rows_out * taps, 1.0
         wavefronts += weights * weight_lines
         halo = rows_read / (rows_out * min(w.stride_h, w.kernel_h))
         requested = windows.bytes * w.filters / w.channels / thread.filters * channels * max(1.0, halo)
@@ -274,6 +270,18 @@ class Depthwise(ByThreads):
             requested += w.output_elements * size * (thread.filters * PART_SECTOR_COST - 1)
         variant = self.of_threads(gpu, known, (warps, instructions, wavefronts, waits), requested, "l1_")
         return variant if variant.compiled else variant._replace(attributes=block)
+
+
+def lanes_of(w: Conv) -> int:
+    """Of a block along pairs of channels."""
+    return MOST_LANES if (w.groups // 2 - 1) % MOST_LANES >= MOST_LANES // 2 else MOST_LANES // 2
+
+
+def along_filters(thread: Thread, w: Conv) -> int:
+    """Threads along filters, those without work included."""
+    if thread.channels > 1:
+        return -(-w.groups // 2 // lanes_of(w)) * lanes_of(w)
+    return w.groups * -(-w.group_filters // thread.filters)
 
 
 def multiplied(thread: Thread, w: Conv) -> float:

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from pysim.errors import PysimError
-from pysim.runtime.cuda_pool import MaxPool
+from pysim.runtime import arrays
+from pysim.runtime.cuda_norm import MaxPool
 from pysim.torch.layers import gpu_launch
 from pysim.torch.parameters import needs_pytorch
 from pysim.torch.precision import NAMES
@@ -53,7 +54,7 @@ def _by_kernel(x: Any, pool: MaxPool | None) -> Any:
     try:
         with gpu_launch.on_device_of(x):
             y = torch.empty((len(x), pool.channels, *pool.out), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-            pool.run(x.data_ptr(), y.data_ptr(), gpu_launch.arrays.library_of(torch.Tensor).stream(x))
+            pool.run(x.data_ptr(), y.data_ptr(), arrays.library_of(torch.Tensor).stream(x))
     except PysimError:
         return None
     return y
