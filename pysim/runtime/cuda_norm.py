@@ -90,11 +90,13 @@ class MaxPool(NamedTuple):
     def run(self, x: int, y: int, stream: int) -> None:
         """Launches it on a stream; x and y are addresses."""
         ffi, lib = cuda.library()
-        cuda.check(lib.pysim_cuda_max_pool(_pool_struct(self), ffi.cast("void *", x), ffi.cast("void *", y), ffi.cast("void *", stream)))
+        cuda.check(
+            lib.pysim_cuda_max_pool(_pool_struct(ffi, self), ffi.cast("void *", x), ffi.cast("void *", y), ffi.cast("void *", stream))
+        )
 
 
 @lru_cache(maxsize=256)
-def _pool_struct(of: MaxPool) -> Any:
+def _pool_struct(ffi: Any, of: MaxPool) -> Any:
     pairs = {name: getattr(of, name) for name in ("out", "windows", "strides", "pads", "dilations")}
     about = {"dtype": cuda.dtype_code(of.dtype), "batch": of.batch, "channels": of.channels, "in": of.size}
-    return cuda.library()[0].new("pysim_cuda_pool *", about | pairs)
+    return ffi.new("pysim_cuda_pool *", about | pairs)
