@@ -40,6 +40,7 @@ from pysim.registry.cpu import loop_targets, rows_kinds
 DTYPES = {"float32": "f32", "float64": "f64"}
 START_LINES = 12  # dependent misses on code, structs and weights at the start of a layer (Zen 5: layers of one pixel, 1.9 us each)
 ATTENTION_GROUP = 6  # rows of a tile (PYSIM_ATTENTION_GROUP)
+INTERLEAVED, BYTE_CYCLES = 4, 1.3  # of native/templates/integers/channels_last.h (Emerald Rapids: conversions of MobileNet-v2's values)
 MIN_PART_BYTES = 16 << 10  # of a thread (native/operators/operators.c)
 ON_ONE_THREAD = {
     "ArgMax", "ArgMin", "Cast", "Concat", "CumSum", "Dequantize", "GatherElements", "GridSample", "IntegerPair", "IntegerPool", "Pad",
@@ -58,7 +59,10 @@ def _loops_unit(on: Machine, tensor: Tensor) -> Unit | None:
 
 
 def reordering_seconds(tensor: Tensor, on: Machine) -> float:
-    """Seconds of a layout conversion: its reads and writes, and log2(lanes) shuffles per vector on the machine's widest unit."""
+    """Seconds of a layout conversion: its reads and writes, and log2(lanes) shuffles per vector on the machine's widest unit. Bytes of more
+    channels than are interleaved move one by one."""
+    if tensor.dtype.itemsize == 1 and tensor.shape[1] > INTERLEAVED:
+        return tensor.nbytes * BYTE_CYCLES / on.core.frequency_hz.value
     unit = _loops_unit(on, tensor)
     lanes = unit.vector_bytes // tensor.dtype.itemsize if unit else 1
     elements = tensor.nbytes // tensor.dtype.itemsize

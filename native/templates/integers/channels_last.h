@@ -2,13 +2,20 @@
  * Images of bytes with channels last, [height][width][channel]: windows as rows of k, pools along channels, conversions from planes and to them.
  * Part of templates/integers.c. */
 enum { WIDE_BYTES = 64, MOST_INTERLEAVED = 4 };
-typedef uint8_t WIDE_LINE __attribute__((vector_size(WIDE_BYTES), aligned(1), may_alias));
+#if defined __AVX512F__
+enum { PIECE = 64 };
+#elif defined __AVX2__
+enum { PIECE = 32 };
+#else
+enum { PIECE = 16 };
+#endif
+typedef uint8_t PIECES __attribute__((vector_size(PIECE), aligned(1), may_alias)); /* a register: GCC splits longer ones through memory */
 
-/* Copies n bytes, perhaps more: up to 63 behind them, if these lie before `stop` and their places before `end`. What is written later overwrites them. */
+/* Copies n bytes, perhaps some behind them, if these lie before `stop` and their places before `end`. What is written later overwrites them. */
 INLINE void copy_ascending(uint8_t *to, const uint8_t *from, int64_t n, const uint8_t *stop, const uint8_t *end) {
-    for (; n >= WIDE_BYTES; n -= WIDE_BYTES, to += WIDE_BYTES, from += WIDE_BYTES) *(WIDE_LINE *)to = *(const WIDE_LINE *)from;
+    for (; n >= PIECE; n -= PIECE, to += PIECE, from += PIECE) *(PIECES *)to = *(const PIECES *)from;
     if (n <= 0) return;
-    if (from + WIDE_BYTES <= stop && to + WIDE_BYTES <= end) *(WIDE_LINE *)to = *(const WIDE_LINE *)from;
+    if (from + PIECE <= stop && to + PIECE <= end) *(PIECES *)to = *(const PIECES *)from;
     else memcpy(to, from, (size_t)n);
 }
 
@@ -34,13 +41,21 @@ static void gather(const pysim_byte_windows *w, int64_t first, int64_t count, in
     const int64_t taps = c->dilation_w == 1 ? c->kernel_w : 1, runs = c->kernel_w / taps, run = taps * c->channels;
     const int64_t from = k0 / run, from_row = from / runs, from_run = from % runs;
     const uint8_t *stop = w->image + c->height * c->width * c->channels, *end = to + count * pitch;
+    const int64_t step = c->dilation_h * c->width * c->channels;
     int64_t row = first / w->out_w, column = first % w->out_w;
     for (int64_t i = 0; i < count; i++, to += pitch) {
         const int64_t left = column * c->stride_w - c->pad_left;
         int64_t y = row * c->stride_h - c->pad_top + from_row * c->dilation_h, at = from * run, s = from_run;
-        for (uint8_t *out = to; at < k1; y += c->dilation_h, s = 0)
-            for (; s < runs && at < k1; s++, at += run)
-                out = gather_run(w, y, left + s * c->dilation_w, pysim_max(k0 - at, 0), pysim_min(k1 - at, run), stop, end, out);
+        if (k0 == 0 && k1 == c->kernel_h * run && runs == 1 && left >= 0 && left + taps <= c->width) {
+            const uint8_t *piece = w->image + (y * c->width + left) * c->channels;
+            uint8_t *out = to;
+            for (int64_t r = 0; r < c->kernel_h; r++, y += c->dilation_h, piece += step, out += run)
+                if (y >= 0 && y < c->height) copy_ascending(out, piece, run, stop, end);
+                else memset(out, w->fill, (size_t)run);
+        } else
+            for (uint8_t *out = to; at < k1; y += c->dilation_h, s = 0)
+                for (; s < runs && at < k1; s++, at += run)
+                    out = gather_run(w, y, left + s * c->dilation_w, pysim_max(k0 - at, 0), pysim_min(k1 - at, run), stop, end, out);
         if (++column == w->out_w) column = 0, row++;
     }
 }

@@ -131,6 +131,20 @@ static void last_pixel(const last_room *room, const last_finish *f, const uint8_
     }
 }
 
+/* The addresses of an output's taps, whose first column is `left`: 4 kernel rows of each column. */
+static void last_addresses(const pysim_direct *of, const uint8_t *image, const uint8_t *zeros, int64_t groups, int64_t p, int64_t left,
+                           const uint8_t **row, int64_t *step) {
+    const pysim_conv *c = of->conv;
+    for (int64_t r0 = 0; r0 < c->kernel_h; r0 += TAPS_OF_WORD)
+        for (int64_t s = 0; s < c->kernel_w; s++)
+            for (int64_t i = r0; i < r0 + TAPS_OF_WORD; i++) {
+                const int64_t x = left + s * c->dilation_w, y = p * c->stride_h - c->pad_top + i * c->dilation_h;
+                const int inside = i < c->kernel_h && y >= 0 && y < c->height && x >= 0 && x < c->width;
+                *row++ = inside ? image + (y * c->width + x) * groups : zeros;
+                *step++ = inside ? c->stride_w * groups : 0;
+            }
+}
+
 #define LAST_ROW3(filters, target) s8_last_1x##filters##__##target
 #define LAST_ROW2(filters, target) LAST_ROW3(filters, target)
 #if WIDTH == 512
@@ -150,20 +164,17 @@ void LAST_ROW(const pysim_direct *of, const void *input, const void *filters, co
     const WORDS flip = I(set1_epi8)((char)of->flip);
     const int64_t bytes = !r->scales || r->result == PYSIM_F32 ? 4 : 1;
     const uint8_t *rows[PYSIM_LAST_TAPS];
+    int64_t steps[PYSIM_LAST_TAPS]; /* to the next output's */
+    const int64_t addresses = pysim_last_taps(c), reach = (c->kernel_w - 1) * c->dilation_w;
     char *to = (char *)out + begin * of->q * groups * bytes;
     last_prepare(of, &room, groups, filters, bias);
     for (int64_t p = begin; p < end; p++)
-        for (int64_t q = 0; q < of->q; q++, to += groups * bytes) {
-            const uint8_t **row = rows;
-            for (int64_t r0 = 0; r0 < c->kernel_h; r0 += TAPS_OF_WORD)
-                for (int64_t s = 0; s < c->kernel_w; s++) {
-                    const int64_t x = q * c->stride_w - c->pad_left + s * c->dilation_w;
-                    for (int64_t i = r0; i < r0 + TAPS_OF_WORD; i++) {
-                        const int64_t y = p * c->stride_h - c->pad_top + i * c->dilation_h;
-                        const int inside = i < c->kernel_h && y >= 0 && y < c->height && x >= 0 && x < c->width;
-                        *row++ = inside ? (const uint8_t *)input + (y * c->width + x) * groups : room.zeros;
-                    }
-                }
+        for (int64_t q = 0, whole = 0; q < of->q; q++, to += groups * bytes) {
+            const int64_t left = q * c->stride_w - c->pad_left;
+            const int inner = left >= 0 && left + reach < c->width;
+            for (int64_t i = 0; inner && whole && i < addresses; i++) rows[i] += steps[i];
+            if (!inner || !whole) last_addresses(of, input, room.zeros, groups, p, left, rows, steps);
+            whole = inner;
             last_pixel(&room, &finish, rows, flip, groups, to);
         }
 }

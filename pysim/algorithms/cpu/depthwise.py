@@ -93,8 +93,10 @@ GATHERS, RESCALES = 2.0, 3.0  # form taps: shuffles beside a multiply-add, opera
 WORDS_RESCALES, WORDS_PADDED, WORDS_STARTED, WORDS_LOADED, WORDS_KEPT = 11.0, 2.0, 200.0, 1.2, 6
 
 
-# Form last: shuffles that interleave 4 vectors of bytes; cycles to find an output's taps, each of them, and to lay out a channel's weights
-INTERLEAVES, LAST_STARTED, LAST_ADDRESS, LAST_CHANNEL = 8.0, 12.0, 1.5, 12.0
+# Form taps with products of 4: cycles to pad a byte, to start a group (Emerald Rapids: MobileNet-v2's layers)
+TAPS_PADDED, TAPS_STARTED = 0.28, 140.0
+# Form last: instructions that flip and interleave 4 vectors of bytes, and rescale a vector; cycles of an output, of an address, of a channel
+INTERLEAVES, LAST_RESCALES, LAST_STARTED, LAST_ADDRESS, LAST_CHANNEL = 12.0, 9.0, 6.0, 0.5, 12.0
 LAST_CHANNELS, LAST_TAPS = 64, 512  # channels are rounded up to so many; most taps, kernel rows rounded up to 4
 
 
@@ -280,7 +282,8 @@ def taps_work(w: Conv, kernel: Kernel) -> Work:
         return rows_work(w, kernel) if lanes == 1 else _words_work(w, lanes)
     vectors = ceil_div(w.windows, lanes) if w.stride_h == 1 or w.out_w <= 2 * lanes else w.out_h * ceil_div(w.out_w, lanes)
     dots = float(vectors * w.kernel_h * ceil_div(w.kernel_w, 4))
-    return Work(dots, dots * GATHERS + vectors * RESCALES, 2 * dots, float(vectors), calls=0.0)  # one for all groups
+    padding = kept_rows(w) * kept_columns(w) * TAPS_PADDED + TAPS_STARTED
+    return Work(dots, dots * GATHERS + vectors * RESCALES, 2 * dots, float(vectors), transposing=padding, calls=0.0)  # one for all groups
 
 
 def last_work(w: Conv, kernel: Kernel) -> Work:
@@ -290,7 +293,7 @@ def last_work(w: Conv, kernel: Kernel) -> Work:
     if kernel.lane_filters == 1:
         return Work(float(w.windows * w.groups * w.taps), 0.0, 2.0 * w.windows * w.groups * w.taps, float(w.windows * w.groups))
     dots, started = 4 * quads * each, w.windows * (LAST_STARTED + 4 * quads * LAST_ADDRESS) + w.groups * LAST_CHANNEL
-    return Work(dots, quads * each * INTERLEAVES + each * 4 * RESCALES, 2 * dots, 0.0, transposing=started, aligned_stores=each)
+    return Work(dots, quads * each * INTERLEAVES + each * 4 * LAST_RESCALES, 2 * dots, 0.0, transposing=started, aligned_stores=each)
 
 
 def _words_work(w: Conv, lanes: int) -> Work:

@@ -51,7 +51,7 @@ def random_schedule(random: Any, row: Kernel, problem: Any) -> Schedule:
 
 def random_depthwise(random: Any) -> Any:
     size, groups = random.integers, (16, 32, 64, 96, random.integers(2, 150))[random.integers(5)]
-    shape = f"mb{size(1, 3)}g{groups}ic{groups}ih{size(9, 17)}iw{size(12, 30)}oc{groups}kh{size(1, 6)}kw{size(1, 6)}"
+    shape = f"mb{size(1, 3)}g{groups}ic{groups}ih{size(13, 20)}iw{size(13, 30)}oc{groups}kh{size(1, 6)}kw{size(1, 6)}"
     return parse(f"conv:{shape}dh{size(0, 3)}dw{size(0, 3)}sh{size(1, 4)}sw{size(1, 4)}ph{size(0, 4)}pw{size(0, 4)}:s8")
 
 
