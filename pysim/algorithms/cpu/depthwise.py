@@ -95,7 +95,7 @@ WORDS_RESCALES, WORDS_PADDED, WORDS_STARTED, WORDS_LOADED, WORDS_KEPT = 11.0, 2.
 
 # Form taps with products of 4: cycles to pad a byte, to start a group (Emerald Rapids: MobileNet-v2's layers)
 TAPS_PADDED, TAPS_STARTED = 0.28, 140.0
-# Form last: instructions that flip and interleave 4 vectors of bytes, and rescale a vector; cycles of an output, of an address, of a channel
+# Form last: instructions that flip and interleave 4 vectors of bytes, and rescale one; cycles of an output, of an address, of a channel
 INTERLEAVES, LAST_RESCALES, LAST_STARTED, LAST_ADDRESS, LAST_CHANNEL = 12.0, 9.0, 6.0, 0.5, 12.0
 LAST_CHANNELS, LAST_TAPS = 64, 512  # channels are rounded up to so many; most taps, kernel rows rounded up to 4
 
