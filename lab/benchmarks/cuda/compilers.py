@@ -114,14 +114,14 @@ def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]], list[
     bytes of each kernel that it expects of the compiler between layers."""
     expected, parts, kernels, saving = list[list[float]](), dict[str, list[str]](), list[tuple[int, int]](), compiled.saving
 
-    def noted(between: Any, layers: Any, on: Any) -> float:
+    def noted(between: Any, layers: Any) -> float:
         decisions = [one for layer in layers for one in layer.decisions]
         known = [(one.predicted_seconds, one.torch_seconds) for one in decisions if one.predicted_seconds and one.torch_seconds]
         sums = sum(ours for ours, _ in known), sum(min(pair) for pair in known)
         expected.append([float(f"{one:.4g}") for one in (between.alone, between.fused, *sums)])
         parts.update((layer.name, [*layer.replaced]) for layer in layers)
         kernels[:] = between.kernels
-        return saving(between, layers, on)
+        return saving(between, layers)
 
     compiled.saving = noted
     return expected, parts, kernels

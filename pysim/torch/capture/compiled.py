@@ -21,7 +21,6 @@ from torch.utils._triton import has_triton
 
 from pysim.calibration import host
 from pysim.logs import LOG
-from pysim.machine.gpu import Gpu
 from pysim.network.fusion import fuse
 from pysim.torch.capture.between import Between, seconds_between
 from pysim.torch.capture.compiled_layers import Chosen, Kept, Taken, choose_layers, fused_nodes, insert_layers
@@ -29,7 +28,7 @@ from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
 from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
-from pysim.torch.layers.compiler_seconds import MARGIN, compile_seconds, library_seconds
+from pysim.torch.layers.compiler_seconds import MARGIN, compile_seconds
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.parameters import EPOCH, count_writes
 from pysim.torch.precision import ModelAccuracy, is_plain_float32
@@ -80,7 +79,7 @@ def operands_of(layers: Sequence[Taken | Kept], inputs: Sequence[Any]) -> list[A
     return operands
 
 
-def saving(between: Between, layers: Sequence[FusedLayer], on: Gpu) -> float:
+def saving(between: Between, layers: Sequence[FusedLayer]) -> float:
     """The seconds of a call that a compiler saves. Layers that it computes faster than a plan are counted, too, and those that pysim
     computes only in a graph that is compiled."""
     saved = between.alone - between.fused
@@ -88,7 +87,7 @@ def saving(between: Between, layers: Sequence[FusedLayer], on: Gpu) -> float:
         for decision, plan, _ in layer.choices.values():
             ours, compilers = decision.predicted_seconds, decision.torch_seconds
             if not layer.geometry.is_plain:
-                saved += max(0.0, library_seconds(plan.workload, on) - (ours or 0.0)) if plan is not None else 0.0
+                saved += max(0.0, layer.alone_seconds - (ours or 0.0)) if plan is not None else 0.0
             elif ours and compilers:
                 saved += max(0.0, ours - compilers)
     return saved
@@ -223,11 +222,10 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     effects = effects_of(made.graph)
     static = _unwritten(places, inputs, written)
     alone, nodes = fuse(graph_of(made.graph, effects), fuses_alone).nodes, fused_nodes(made.graph, effects)
-    on = host.gpu_here()
-    between = seconds_between(made.graph, alone, nodes, effects, on, in_cuda_graph)
+    between = seconds_between(made.graph, alone, nodes, effects, host.gpu_here(), in_cuda_graph)
     chosen = choose_layers(made, nodes, inputs, static, accuracy, in_cuda_graph, margin)
     positions = [at for at, one in enumerate(places) if one in written]
-    saves, takes = saving(between, [one.layer for one in chosen], on), compile_seconds(len(between.kernels), len(chosen))
+    saves, takes = saving(between, [one.layer for one in chosen]), compile_seconds(len(between.kernels), len(chosen))
     return Laid(module, made, inputs, static, chosen, before, positions, saves, takes)
 
 

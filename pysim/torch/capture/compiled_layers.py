@@ -26,7 +26,7 @@ from pysim.torch.capture.between import is_fused, is_static
 from pysim.torch.capture.effects import Effects, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewriting import layer_of
-from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, form_seconds, own_seconds
+from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, converted_seconds, form_seconds, library_seconds, own_seconds
 from pysim.torch.layers.conv_forms import joined, joints_of
 from pysim.torch.layers.fused_layer import Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
@@ -230,6 +230,7 @@ def _decided(
     if dtype is not result.dtype:
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
     own, theirs = form_seconds(plan.workload, on, layer.geometry, result.numel())
+    layer.alone_seconds = library_seconds(plan.workload, on) + converted_seconds(plan.workload, on, result.numel()) * operand.contiguous
     seconds = own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation) + own * (not fuses_on)
     expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
     if math.isinf(margin) or seconds * (1 + margin) > expected:

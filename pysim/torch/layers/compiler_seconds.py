@@ -113,13 +113,18 @@ def compiler_seconds(problem: Workload, on: Gpu, passes: bool, adds: bool, fuses
 
 def form_seconds(problem: Workload, on: Gpu, geometry: Geometry, results: int) -> tuple[float, float]:
     """What a plan takes beside its kernel, and what the compiler does: a transposed convolution's outputs are interleaved by a kernel of
-    the compiler's, unless what reads them is computed there. Sequences are not channels last in PyTorch, as cuDNN's kernels for tensor
-    cores read and write them, so it converts them."""
-    size = SIZES[problem.dtype]
-    written = fused_seconds(results, 2 * results * size, on)
-    read = fused_seconds(work_of(problem).input // size, 2 * work_of(problem).input, on)
-    converts = len(geometry.stride) == 1 and problem.dtype != "f32"
-    return written if geometry.added is not None else 0.0, written + read if converts else 0.0
+    the compiler's, unless what reads them is computed there; sequences are not channels last in PyTorch (`converted_seconds`)."""
+    moved = 2 * results * SIZES[problem.dtype]
+    interleaved = fused_seconds(results, moved, on) if geometry.added is not None else 0.0
+    return interleaved, converted_seconds(problem, on, results) if len(geometry.stride) == 1 else 0.0
+
+
+def converted_seconds(problem: Workload, on: Gpu, results: int) -> float:
+    """What cuDNN takes to convert operands and results that are not channels last, as its kernels for tensor cores read and write them."""
+    if problem.dtype == "f32":
+        return 0.0
+    size, work = SIZES[problem.dtype], work_of(problem)
+    return sum(fused_seconds(each // size, 2 * each, on) for each in (work.input, work.weights, results * size))
 
 
 def library_seconds(problem: Workload, on: Gpu) -> float:

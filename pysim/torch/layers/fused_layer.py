@@ -79,11 +79,13 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     """`kind`: "Conv" or "Linear". `epsilon`: of a BatchNorm after it. `activation`: None, a name or ("clamp", low, high). `scaled`:
     without a norm, gamma multiplies the results of each filter. `over_channels`: a product over the channels of NCHW images. `input_op`:
     applied to the input first, in the kernel's prologue if a kernel supports that. `accuracy`: requested of plans. `in_cuda_graph`: calls
-    are captured in a CUDA graph. `replaced`: PyTorch's operators that it computes beside its own."""
+    are captured in a CUDA graph. `replaced`: PyTorch's operators that it computes beside its own. `alone_seconds`: expected of PyTorch's
+    convolution where no compiler lays out its operands."""
 
     input_op: NormLayer | FactorLayer | None
     accuracy: ModelAccuracy = "strict"
     in_cuda_graph: bool = False
+    alone_seconds: float = 0.0
     parameter_count = RESIDUAL_INPUT - 1
 
     def __init__(

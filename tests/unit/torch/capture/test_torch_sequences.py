@@ -133,7 +133,18 @@ def test_phases_lie_together_where_channels_are_last():
 def test_what_lies_around_a_kernel_is_priced():
     on, problem = load("h200"), parse("conv:mb8ic32iw24000oc64ow12000kw4sw2pw1:f16")
     sequence, results = Geometry((2,), (1,), (1,)), 8 * 64 * 12000
-    around = fused_seconds(results, 4 * results, on) + fused_seconds(8 * 32 * 24000, 4 * 8 * 32 * 24000, on)
+    around = sum(fused_seconds(each, 4 * each, on) for each in (results, 8 * 32 * 24000, 32 * 64 * 4))
     assert form_seconds(problem, on, sequence, results) == (0.0, pytest.approx(around))
     assert form_seconds(problem, on, Geometry(), results) == (0.0, 0.0)
     assert form_seconds(problem, on, Geometry(added=(0, 0)), results) == (fused_seconds(results, 4 * results, on), 0.0)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("by_aot")
+def test_a_graph_of_them_is_compiled_where_the_expected_calls_repay_that():
+    model, x = settled(grown(2, 64, 32, 4, 2, 1)), torch.randn(8, 64, 16, 16)
+    few, many = (pysim.torch.optimize(model, cuda_graph="caller", runs=runs) for runs in (1, 10**8))
+    for optimized, runs in ((few, "torch"), (many, "pysim")):
+        assert_close(optimized(x), model(x))
+        assert [one.runs for one in pysim.torch.report(optimized) if "ic64" in one.problem] in ([runs], [])
+    assert len(pysim.torch.report(few)) < len(pysim.torch.report(many))
