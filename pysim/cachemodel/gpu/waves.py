@@ -16,7 +16,8 @@ lone        Cycles of a k-iteration of a block that has the SM for itself: max(i
 main loop   Full waves x k-iterations x ((occupancy x iteration)^2 + lone^2)^(1/2), and the last wave with the blocks left for an SM. The
             counts contain tile and wave quantisation. More blocks hide more latency, but never all of it. With a producer warp and one
             block per SM a k-iteration takes `lone`.
-power       Multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p], the clock that the chip sustains under load.
+power       Multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p], the clock that the chip sustains under load;
+            of products of residues also bytes from memory x their energy / the board's power (`residues.variant`).
 L2          Each block (or cluster, whose blocks share loads) reads its rows of A and columns of B and writes its tile. Simultaneous
             requests for the same bytes cost repeat_share each after the first (the L2 request coalescer, LRC, in NVIDIA Nsight Compute's
             documentation). TMA transfers whole boxes: a part outside the operand takes as long as a part inside (H200, f16, 128 x 64
@@ -135,6 +136,7 @@ class Columns(NamedTuple):
     step_cycles: Number
     meet_cycles: Number
     hidden: Number
+    memory_power: Number = 0.0  # seconds of all of the chip's power that a byte from memory takes, where it is known
 
     def take(self, rows: Integers) -> "Columns":
         return Columns(*np.array(self)[:, rows])
@@ -363,7 +365,7 @@ def _waves(gpu: Gpu, c: Columns, of: Counts, traffic: Traffic, latency: Floats) 
     frequency, barriers = gpu.clock_hz, 1 + (c.stages == 1)
     lone = np.maximum(c.lone, latency / np.maximum(1, c.stages - 1)) + barriers * c.step_cycles
     products = of.tiles * c.tile_m * c.tile_n * of.all_iterations * c.block_k
-    power = products / (gpu.sms.value * c.fma) * frequency / c.sustained
+    power = (products / (gpu.sms.value * c.fma) / c.sustained + c.memory_power * traffic.memory_bytes) * frequency
     share = of.full_waves * of.slots / of.items
     parts = []
     for waves, blocks, units, part in (
