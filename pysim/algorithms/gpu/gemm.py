@@ -58,6 +58,8 @@ prepare = nothing_prepared  # operands are copied in the run, if at all
 THIRDS_ERROR, HALVES_ERROR = 1.5, 16.0
 # Rows of four-byte results that are no whole vectors go by strips (native/cuda/mainloop/wgmma/strips.cuh): times an output of two bytes
 STRIPS_COST = 3.0
+# More for each byte of a thread's local memory: 192x192 of tf32, whose registers spill 208, takes 20 us a tile longer (H200, 3 products)
+SPILLED_STRIPS_COST = 0.04
 # Mean relative error of sums of tf32 halves, at 64 products a promotion and more than one promotion
 # (native/cuda/mainloop/mma/split.cuh; the logits of ResNet-50's 41 such layers come out 1.7e-6 too small on an H200); with 16 and 32
 # products a promotion the mean error is at most a fifth of that, of either sign
@@ -299,9 +301,11 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
                 boxes["box_m"] = SWIZZLE_ROWS
             if tiles.cluster_rows == 1 and (kernel.k_major > 0 or own.trans_b):
                 boxes["box_n"] = SWIZZLE_ROWS
+        if tiles.producer and attributes.local_bytes and own.element_bytes == 4 and columns["unaligned_c"]:
+            boxes["unaligned_c"] = by_tma["unaligned_c"] + SPILLED_STRIPS_COST * attributes.local_bytes
         if tiles.k_warps > 1:  # a block takes all of k, and reads only the rows that there are
             boxes |= {"can_split_k": False, "box_m": 1, "box_n": 1, "part_unit": kernel.promotion}
-        all_columns = base._replace(max_cluster_splits=kernel.reduces_in_cluster, **(by_tma if tiles.producer else columns), **boxes)
+        all_columns = base._replace(max_cluster_splits=kernel.reduces_in_cluster, **((by_tma if tiles.producer else columns) | boxes))
         numbers = product_columns.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
         assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
         schedule = partial(GpuSchedule, kernel.name)

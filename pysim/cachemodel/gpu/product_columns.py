@@ -32,6 +32,7 @@ from pysim.record.plan import Layout
 from pysim.registry.cuda import WARP, Attributes, ConvKernel, Tiles, gemm_of_tiles
 
 SUB_CORES = 4
+F64_BLOCKS = 2  # of f64 on tensor cores, of which `hidden` of the family is (columns_of)
 
 
 @lru_cache(maxsize=4096)
@@ -42,6 +43,10 @@ def columns_of(
     pipe, threads = pipe_of(gpu, tiles.pipe) or "", threads or tiles.math_threads
     iteration = work.cycles / (efficiency or family.efficiency.value)
     results, resident = tiles.rows * tiles.columns, occupancy(gpu, attributes)
+    constants = {name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")}
+    of_f64 = tiles.tensor and tiles.dtype == "f64"
+    if of_f64:  # each resident block hides as much of what is left: an SM with one block stores while nothing multiplies
+        constants["hidden"] = 1 - (1 - constants["hidden"]) ** (resident / F64_BLOCKS)
     return Columns(
         *(0.0,) * 11,
         tile_m=tiles.rows * tiles.cluster_rows,
@@ -60,7 +65,7 @@ def columns_of(
         shared=work.shared,
         bound=max(range(len(work)), key=lambda i: work[i]),
         fma=gpu.fma_per_cycle[pipe].value / tiles.products,
-        overlap=F64_OVERLAP_EXPONENT if tiles.tensor and tiles.dtype == "f64" else OVERLAP_EXPONENT,
+        overlap=F64_OVERLAP_EXPONENT if of_f64 else OVERLAP_EXPONENT,
         sustained=gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.clock_hz,
         conversions=0,
         conversion_bytes=0,
@@ -77,7 +82,7 @@ def columns_of(
         row_ends_a=0.0,
         row_ends_b=0.0,
         sectors=1.0,
-        **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
+        **constants,
     )
 
 
