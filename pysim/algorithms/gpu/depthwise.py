@@ -34,9 +34,9 @@ LOAD_INSTRUCTIONS, STRIP_INSTRUCTIONS, ONE_OUTPUT_INSTRUCTIONS, PART_LINE = 10.0
 # 1804.06826, table 4.1)
 ISSUE_LATENCY = 3.2
 OTHER_REGISTERS, MAX_REGISTERS, SM_REGISTERS = 40, 255, 65536  # the first: beside accumulators, weights and a row (-Xptxas -v)
-# Where a thread has two neighbouring channels (paired_kernel): pairs of a block along channels, blocks of an SM by bytes of an element
-# (__launch_bounds__; one fewer where a thread has one column), and instructions of a load of two (fitted on ConvNeXt-T in float16)
-MOST_LANES, PAIRED_BLOCKS, PAIR_INSTRUCTIONS = 16, {2: 3, 4: 2}, 14.0
+# Where a thread has two neighbouring channels (paired_kernel): pairs of a block along channels, blocks of an SM (__launch_bounds__; one
+# fewer where a thread has one column), and instructions of a load of two (fitted on ConvNeXt-T in float16)
+MOST_LANES, PAIRED_BLOCKS, PAIR_INSTRUCTIONS = 16, 3, 14.0
 # Where rows stream through registers: instructions of a row to find its taps; lines that a load of weights touches, k apart in lanes along
 # filters (fitted: lab/data/h200/depthwise.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
@@ -71,8 +71,8 @@ def filters_of(row: ConvKernel) -> int:
 
 class Thread(NamedTuple):
     """The outputs of a thread: `filters`, `columns`, of which it loads and stores `piece` at once, and `rows` that are `spacing` apart;
-    `in_registers`: it keeps weights and rows in registers, else they stream through; `channels`: two under NHWC, with weights in shared
-    memory."""
+    `in_registers`: it keeps weights and rows in registers, else they stream through; `channels`: two of two-byte types under NHWC, with
+    weights in shared memory."""
 
     filters: int
     columns: int
@@ -99,7 +99,7 @@ def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
         if filters == 1 and (thread := spaced(w)):
             return thread
         return Thread(filters, 4 if w.dilation_w == 1 and w.stride_w <= 2 and fits(4) else 1, 1, False)
-    if layout == "nhwc" and filters == 1 and w.groups == w.filters and w.groups % 2 == 0:
+    if layout == "nhwc" and filters == 1 and w.element_bytes == 2 and w.groups == w.filters and w.groups % 2 == 0:
         return Thread(filters, 4 if fits(4) else 1, 1, True, channels=2)
     if layout == "nhwc":
         return Thread(filters, 4 if fits(4) else 1, 1, True)
@@ -260,7 +260,7 @@ class Depthwise(ByThreads):
             instructions += (there * ROW_INSTRUCTIONS + (high - there) * SKIPPED_ROW_INSTRUCTIONS) * channels
         rounds = 2 if thread.in_registers else rows_read * w.kernel_w / 4  # of loads, one after another
         waits = gpu.l1_latency_cycles.value * channels * rounds + ISSUE_LATENCY * instructions
-        block = msgspec.structs.replace(BLOCK, registers=registers(thread, taps, line, size))
+        block = msgspec.structs.replace(BLOCK, registers=registers(thread, taps, line))
         if thread.filters > 1 and windows.channels_last:
             # a thread reads its pixels' sectors again for each channel: L1 serves that as far as it holds those of all threads
             resident = occupancy(gpu, block) * block.threads / WARP * rows_read * line * line_bytes
@@ -291,11 +291,11 @@ def multiplied(thread: Thread, w: Conv) -> float:
     return sum(max(0, min(rows, end) - max(0, first)) for first, end in ends) / (rows * w.kernel_h)
 
 
-def registers(thread: Thread, taps: int, line: int, size: int) -> int:
+def registers(thread: Thread, taps: int, line: int) -> int:
     """Registers of a thread: accumulators, the current row, weights kept in registers, and the rest; with weights in shared memory those
     that its launch bounds allow."""
     if thread.channels > 1:
-        return min(MAX_REGISTERS, SM_REGISTERS // (BLOCK.threads * (PAIRED_BLOCKS[size] - (thread.columns == 1))) // 8 * 8)
+        return min(MAX_REGISTERS, SM_REGISTERS // (BLOCK.threads * (PAIRED_BLOCKS - (thread.columns == 1))) // 8 * 8)
     outputs, weights = thread.rows * thread.columns, taps * thread.in_registers
     return min(MAX_REGISTERS, thread.filters * (outputs + weights) + line + OTHER_REGISTERS)
 

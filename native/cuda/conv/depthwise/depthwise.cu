@@ -32,7 +32,7 @@ template <class T, int OF> struct By {
             return c.pad_left == KERNEL / 2 && c.width % size == 0 && c.out_w % size == 0 && (uintptr_t)c.in % bytes == 0 &&
                    (uintptr_t)c.out % out_bytes == 0;
         };
-        if constexpr (OF == 1)
+        if constexpr (sizeof(T) == 2 && OF == 1)
             if (pairs()) {
                 if (enough(4)) return {paired_kernel<T, KERNEL, STRIDE, 4>, ROWS, 4, 1, 1, lanes()};
                 return {paired_kernel<T, KERNEL, STRIDE, 1>, ROWS, 1, 1, 1, lanes()};

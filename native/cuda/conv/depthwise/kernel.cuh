@@ -172,14 +172,14 @@ __device__ __forceinline__ void read_pairs(const Conv &c, const T *at, int h, un
     }
 }
 
-/* kept_kernel for one filter a group under NHWC: a thread has two neighbouring channels and loads and stores both as one word. A block has
+/* kept_kernel for one filter a group, NHWC and 16-bit types: a thread has two neighbouring channels and loads and stores both as one word. A block has
  * places.lanes pairs of channels, whose weights it keeps in shared memory as f32, in THREADS / places.lanes places; `places.filters` counts blocks
  * along channels, which run side by side. A row's loads are in flight while the row before is multiplied, those of one column all together. Rows
  * outside the image are skipped.
  *
  * From registers weights take 98 loads of 2 bytes in 32 lines each, and a conversion for each use: 16 x 14x14 x 384, 7x7 of f16, took 16 us (H200). */
 template <class T, int KERNEL, int STRIDE, int WIDE>
-__global__ void __launch_bounds__(THREADS, (sizeof(T) == 2 ? 3 : 2) - (WIDE == 1))
+__global__ void __launch_bounds__(THREADS, WIDE == 1 ? 2 : 3)
     paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL, HIGH = (ROWS - 1) * STRIDE + KERNEL };
     enum { AHEAD = WIDE == 1 ? HIGH : 1 /* rows whose loads are in flight */, HELD = AHEAD < HIGH ? AHEAD + 1 : HIGH };

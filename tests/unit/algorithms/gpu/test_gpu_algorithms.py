@@ -191,17 +191,17 @@ def test_a_threads_outputs_are_so_far_apart_that_they_share_rows_or_one_where_th
     assert thread.high(w) * rows >= w.out_h
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
-def test_under_nhwc_a_thread_has_two_channels_and_of_few_results_one_column(dtype):
+@pytest.mark.parametrize(("dtype", "channels"), [("f16", 2), ("f32", 1)])
+def test_of_two_byte_types_under_nhwc_a_thread_has_two_channels_and_of_few_results_one_column(dtype, channels):
     w = msgspec.structs.replace(parse("conv:g96mb32ic96ih56oc96kh7ph3"), dtype=dtype)
     odd, single = (msgspec.structs.replace(w, groups=of, channels=of, filters=of, batch=mb) for of, mb in ((95, 32), (96, 1)))
     both = [depthwise.thread_of(H200.sms.value, 1, one, layout).channels for one in (w, odd) for layout in ("nhwc", "nchw")]
-    assert both == [2, 1, 1, 1]
+    assert both == [channels, 1, 1, 1]
     assert [depthwise.thread_of(H200.sms.value, 1, one, "nhwc").columns for one in (w, single)] == [4, 1]
 
 
 def test_rows_of_padding_are_not_multiplied_by_threads_of_two_channels():
-    whole, small = (parse(f"conv:g64mb32ic64{taps}") for taps in ("ih30oc64kh3", "ih7oc64kh7ph3"))
+    whole, small = (parse(f"conv:g64mb32ic64{taps}:f16") for taps in ("ih30oc64kh3", "ih7oc64kh7ph3"))
     shares = [depthwise.multiplied(depthwise.thread_of(H200.sms.value, 1, one, "nhwc"), one) for one in (whole, small)]
     assert shares == [1.0, pytest.approx(40 / 56)]  # of 8 rows of outputs, of which the image has 7
 
