@@ -23,13 +23,13 @@ def rows() -> list[dict[str, Any]]:
 
 def prices(row: dict[str, Any]) -> dict[str, float]:
     """By batch, the time over that of strict."""
-    return {batch: own / strict for batch, (own, strict, _) in (row["prices"] or {}).items()}
+    return {batch: own / strict for batch, (own, strict, _) in (row.get("prices") or {}).items()}
 
 
 def table() -> str:
     """A line for each network, those of today's contracts first."""
     every = sorted(rows(), key=lambda row: (row["state"] != TODAY, row["model"], row["dtype"]))
-    batches = [*prices(next(row for row in every if row["prices"]))]
+    batches = [*prices(next(row for row in every if row.get("prices")))]
     lines = [f"| network | images | differ | {' | '.join(batches)} |", "|---|--:|--:|" + "--:|" * len(batches)]
     for row in every:
         name = f"{row['model']}, {TYPES[row['dtype']]}" + ("" if row["state"] == TODAY else ", earlier build")
@@ -40,7 +40,7 @@ def table() -> str:
 
 def said() -> str:
     """Means of what the present contracts cost, and how far predictions are off."""
-    timed = [row for row in rows() if row["state"] == TODAY and row["prices"]]
+    timed = [row for row in rows() if row["state"] == TODAY and row.get("prices")]
     every = {(row["model"], batch): price for row in timed for batch, price in prices(row).items()}
     errors = [abs(np.log(told / (own / strict))) for row in timed for own, strict, told in row["prices"].values()]
     (model, batch), most = max(every.items(), key=lambda one: one[1])
