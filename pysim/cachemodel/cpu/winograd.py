@@ -39,7 +39,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,7 @@ FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/algorithms/winograd.h: unuse
 MISSES_IN_FLIGHT = 12
 ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: rows of filters that are prefetched ahead
 LINE, SPLIT_COLUMNS = 64, 64  # of native/algorithms/winograd.c: alignment of buffers; columns of a phase that are split off at once
+KEPT = "batch", "groups", "filters", "depth", "kernel_d", "stride_d", "dilation_d", "pad_front", "pad_back", "dtype"  # by `dense`
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -123,23 +124,9 @@ def dense(w: Conv) -> Conv:
     if phases_of(w) == 1:
         return w
     high, wide = ceil_div(w.kernel_h, w.stride_h), ceil_div(w.kernel_w, w.stride_w)
-    return Conv(
-        batch=w.batch,
-        groups=w.groups,
-        channels=w.channels * phases_of(w),
-        height=w.out_h + high - 1,
-        width=w.out_w + wide - 1,
-        filters=w.filters,
-        kernel_h=high,
-        kernel_w=wide,
-        depth=w.depth,
-        kernel_d=w.kernel_d,
-        stride_d=w.stride_d,
-        dilation_d=w.dilation_d,
-        pad_front=w.pad_front,
-        pad_back=w.pad_back,
-        dtype=w.dtype,
-    )
+    kept: dict[str, Any] = {name: getattr(w, name) for name in KEPT}
+    height, width = w.out_h + high - 1, w.out_w + wide - 1
+    return Conv(channels=w.channels * phases_of(w), height=height, width=width, kernel_h=high, kernel_w=wide, **kept)
 
 
 def channels_of(w: Conv) -> int:
