@@ -150,19 +150,20 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
 
 def integer_rows(problem: Workload, on: Machine, threads: int = 1) -> str:
     """The type, s8 or f32, whose rows are expected to compute an integer layer fastest; they add whole numbers exactly ("ieee"). Those of
-    f32 read bytes that were converted, and their sums become bytes."""
+    f32 read bytes that were converted, and their sums become bytes. Bytes may have channels last."""
     sides = (problem.input_shape, problem.output_shape) if isinstance(problem, Conv) else ((problem.m, problem.k), (problem.m, problem.n))
     converted = sum(reordering_seconds(Tensor(side, np.dtype(np.float32)), on) for side in sides)
 
-    def seconds(dtype: str) -> float:
+    def seconds(dtype: str, layout: Layout = "nchw") -> float:
         terms: Any = {"threads": threads, "accuracy": "ieee", "prepared": True, "quantised": dtype == "s8"}
-        request = Request(replace(problem, dtype=dtype), on, state="chained", **terms)
+        request = Request(replace(problem, dtype=dtype), on, layout, "chained", **terms)
         try:
             return planned(request).seconds or math.inf
         except PlanError:
             return math.inf
 
-    return "s8" if seconds("s8") <= seconds("f32") + converted else "f32"
+    whole = min(seconds("s8"), seconds("s8", "nhwc") if isinstance(problem, Conv) else math.inf)
+    return "s8" if whole <= seconds("f32") + converted else "f32"
 
 
 def adds_bytes(node: Node, graph: Graph, on: Machine, threads: int = 1) -> bool:
