@@ -144,9 +144,10 @@ class Launch:
             raise OperandError(f"quantised operands run in this process only, not in {self.executor.about}")
         self._integers = integers.checked(self._count)
         self._first_type, self._dtype, self._out_dtype = integers.first, stored_dtype(integers.first), stored_dtype(integers.stored)
-        if integers.scales is None or schedule.algorithm == "channels_last":
+        if integers.scales is None:
             return schedule
-        return msgspec.structs.replace(schedule, channels=w.channels // w.groups if isinstance(w, Conv) else w.k)
+        whole = w.channels // w.groups if isinstance(w, Conv) else w.k  # a plan with channels last has all taps of them, too
+        return msgspec.structs.replace(schedule, channels=max(whole, schedule.channels))
 
     @property
     def adds_bytes(self) -> bool:
