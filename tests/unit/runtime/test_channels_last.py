@@ -10,13 +10,15 @@ from integer_layers import convolved, elements, finished
 
 from pysim.errors import NativeError
 from pysim.problem.text import parse
-from pysim.record.integers import LIMITS, Integers
+from pysim.record.integers import LIMITS, Integers, Result
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.cpu import Kernel, direct_kernels, kernels
 from pysim.runtime.cpu import aligned, available_kernels
 from pysim.runtime.cpu_launch import Launch
 from pysim.runtime.integer_steps import Quantity, byte_pool_step, byte_sum_of
 from pysim.runtime.operators import Window, reorder_step
+
+RESULTS: tuple[Result, ...] = ("s32", "u8", "s8", "f32")
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYSIM_EMULATED", "1")  # builds for tests have AMX's rows on CPUs without it
@@ -61,13 +63,13 @@ def test_layers_with_channels_last_are_exact(row: Kernel) -> None:
     depthwise = row in DEPTHWISE
     for trial in range(32):
         problem = random_depthwise(random) if depthwise else random_layer(random)
-        result, kind = ("s32", "u8", "s8", "f32")[trial % 4], ("s8", "u8")[trial // 4 % 2]
+        kind, result = ("s8", "u8")[trial // 4 % 2], RESULTS[trial % 4]
         scales = None if result == "s32" else (random.random(problem.filters if trial % 3 else 1) * 2e-3 + 1e-4).astype(np.float32)
         into, zero = LIMITS.get(result, (0, 0)), int(random.integers(LIMITS[kind][0], LIMITS[kind][1] + 1)) if trial % 5 else 0
         of = [Quantity(float(np.float32(0.1 + random.random())), int(random.integers(100)), np.dtype(np.uint8)) for _ in range(3)]
         own = of[0].zero if result == "u8" else int(random.integers(into[0], into[1] + 1))
         how = byte_sum_of((of[0], of[1], of[2]), 3, 250) if result == "u8" and trial % 8 < 6 and not depthwise else None
-        integers = Integers(kind == "u8", zero, scales, result, own, how)  # type: ignore[arg-type]
+        integers = Integers(kind == "u8", zero, scales, result, own, how)
         activation: Any = (None, "relu", ("clamp", -20, 90))[trial % (2 if scales is None else 3)]
         bias = random.integers(-(10**6), 10**6, problem.filters).astype(np.int32) if random.integers(2) else None
         launch = Launch(problem, random_schedule(random, row, problem), 1 + trial % 2, layout="nhwc", integers=integers)
@@ -101,10 +103,10 @@ def test_pools_of_channels_last_are_those_of_planes(kind: str) -> None:
         for largest, counted in ((True, False), (False, False), (False, True)):
             x = elements(random, (2, channels, 9, 11), kind)
             window = Window((3, 2), (2, 1), (1, 2), (1, 1, 2, 0))
-            of = tuple(Quantity(0.5 + i, 3 + i, x.dtype) for i in range(2))
+            of = Quantity(0.5, 3, x.dtype), Quantity(1.5, 4, x.dtype)
             planes, y = (np.zeros((2, channels, 5, 10), x.dtype) for _ in range(2))
-            byte_pool_step(planes, x, window, largest, of, counted)()  # type: ignore[arg-type]
-            byte_pool_step(y, last(x).reshape(x.shape), window, largest, of, counted, channels)()  # type: ignore[arg-type]
+            byte_pool_step(planes, x, window, largest, of, counted)()
+            byte_pool_step(y, last(x).reshape(x.shape), window, largest, of, counted, channels)()
             np.testing.assert_array_equal(y.reshape(2, 5, 10, channels), last(planes))
 
 

@@ -12,3 +12,15 @@ def compiler_of_this_file() -> Iterator[None]:
     import torch
 
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler is here, and every layer is expected to be faster than its own."""
+    import torch
+
+    from pysim.torch.capture import compiled, compiled_layers
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(compiled, "missing_compiler", lambda: "")
+    monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda *_: float("inf"))

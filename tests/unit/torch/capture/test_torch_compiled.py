@@ -17,15 +17,7 @@ from pysim.errors import OperandError  # noqa: E402
 from pysim.torch import measured  # noqa: E402
 from pysim.torch.capture import compiled, compiled_layers  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("on_gpu", "fresh_compiler")
-
-
-@pytest.fixture(autouse=True)
-def _compiler_here(monkeypatch):
-    """Every layer is expected to be faster than the compiler's."""
-    torch.manual_seed(0)
-    monkeypatch.setattr(compiled, "missing_compiler", lambda: "")
-    monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda *_: float("inf"))
+pytestmark = pytest.mark.usefixtures("slow_compiler", "on_gpu", "fresh_compiler")
 
 
 @pytest.fixture

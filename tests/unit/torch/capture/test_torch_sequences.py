@@ -13,19 +13,10 @@ from torch_models import assert_close, settled  # noqa: E402
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any as load  # noqa: E402
 from pysim.problem.text import parse  # noqa: E402
-from pysim.torch.capture import compiled, compiled_layers  # noqa: E402
 from pysim.torch.layers.compiler_seconds import form_seconds, fused_seconds  # noqa: E402
 from pysim.torch.layers.conv_forms import Geometry, joined, joints_of  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("on_gpu", "fresh_compiler")
-
-
-@pytest.fixture(autouse=True)
-def _compiler_here(monkeypatch):
-    """Every layer is expected to be faster than the compiler's."""
-    torch.manual_seed(0)
-    monkeypatch.setattr(compiled, "missing_compiler", lambda: "")
-    monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda *_: float("inf"))
+pytestmark = pytest.mark.usefixtures("slow_compiler", "on_gpu", "fresh_compiler")
 
 
 @pytest.fixture
