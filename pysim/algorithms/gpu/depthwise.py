@@ -149,6 +149,20 @@ class Depthwise(ByThreads):
             return Reason("shape", f"it takes kernels of one row of up to {SEQUENCE_TAPS} taps with stride 1")
         return None
 
+    def in_blocks(
+        self,
+        gpu: Gpu,
+        known: dict[str, Attributes],
+        warps: tuple[float, float, float, float],
+        requested: float,
+        registers: int,
+        shared: int,
+    ) -> Variant:
+        """`of_threads`; where the compiler was not asked, a block has these registers and bytes of shared memory."""
+        variant = self.of_threads(gpu, known, warps, requested, "l2_latency_cycles", "memory_latency_cycles")
+        block = msgspec.structs.replace(BLOCK, registers=registers, shared_bytes=shared)
+        return variant if variant.compiled else variant._replace(attributes=block)
+
     def of_sequence(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, size, taps = self.w, self.size, self.w.kernel_w
         if size == 4 and taps > SEQUENCE_SHORT:
@@ -170,10 +184,8 @@ class Depthwise(ByThreads):
         columns = across * BLOCK.threads // SEQUENCE_LANES  # of a block
         requested = w.input_elements * size * (columns + taps - 1) / columns
         work = threads / WARP, instructions, wavefronts, waits
-        variant = self.of_threads(gpu, known, work, requested, "l2_latency_cycles", "memory_latency_cycles")
         shared = 0 if short else SEQUENCE_TAPS * SEQUENCE_LANES * each * 4
-        block = msgspec.structs.replace(BLOCK, registers=SEQUENCE_REGISTERS[size], shared_bytes=shared)
-        return variant if variant.compiled else variant._replace(attributes=block)
+        return self.in_blocks(gpu, known, work, requested, SEQUENCE_REGISTERS[size], shared)
 
     def of_staged(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, taps, warps = self.w, self.w.kernel_w, BLOCK.threads // WARP
@@ -187,10 +199,8 @@ class Depthwise(ByThreads):
         waits = 3 * (gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value) + ISSUE_LATENCY * instructions
         requested = w.input_elements * self.size * (STAGED_COLUMNS + taps - 1) / STAGED_COLUMNS
         work = blocks * warps, instructions, wavefronts, waits
-        variant = self.of_threads(gpu, known, work, requested, "l2_latency_cycles", "memory_latency_cycles")
         shared = (STAGED_COLUMNS + 2 * SEQUENCE_TAPS) * STAGED_CHANNELS * self.size
-        block = msgspec.structs.replace(BLOCK, registers=STAGED_REGISTERS, shared_bytes=shared)
-        return variant if variant.compiled else variant._replace(attributes=block)
+        return self.in_blocks(gpu, known, work, requested, STAGED_REGISTERS, shared)
 
     def of_toeplitz(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, warps = self.w, BLOCK.threads // WARP
@@ -205,11 +215,9 @@ class Depthwise(ByThreads):
         waits = 3 * (gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value) + ISSUE_LATENCY * instructions
         requested = w.input_elements * self.size * (TOEPLITZ_COLUMNS + w.kernel_w - 1) / TOEPLITZ_COLUMNS
         work = blocks * warps, instructions, wavefronts, waits
-        variant = self.of_threads(gpu, known, work, requested, "l2_latency_cycles", "memory_latency_cycles")
         chunks = -(-(TOEPLITZ_COLUMNS // TOEPLITZ_CHUNK + 2 * pairs) // 8) * 8
         shared = chunks * TOEPLITZ_CHUNK * TOEPLITZ_CHANNELS * self.size
-        block = msgspec.structs.replace(BLOCK, registers=TOEPLITZ_REGISTERS, shared_bytes=shared)
-        return variant if variant.compiled else variant._replace(attributes=block)
+        return self.in_blocks(gpu, known, work, requested, TOEPLITZ_REGISTERS, shared)
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         if self.row.variant == "sequence":

@@ -39,8 +39,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from math import log2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,7 +71,6 @@ FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/algorithms/winograd.h: unuse
 MISSES_IN_FLIGHT = 12
 ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: rows of filters that are prefetched ahead
 LINE, SPLIT_COLUMNS = 64, 64  # of native/algorithms/winograd.c: alignment of buffers; columns of a phase that are split off at once
-KEPT = "batch", "groups", "filters", "depth", "kernel_d", "stride_d", "dilation_d", "pad_front", "pad_back", "dtype"  # by `dense`
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -124,9 +124,9 @@ def dense(w: Conv) -> Conv:
     if phases_of(w) == 1:
         return w
     high, wide = ceil_div(w.kernel_h, w.stride_h), ceil_div(w.kernel_w, w.stride_w)
-    kept: dict[str, Any] = {name: getattr(w, name) for name in KEPT}
-    height, width = w.out_h + high - 1, w.out_w + wide - 1
-    return Conv(channels=w.channels * phases_of(w), height=height, width=width, kernel_h=high, kernel_w=wide, **kept)
+    size = {"height": w.out_h + high - 1, "width": w.out_w + wide - 1, "kernel_h": high, "kernel_w": wide}
+    unpadded = dict.fromkeys(("pad_top", "pad_left", "pad_bottom", "pad_right"), 0)
+    return msgspec.structs.replace(w, channels=w.channels * phases_of(w), stride_h=1, stride_w=1, **size, **unpadded)
 
 
 def channels_of(w: Conv) -> int:
