@@ -101,26 +101,31 @@ def _library(given: str | None) -> _OneDnn:
 
     ffi = cffi.FFI()
     ffi.cdef(_DECLARED)
-    tried = []
+    tried: dict[str, str] = {}  # why not -> the first file
     for file in _files():
         try:
             lib = ffi.dlopen(file)
             v = lib.dnnl_version()
         except (OSError, AttributeError) as error:
-            tried.append(f"{file}: {error}")
+            tried.setdefault(_told(file, error), file)
             continue
         version = f"oneDNN {v.major}.{v.minor}.{v.patch}{forced('ONEDNN_MAX_CPU_ISA', 'DNNL_MAX_CPU_ISA')}"
         if v.major != 3:
-            tried.append(f"{file} is {version}")
+            tried.setdefault(f"it is {version}", file)
             continue
         _one_thread(lib)
         engine, stream = ffi.new("dnnl_engine_t *"), ffi.new("dnnl_stream_t *")
         if lib.dnnl_engine_create(engine, _CPU, 0) or lib.dnnl_stream_create(stream, engine[0], _IN_ORDER):
-            tried.append(f"{file} ({version}) finds no CPU to run on")
+            tried.setdefault(f"{version} finds no CPU to run on", file)
             continue
         return _OneDnn(ffi, lib, engine[0], stream[0], version)
-    seen = f" ({'; '.join(tried)})" if tried else ""
+    seen = f" ({'; '.join(f'{file}: {why}' for why, file in tried.items())})" if tried else ""
     raise MissingError(f"no oneDNN 3 was found{seen}: install libdnnl, or set PYSIM_ONEDNN to its libdnnl.so")
+
+
+def _told(file: str, error: Exception) -> str:
+    """Why a library cannot be loaded, in the system's words, without the file and without what cffi tried then."""
+    return str(error).partition(".  Additionally")[0].removeprefix(f"cannot load library '{file}': ")
 
 
 def _one_thread(lib: Any) -> None:

@@ -361,6 +361,12 @@ def test_another_library_in_onednns_place_is_refused(monkeypatch: pytest.MonkeyP
     assert "dnnl_version" in missing("onednn")
 
 
+def test_a_onednn_that_lacks_a_library_is_told_in_a_line() -> None:
+    file = "/opt/libdnnl.so"
+    words = f"cannot load library '{file}': libtbb.so.12: cannot open shared object file.  Additionally, ctypes.util.find_library() did not"
+    assert onednn._told(file, OSError(words)) == "libtbb.so.12: cannot open shared object file"
+
+
 def test_onednn_is_looked_for_in_the_environment_where_wheels_put_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wheel, folder = tmp_path / "lib" / "libdnnl.so.3", tmp_path / "site" / "onednn" / "lib"
     wheel.parent.mkdir()
