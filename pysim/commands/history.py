@@ -271,6 +271,9 @@ def _put_all(runs: "Sequence[Run]", marks: Sequence[tuple[str, int, str]], as_js
         counted = [{"problem": name, "machine": on, "runs": len(of), "last": of[-1].ours.time} for (name, on), of in by_problem.items()]
         document(runs=counted, baselines=[{"name": name, "runs": count, "last": time} for name, count, time in marks])
         return
+    if not runs:
+        say("nothing is measured yet; pysim compare PROBLEM measures and keeps it")
+        return
     columns: list[Column[tuple[str, str]]] = [
         Column("runs", lambda key: str(len(by_problem[key]))),
         Column("last", lambda key: by_problem[key][-1].ours.time[:16].replace("T", " "), left=True),

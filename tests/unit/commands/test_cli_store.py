@@ -49,3 +49,10 @@ def test_results_are_measured_and_shown_where_the_store_cannot_be_written(words,
         told = [line for line in result.stderr.splitlines() if line.startswith("measurements are shown and not kept: ")]
         assert len(told) == 1
         assert "store.sqlite" in told[0] and "PYSIM_STORE" in told[0]
+
+
+def test_an_empty_store_says_what_fills_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYSIM_STORE", str(tmp_path / "store.sqlite"))
+    result = invoke("history")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "nothing is measured yet; pysim compare PROBLEM measures and keeps it\n"
