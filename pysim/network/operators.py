@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pysim.errors import MissingError, ProblemError, printable
+from pysim.errors import MissingError, ProblemError, nearest, printable
 from pysim.network.attention import attention
 from pysim.network.graph import Array, Node
 from pysim.network.native_ops import along, arrays, byte_operators
@@ -386,6 +386,8 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
     since, better = _BETTER_LATER.get(node.op_type, (opset, opset))
     if since <= opset < better:
         opset, node = better, _without(node, "spatial")
+    if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, opset):
+        raise ProblemError(f"{about}: {_unknown(node.op_type, opset)}")
     kinds = dict(onnx.TensorProto.DataType.items())
     ends = [
         [onnx.helper.make_tensor_value_info(name, kinds.get(elements.get(name, ""), 0), None) for name in dict.fromkeys(names)]
@@ -403,6 +405,17 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
         return list(ready.run(None, dict(zip(given, inputs, strict=True))))
 
     return evaluate
+
+
+def _unknown(name: str, opset: int) -> str:
+    """What is wrong with the name of an operator that ONNX lacks in a version."""
+    import onnx
+
+    if onnx.defs.has(name):
+        since = min(one.since_version for one in onnx.defs.get_all_schemas_with_history() if (one.domain, one.name) == ("", name))
+        return f"the model is of opset {opset}, and ONNX has this operator from opset {since} on"
+    close = nearest(name, [one.name for one in onnx.defs.get_all_schemas() if not one.domain])
+    return f"opset {opset} of ONNX has no such operator" + (f'; did you mean "{close}"?' if close else "")
 
 
 def _without(node: Any, default: str) -> Any:

@@ -79,15 +79,12 @@ def load(
     """
     if not isinstance(path, str | Path):
         raise OperandError(f"path is {quoted(path)}; expected the path of a .onnx file")
-    on, threads = host.runnable_any(machine), whole(threads, "threads", 1, MOST_THREADS)
+    on, threads = _cpu(machine), whole(threads, "threads", 1, MOST_THREADS)
     path, asked = model_file(str(path)) or (Path(path), None)
     if asked is not None and batch not in (None, asked):
         raise OperandError(f"batch is {quoted(batch)}, and the path asks for {asked}; expected one of them")
     seed = None if seed is None else whole(seed, "seed", 0)
     word(accuracy, "accuracy", ACCURACIES, PlanError)
-    if isinstance(on, Gpu):
-        raise PlanError(f"models run on CPUs, and {on.name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")
-
     if saved.is_saved(path):
         if (batch, seed) != (None, None) or asked is not None or accuracy != "standard":
             raise OperandError("a saved network has its batch, weights and accuracy; give these when it is loaded from the model's file")
@@ -101,4 +98,15 @@ def load(
 
     if batch == "any":
         return AnyBatch(made)
+    if isinstance(batch, str):
+        raise OperandError(f'batch is {quoted(batch)}; expected a whole number, at least 1, or "any"')
     return made(asked if batch is None else whole(batch, "batch", 1))
+
+
+def _cpu(machine: str | Machine | Gpu) -> Machine:
+    """The CPU that a model is planned for. A GPU is refused as such, whether one is here or not."""
+    on = None if machine == host.CUDA else host.any_machine(machine)
+    if isinstance(on, Machine):
+        return host.runnable(machine)  # type: ignore[arg-type]  # a CPU
+    name = on.name if on else machine
+    raise PlanError(f"models run on CPUs, and {name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")

@@ -9,7 +9,7 @@ from onnx_models import assert_close, by_onnxruntime, given, model_of
 import pysim
 from pysim.calibration import host
 from pysim.commands import networks
-from pysim.errors import OperandError, ProblemError
+from pysim.errors import OperandError, PlanError, ProblemError
 from pysim.onnx import layers as onnx_layers
 from pysim.onnx import load
 from pysim.problem import text
@@ -244,6 +244,19 @@ def test_a_batch_that_is_fixed_inside_is_named(tmp_path):
 def test_what_is_no_batch_is_refused(tmp_path, suffix, how):
     with pytest.raises(pysim.PysimError, match="batch"):
         pysim.load(saved(tmp_path, classifier(1)) + suffix, **how)
+    with pytest.raises(OperandError, match='expected a whole number, at least 1, or "any"'):
+        pysim.load(saved(tmp_path, classifier(1)), batch="all")
+
+
+@pytest.mark.parametrize("machine", ["h200", "cuda"])
+def test_a_gpu_is_refused_as_one_whether_it_is_here_or_not(machine, tmp_path):
+    with pytest.raises(PlanError, match=f"models run on CPUs, and {machine} is a GPU; there, use pysim.torch.optimize"):
+        pysim.load(saved(tmp_path, classifier(1)), machine=machine)
+
+
+def test_inputs_in_a_dict_are_told_how_they_are_given(tmp_path):
+    with pytest.raises(OperandError, match=r"as keywords: model\(\*\*inputs\)"):
+        pysim.load(saved(tmp_path, classifier(1)))({"x": np.zeros((1, 4, 6, 6), np.float32)})
 
 
 def test_commands_take_a_models_batch(tmp_path):

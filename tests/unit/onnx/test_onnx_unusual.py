@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX graphs that exporters seldom make and ONNX allows: equal to ONNX Runtime."""
 
+import re
+
 import numpy as np
 import pytest
 from graphs import helper, numpy_helper
 from onnx_models import by_onnxruntime, given, model_of, several
+
+from pysim.errors import ProblemError
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -33,6 +37,18 @@ def equal(nodes, shape, constants=(), opset=17, outputs=("y",)):
 )  # fmt: skip
 def test_operators_that_the_onnx_package_lacks_or_defines_otherwise_equal_onnxruntime(op, how, shape):
     equal([helper.make_node(op, ["x"], ["y"], **how)], shape)
+
+
+@pytest.mark.parametrize(
+    ("op", "opset", "why"),
+    [
+        ("Frobnicate", 17, "opset 17 of ONNX has no such operator"), ("Rellu", 17, 'has no such operator; did you mean "Relu"?'),
+        ("Swish", 17, "the model is of opset 17, and ONNX has this operator from opset 24 on"),
+    ],
+)  # fmt: skip
+def test_an_operator_that_onnx_lacks_is_told_in_a_sentence(op, opset, why):
+    with pytest.raises(ProblemError, match=re.escape(why)):
+        equal([helper.make_node(op, ["x"], ["y"])], (2, 3), opset=opset)
 
 
 def test_indices_may_leave_some_of_the_other_axes():
