@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pysim.errors import ProblemError, PysimError, printable
+from pysim.errors import OperandError, ProblemError, PysimError, printable, quoted
 
 _LONGEST = 300
 
@@ -57,6 +57,21 @@ def written(path: Path, error: type[PysimError] = ProblemError, replace: bool = 
                 os.link(partial, target)  # fails if a file was created meanwhile
     except (OSError, ValueError, RuntimeError) as cause:
         raise error(f"{_name(path)} cannot be written: {getattr(cause, 'strerror', None) or cause}") from None
+
+
+def path_of(path: object) -> Path:
+    """The path of a file that a user names; OperandError for what is no path."""
+    if not isinstance(path, str | Path):
+        raise OperandError(f"path is {quoted(path)}; expected the path of a file, such as model.pysim")
+    return Path(path)
+
+
+def path_to_save(path: object) -> Path:
+    """Where a user saves a model. OperandError also for the name of an ONNX file, which the model may have been read from."""
+    if (made := path_of(path)).suffix == ".onnx":
+        other = _name(made.with_suffix(".pysim"))
+        raise OperandError(f"{_name(made)}: what is saved is no ONNX file; expected another name, such as {other}")
+    return made
 
 
 def check_writable(path: Path, error: type[PysimError] = ProblemError) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from pysim.arguments import whole
 from pysim.errors import OperandError, choose, printable
+from pysim.file_io import path_to_save
 from pysim.machine.cpu import Machine
 from pysim.network import operators, saved
 from pysim.network.arena import Buffers, plan_buffers, view_offset
@@ -91,7 +92,7 @@ class Network:
     def save(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
         """Writes the network with its plans and prepared weights, for `pysim.load(path)` of another process (`pysim.network.saved`)."""
         parts = saved.Parts(self._graph, self.plan.layers, self._natives, self.accuracy, about or self.about)
-        saved.save(Path(path), parts, self.plan.machine, self.threads)
+        saved.save(path_to_save(path), parts, self.plan.machine, self.threads)
 
     def _repr_html_(self) -> str:
         """What notebooks show: its plan."""
@@ -185,6 +186,8 @@ class Network:
         if len(arrays) > len(names):
             one = "one array" if len(names) == 1 else f"{len(names)} arrays"
             raise OperandError(f"the model takes {one} ({', '.join(map(printable, names))}), but {len(arrays)} are given")
+        if any(isinstance(one, Mapping) for one in arrays):
+            raise OperandError("a dict is given in the place of an array; inputs go by their places or as keywords: model(**inputs)")
         given = dict(zip(names, arrays, strict=False))
         for name, x in named.items():
             if name in given:

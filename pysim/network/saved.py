@@ -178,7 +178,9 @@ def load(path: Path, on: Machine, threads: int) -> Parts:
             layers = tuple(_layer(one, on, value) for one in document["layers"])
             tensors = {name: Tensor(tuple(shape), np.dtype(kind)) for name, (shape, kind) in document["tensors"].items()}
             natives = [_native(one, layer, threads, arrays, tensors) for one, layer in zip(document["layers"], layers, strict=True)]
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+    except OSError as error:
+        raise ProblemError(f"{_name(path)} cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
         raise ProblemError(f"{_name(path)} is no whole network of pysim's: {error}; save it again from the model's file") from None
     nodes = tuple(layer.node for layer in layers)
     graph = Graph(nodes, tuple(document["inputs"]), tuple(document["outputs"]), tensors, constants)

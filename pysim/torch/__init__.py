@@ -35,6 +35,7 @@ from torch._guards import GuardSource
 from torch.nn.modules import module as torch_module
 
 from pysim.caches import once
+from pysim.file_io import path_of, path_to_save
 from pysim.logs import LOG, is_disabled
 from pysim.torch.capture.compiled import RUNS, by_compiler
 from pysim.torch.capture.effects import effects_of
@@ -184,6 +185,7 @@ def save(model: torch.nn.Module, path: str | Path, /, *args: Any, **kwargs: Any)
     The file tells the model's classes, attributes and code. On a CPU it holds digests of the weights beside the network with its prepared
     weights, and is for the machine, the number of threads, the versions and the build of the native library that wrote it. On a GPU it
     holds the graph's operators and the layers' plans, and is for the GPU, the settings and the versions. Nothing in it is executed."""
+    place = path_to_save(path)
     chosen = model._pysim.options if isinstance(model, _Optimized) else Options()
     own = optimize(model._pysim.model if isinstance(model, _Optimized) else model, *chosen)  # captured for these sizes alone
     if not isinstance(own, _Optimized):
@@ -200,9 +202,9 @@ def save(model: torch.nn.Module, path: str | Path, /, *args: Any, **kwargs: Any)
     if graph.untold:
         raise refused(graph.untold)
     if graph.program is not None:
-        save_program(calls.model, own, graph, chosen._asdict(), Path(path), (args, kwargs))
+        save_program(calls.model, own, graph, chosen._asdict(), place, (args, kwargs))
     else:
-        save_network(calls.model, own, graph, Path(path), (args, kwargs))
+        save_network(calls.model, own, graph, place, (args, kwargs))
 
 
 def load(path: str | Path, model: torch.nn.Module) -> torch.nn.Module:
@@ -214,9 +216,10 @@ def load(path: str | Path, model: torch.nn.Module) -> torch.nn.Module:
     modules that the code names, but not those of packages that have a version."""
     if isinstance(model, _Optimized):
         model = model._pysim.model
+    place = path_of(path)
     if is_disabled():
         return optimize(model)
-    saved: SavedCall = SavedProgram(Path(path)) if is_program(Path(path)) else SavedNetwork(Path(path))
+    saved: SavedCall = SavedProgram(place) if is_program(place) else SavedNetwork(place)
     optimized = optimize(model, **saved.options)
     cast("Any", optimized)._pysim.saved = saved.of(model)
     return optimized

@@ -104,7 +104,7 @@ class SavedNetwork(SavedCall):
 
     def of(self, model: torch.nn.Module) -> "SavedNetwork":
         super().of(model)
-        self._differ("the numbers of ", {name: _tensor_digest(one) for name, one in tensors_of(model).items()}, self._about["tensors"])
+        self._differ("the content of ", {name: _tensor_digest(one) for name, one in tensors_of(model).items()}, self._about["tensors"])
         self._watched = WatchedTensors(self._now())
         self._epoch = self._watched.look(self._watched.tensors) if self._watched.tensors else NO_EPOCH
         if self._epoch is NO_EPOCH:

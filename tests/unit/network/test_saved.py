@@ -158,3 +158,12 @@ def test_saving_leaves_a_file_as_it_was_where_it_fails(tmp_path, monkeypatch):
     with pytest.raises(ProblemError, match="cannot be written"):
         network.save(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("path", "why"), [(None, "path is None; expected the path of a file"), ("model.onnx", "such as .*model.pysim")])
+def test_the_file_of_a_model_is_not_overwritten(path, why, tmp_path):
+    network = written(tmp_path, random_model(0))
+    before = (tmp_path / "model.onnx").read_bytes()
+    with pytest.raises(OperandError, match=why):
+        network.save(path and tmp_path / path)
+    assert (tmp_path / "model.onnx").read_bytes() == before

@@ -143,8 +143,22 @@ def test_a_global_variable_of_the_models_own_code_is_seen(loaded, monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "error", "why"),
+    [
+        (None, OperandError, "path is None; expected the path of a file"),
+        ("/nowhere/it.pysim", ProblemError, r'^"/nowhere/it.pysim" cannot be read: No such file or directory$'),
+    ],
+)
+def test_what_is_no_file_is_refused(path, error, why):
+    with pytest.raises(error, match=why):
+        pysim.torch.load(path, made())
+    with pytest.raises(OperandError, match=r"such as .*it\.pysim"):
+        pysim.torch.save(made(), "it.onnx")
+
+
 def test_another_model_is_refused_with_what_differs(kept, monkeypatch):
-    with pytest.raises(OperandError, match=r"the numbers of conv\.weight"):
+    with pytest.raises(OperandError, match=r"the content of conv\.weight"):
         pysim.torch.load(kept[0], made(seed=1))
     with pytest.raises(OperandError, match=r"conv\.\w+ .*is not what it was"):
         pysim.torch.load(kept[0], made(width=4))
