@@ -197,3 +197,33 @@ def test_a_folder_a_module_and_a_line_are_a_gpu_algorithm_that_is_checked_planne
     run("build/native/cuda/check_conv_emulated", "--kernel", "example")
     library = tmp_path / "build/native/cuda/libpysim_cuda_emulated.so"
     run(sys.executable, "-c", GPU_USE, PYTHONPATH=str(tmp_path), PYSIM_CUDA_LIBRARY=str(library))
+
+
+def test_an_operator_runs_natively_by_a_line_in_two_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx = pytest.importorskip("onnx")
+    import numpy as np
+
+    from pysim import load
+    from pysim.network import operators
+    from pysim.network.graph import Node
+    from pysim.network.numpy_ops.operators import DEFINED
+    from pysim.onnx.lowering.operators import LOWER
+
+    of, name, x = onnx.helper, "ThresholdedRelu", np.array([[-1.0, 1, 2]], np.float32)
+    ends = [of.make_tensor_value_info(end, onnx.TensorProto.FLOAT, x.shape) for end in "xy"]
+    graph = of.make_graph([of.make_node(name, ["x"], ["y"], alpha=1.0)], "g", ends[:1], ends[1:])
+    onnx.save(of.make_model(graph, opset_imports=[of.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
+
+    def result() -> list[float]:
+        found: list[float] = load(tmp_path / "model.onnx")(x)[0].tolist()
+        return found
+
+    assert result() == [0, 0, 2]
+    monkeypatch.setitem(operators.NATIVE, name, operators.NATIVE["Relu"])  # as another function, to tell it by its result
+    monkeypatch.setitem(operators.OPERATORS, name, operators._natively(name))
+    assert result() == [0, 0, 2], "NATIVE alone changes something"
+    monkeypatch.setitem(LOWER, name, lambda node, *_: Node(node.op, node.name, node.inputs, node.outputs))
+    assert result() == [0, 1, 2]
+    monkeypatch.delitem(LOWER, name)
+    monkeypatch.setitem(DEFINED, name, lambda node, opset: lambda inputs: [inputs[0] + 1])
+    assert result() == [0, 2, 3]
