@@ -7,9 +7,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,26 @@ def timed(candidates: dict[str, Callable[[], object]], **options: Any) -> dict[s
     return interleave(candidates, CpuClock(), **options).samples
 
 
+class Timer:
+    """The processor's timer, which advances by what each call is said to take: no other process counts."""
+
+    now = 0.0
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+    def lasting(self, seconds: float) -> Callable[[], None]:
+        return partial(self.spend, seconds)
+
+
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
+    found = Timer()
+    time_ = SimpleNamespace(perf_counter=lambda: found.now, perf_counter_ns=lambda: round(found.now * 1e9))
+    monkeypatch.setattr(clock, "time", time_)
+    return found
+
+
 def spin(seconds: float) -> Callable[[], None]:
     """A call that keeps the processor busy for a time that is known."""
 
@@ -43,17 +63,10 @@ def spin(seconds: float) -> Callable[[], None]:
 # ------------------------------------------------------------------------------------------------------------- timing
 
 
-def test_samples_are_seconds_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timer advances by what each call is said to take, so that no other process counts; short calls are timed in batches."""
-    now = 0.0
-
-    def lasting(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: round(now * 1e9))
+def test_samples_are_seconds_of_one_call(timer: Timer) -> None:
+    """Short calls are timed in batches."""
     seconds = {"a": 1e-3, "b": 2e-3, "short": 5e-6}
-    times = timed({name: partial(lasting, each) for name, each in seconds.items()}, min_samples=10, min_seconds=0, warmup_seconds=0)
+    times = timed({name: timer.lasting(each) for name, each in seconds.items()}, min_samples=10, min_seconds=0, warmup_seconds=0)
     for name, each in seconds.items():
         assert times[name] == pytest.approx([each] * 10, rel=1e-3)
 
@@ -99,16 +112,17 @@ def test_a_cold_turn_has_no_untimed_call() -> None:
     assert len(calls) - cold == 6
 
 
-def test_a_call_too_short_for_the_clock_is_timed_in_batches() -> None:
+def test_a_call_too_short_for_the_clock_is_timed_in_batches(timer: Timer) -> None:
     count = 0
 
     def call() -> None:
         nonlocal count
         count += 1
+        timer.spend(4e-7)
 
     times = timed({"a": call}, min_samples=30, min_seconds=0, warmup_seconds=0)
-    assert count > 30 * 50
-    assert 0 < np.median(times["a"]) < 5e-6
+    assert count > 30 * clock.BATCH_SECONDS / 4e-7
+    assert times["a"] == pytest.approx([4e-7] * 30, rel=1e-3)
 
 
 def test_every_candidate_is_timed_for_at_least_the_requested_time() -> None:
@@ -147,17 +161,16 @@ def test_what_ends_a_run_early_leaves_intervals_their_coverage() -> None:
     assert early > 150 and hits / 200 >= 0.88
 
 
-def test_short_calls_do_not_make_endless_rounds() -> None:
-    times = timed({"short": spin(25e-6)}, min_samples=5, min_seconds=60, warmup_seconds=0)
+def test_short_calls_do_not_make_endless_rounds(timer: Timer) -> None:
+    times = timed({"short": timer.lasting(25e-6)}, min_samples=5, min_seconds=60, warmup_seconds=0)
     assert len(times["short"]) == MAX_ROUNDS
 
 
-def test_a_spent_budget_ends_the_run_and_shows_in_the_sample_count() -> None:
-    start = time.perf_counter()
-    times = timed({"a": spin(5e-3)}, min_samples=10_000, budget_seconds=0.05, warmup_seconds=0)
-    assert time.perf_counter() - start < 2
-    assert MIN_ROUNDS <= len(times["a"]) <= 20
-    times = timed({"a": spin(1e-3)}, min_samples=30, budget_seconds=0, warmup_seconds=0)
+def test_a_spent_budget_ends_the_run_and_shows_in_the_sample_count(timer: Timer) -> None:
+    times = timed({"a": timer.lasting(5e-3)}, min_samples=10_000, budget_seconds=0.05, warmup_seconds=0)
+    assert timer.now < 0.1  # three untimed calls, and one before each sample
+    assert MIN_ROUNDS <= len(times["a"]) <= 7
+    times = timed({"a": timer.lasting(1e-3)}, min_samples=30, budget_seconds=0, warmup_seconds=0)
     assert len(times["a"]) == MIN_ROUNDS
 
 
@@ -314,7 +327,7 @@ def test_the_core_is_read_before_the_samples_and_after_rounds(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_rounds_on_a_shared_core_are_left_out_and_taken_again(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+def test_rounds_on_a_shared_core_are_left_out_and_taken_again(monkeypatch: pytest.MonkeyPatch, timer: Timer, threads: int) -> None:
     shared = iter([False, *[True] * 9, *[False] * 1000])  # at the first reading, and after each round
     now = False
 
@@ -329,17 +342,17 @@ def test_rounds_on_a_shared_core_are_left_out_and_taken_again(monkeypatch: pytes
     monkeypatch.setattr(clock, "PATIENCE", 1000)
     options: dict[str, Any] = {"min_samples": 10, "min_seconds": 0, "warmup_seconds": 0}
     meter = partial(speed.Speedometer, "avx512", threads)
-    result = interleave({"a": lambda: spin(1e-3 if now else 1e-4)()}, CpuClock(threads), speedometer=meter, **options)
+    result = interleave({"a": lambda: timer.spend(1e-3 if now else 1e-4)}, CpuClock(threads), speedometer=meter, **options)
     assert result.samples["a"].size == 5 and result.left_out == pytest.approx(10 / 15)  # half of the 10 that were wanted
-    assert np.median(result.samples["a"]) < 5e-4 and result.speed == speed.Speed(4e9, 2.0, 5.0)
+    assert result.samples["a"] == pytest.approx([1e-4] * 5) and result.speed == speed.Speed(4e9, 2.0, 5.0)
 
 
-def test_all_rounds_are_kept_where_the_core_is_shared_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rounds_are_kept_where_the_core_is_shared_for_long(monkeypatch: pytest.MonkeyPatch, timer: Timer) -> None:
     readings = itertools.chain([2.0], itertools.repeat(1.0))
     monkeypatch.setattr(speed, "read", lambda target, threads: speed.Speed(4e9, next(readings), 5.0))
     monkeypatch.setattr(speed, "SHARE", np.inf)
     options: dict[str, Any] = {"min_samples": 30, "min_seconds": 0, "warmup_seconds": 0}
-    result = interleave({"a": spin(1e-3)}, CpuClock(), speedometer=partial(speed.Speedometer, "avx512"), **options)
+    result = interleave({"a": timer.lasting(1e-3)}, CpuClock(), speedometer=partial(speed.Speedometer, "avx512"), **options)
     assert result.left_out == 0 and result.samples["a"].size > 30
 
 
@@ -375,17 +388,21 @@ def test_a_speed_is_read_back_from_an_environment_with_and_without_lines() -> No
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()) < 2, reason="this computer has one CPU")
 def test_many_lines_in_order_take_less_each_than_one_alone() -> None:
-    def least(nbytes: int) -> float:
-        """Of several readings; another process may have one of the CPUs."""
-        found = []
-        for _ in range(1000):
-            with suppress(NativeError):
-                found.append(runtime.probe_line_transfer(nbytes, 64, 1e-3))
-            if len(found) == 20:
-                break
-        return min(found)
-
-    assert 1e-9 < least(64) < 1e-5 and least(4096) < least(64)
+    """Where other processes have the CPUs for as long as this looks, nothing but the answer that says so can be tested."""
+    found: dict[int, list[float]] = {64: [], 4096: []}
+    refused = ""
+    end = time.monotonic() + 5
+    while min(map(len, found.values())) < 3 and time.monotonic() < end:
+        for nbytes, readings in found.items():
+            try:
+                readings.append(runtime.probe_line_transfer(nbytes, 64, 1e-3))
+            except NativeError as error:
+                refused = str(error)
+    assert not refused or "no second thread had a CPU of its own" in refused
+    assert all(1e-9 < one <= 1e-5 for readings in found.values() for one in readings)
+    if not all(found.values()):
+        pytest.skip("other processes had this computer's CPUs for 5 s: no line went from one to another")
+    assert min(found[4096]) < min(found[64])  # 13 and 210 ns (two cores of Zen 3)
 
 
 @pytest.mark.skipif(not cpu_load.STAT.exists(), reason="this system has no /proc/stat")
@@ -416,9 +433,12 @@ def test_a_buffer_that_begins_on_any_line_is_read_as_fast_as_others() -> None:
         assert library.pysim_probe_read(ffi.from_buffer(raw[start + offset :]), size, 1e-3, rate) == 0
         return float(rate[0])
 
-    found = [[read(offset) for offset in (0, 64, 448)] for _ in range(8)]
-    whole, *others = np.max(found, axis=0)
-    assert min(others) > 0.75 * whole  # 0.55 where what lies before and after blocks of 512 bytes is read byte by byte
+    found, share = [], 0.0
+    while len(found) < 8 or (share < 0.75 and len(found) < 1000):  # more where other processes have the core
+        found.append([read(offset) for offset in (0, 64, 448)])
+        whole, *others = np.max(found, axis=0)
+        share = min(others) / whole
+    assert share > 0.75  # 0.55 where what lies before and after blocks of 512 bytes is read byte by byte
 
 
 # --------------------------------------------------------------------------------------------------------- statistics
