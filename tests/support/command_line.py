@@ -51,7 +51,7 @@ def document(*words: str, code: int = 0) -> dict:
 
 def child(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pysim", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, env={**os.environ, **environment}, check=False)
 
 
 def refused(code: int, *words: str) -> str:

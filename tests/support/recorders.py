@@ -21,7 +21,8 @@ def compiler() -> list[str]:
 
 
 def plain_sources(folder: Path) -> list[Path]:
-    """The library in plain C: its files, and for each template and vector type a file in this folder that includes it."""
+    """The library in plain C: its files, and for each template and vector type a file in this folder that includes it. Loops that round
+    once, which take as long to compile as half of the rest and which the library may lack, are left out."""
     found = []
     for at, (path, flags) in enumerate(plain_units()):
         if flags:
@@ -29,7 +30,7 @@ def plain_sources(folder: Path) -> list[Path]:
             made = folder / f"{path.stem}_{at}.c"
             made.write_text(f'#define VECTORS {vectors}\n#include "templates/{path.name}"\n')
             found.append(made)
-        elif path.stem != "worker":
+        elif path.stem not in {"worker", "loops_once"}:
             found.append(path)
     return found
 

@@ -39,7 +39,7 @@ SQUARE = np.ones((4, 4), np.float32)
 
 
 def run_python(code: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
 
 
 # Threads and processes

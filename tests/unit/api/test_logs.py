@@ -20,7 +20,7 @@ PLAN = f"import pysim; pysim.plan({PROBLEM!r}, machine='zen4')"
 def python(text: str, log: str, folder: Path) -> subprocess.CompletedProcess[str]:
     given = {name: value for name, value in os.environ.items() if name != "PYSIM_LOG"} | {"PYTHONPATH": str(ROOT)}
     given |= {"PYSIM_LOG": log} if log else {}
-    return subprocess.run([sys.executable, "-c", text], env=given, cwd=folder, capture_output=True, text=True, check=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", text], env=given, cwd=folder, capture_output=True, text=True, check=True, timeout=250)
 
 
 def test_a_plan_is_logged_with_its_name_and_what_lost_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:

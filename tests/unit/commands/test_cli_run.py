@@ -358,7 +358,7 @@ def test_a_reader_that_went_away_ends_it_quietly():
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "pysim", "machines"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=250, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")
 
@@ -413,7 +413,7 @@ COMMAND_WORDS += [("--help",), ("--version",), ("plan", SMALL, "-m", "zen4", "--
 def test_a_stdout_that_takes_nothing_is_one_sentence_and_exit_code_2(words):
     command = f"{shlex.quote(sys.executable)} -m pysim {shlex.join(words)}"
     for stdout, message in ((">&-", "stdout is closed"), ("> /dev/full", "No space left on device")):
-        done = subprocess.run(["sh", "-c", f"{command} {stdout}"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["sh", "-c", f"{command} {stdout}"], capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 2
         assert re.fullmatch(rf"pysim: .*{message}.*\n", done.stderr), done.stderr
 
@@ -433,7 +433,7 @@ def test_a_document_that_ends_in_the_middle_is_an_error(tmp_path, unbuffered):
 def test_a_closed_stderr_changes_nothing_on_stdout():
     command = f"{shlex.quote(sys.executable)} -m pysim plan {SMALL} -m zen4"
     closed, open_ = (
-        subprocess.run(["sh", "-c", f"{command} {end}"], stdout=subprocess.PIPE, timeout=60, check=False) for end in ("2>&-", "")
+        subprocess.run(["sh", "-c", f"{command} {end}"], stdout=subprocess.PIPE, timeout=250, check=False) for end in ("2>&-", "")
     )
     assert (closed.returncode, closed.stdout) == (0, open_.stdout)
 

@@ -143,7 +143,7 @@ def test_a_scheduler_and_workers_started_by_command_line_share_the_tasks(tmp_pat
     started += [[sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(address), "--no-dashboard", "--no-nanny"]] * 2
     running = [subprocess.Popen(one, stderr=subprocess.DEVNULL, cwd=tmp_path) for one in started]
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 250
         while not (address.exists() and address.read_text().strip()):
             assert running[0].poll() is None and time.monotonic() < deadline, "the scheduler did not start"
             time.sleep(0.1)

@@ -126,7 +126,7 @@ def test_two_processes_write_one_new_store_at_once(tmp_path: Path) -> None:
                 store.add(measurement(machine=sys.argv[2], run=str(i)))
     """
     processes = [python(code, str(path), name, str(Path(__file__).parent)) for name in ("a", "b")]
-    assert [p.wait(timeout=60) for p in processes] == [0, 0]
+    assert [p.wait(timeout=250) for p in processes] == [0, 0]
     for p in processes:
         assert p.stdout is not None
         p.stdout.close()

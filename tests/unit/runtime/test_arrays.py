@@ -248,7 +248,7 @@ def test_other_targets_compute_the_same(tmp_path, target):
     source, vectors = NATIVE / "templates" / "loops.c", "portable/vec_f32.h" if target == "portable" else "x86/vectors/vec_avx2_f32.h"
     flags = [f'-DVECTORS="{vectors}"', *(["-mavx2", "-mfma"] if target == "avx2" else [])]
     made = tmp_path / "loops.so"
-    subprocess.run(["gcc", "-std=gnu11", "-O2", "-fPIC", "-shared", *flags, f"-I{NATIVE}", str(source), "-lm", "-o", str(made)], check=True)
+    subprocess.run(["gcc", "-std=gnu11", "-Og", "-fPIC", "-shared", *flags, f"-I{NATIVE}", str(source), "-lm", "-o", str(made)], check=True)
     loops = Loops.in_dll(ctypes.CDLL(str(made)), f"pysim_loops_f32__{target}")
     ffi, rng = cpu.library()[0], np.random.default_rng(5)
 

@@ -127,7 +127,7 @@ def greeting(power10) -> list[str]:
     one = emulated._Worker(power10.library() and power10._command, power10._shared)
     lines = []
     while not lines or lines[-1] != "ready":
-        lines.append(one.line(time.monotonic() + 60))
+        lines.append(one.line(time.monotonic() + 250))
     one.stop()
     return lines
 
@@ -206,7 +206,7 @@ def test_lines_of_random_bytes_and_words_are_each_answered(power10):
             words = RANDOM.integers(0, len(pieces), RANDOM.integers(0, 12))
             line = b" ".join([names[RANDOM.integers(len(names))], *(pieces[i] for i in words)])
         process.stdin.write(line + b"\n")
-        assert power10._worker.line(time.monotonic() + 60).partition(" ")[0] in ("done", "refused"), line
+        assert power10._worker.line(time.monotonic() + 250).partition(" ")[0] in ("done", "refused"), line
     assert power10._worker.process is process
 
 
@@ -394,7 +394,7 @@ print(parent)
 
 @emulation
 def test_a_forked_child_has_its_own_worker_and_both_end_with_their_processes():
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2

@@ -177,7 +177,7 @@ def test_a_search_that_is_killed_goes_on_where_it_was() -> None:
     command = [sys.executable, "-m", "pysim", "search", SMALL, "--budget", "600"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 250
         with Store() as store:
             while len(store) < 40 and time.monotonic() < deadline and process.poll() is None:
                 time.sleep(0.02)

@@ -209,11 +209,13 @@ def test_doubles_in_plain_c_take_about_twice_as_long_as_floats(problem: str) -> 
         shapes = ((4, 1000), (1000, 400)) if isinstance(plan.workload, Gemm) else ((1, 3, 56, 56), (32, 3, 3, 3))
         runs[dtype] = partial(plan.run, *(np.ones(shape, {"f32": "f4", "f64": "f8"}[dtype]) for shape in shapes))
         runs[dtype]()
-    for _ in range(10):
+    for turn in range(300):
         for dtype, run in runs.items():
-            begin = time.perf_counter()
+            begin = time.thread_time()
             run()
-            taken[dtype] = min(taken[dtype], time.perf_counter() - begin)
+            taken[dtype] = min(taken[dtype], time.thread_time() - begin)
+        if turn >= 10 and taken["f64"] < 6 * taken["f32"]:  # more turns where other processes have the core
+            break
     assert taken["f64"] < 6 * taken["f32"]
 
 

@@ -74,7 +74,7 @@ def touching(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     command = compiler()
     folder = tmp_path_factory.mktemp("touching")
     flags = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-w", f"-I{NATIVE}", "-c"]
-    noting = ["-O1", "-fsanitize=thread", "-Dmemcpy=pysim_touching_memcpy", "-Dmemset=pysim_touching_memset"]
+    noting = ["-Og", "-fsanitize=thread", "-Dmemcpy=pysim_touching_memcpy", "-Dmemset=pysim_touching_memset"]
     plain = plain_sources(folder)
     made = [path for path in plain if path.parent == folder and "vec_f32" in path.read_text() and not path.stem.startswith("loops")]
     loops = [*made, *(path for path in plain if path.parent.name in ("algorithms", "portable"))]  # no problem is of another type

@@ -209,7 +209,7 @@ def test_no_bytes_raise_anything_but_a_problem_error(tmp_path, data, first):
 def test_what_valgrind_writes_is_read_to_the_last_line(tmp_path):
     path = tmp_path / "lackey.txt"
     command = ["valgrind", "--tool=lackey", "--trace-mem=yes", f"--log-file={path}", "/bin/true"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=250)
     lines = [line for line in path.read_bytes().split(b"\n") if line and not line.startswith(b"==")]
     expected = sum({b"I ": 0, b" L": 1, b" S": 1, b" M": 2}[line[:2]] for line in lines)
     result = Hierarchy([Cache("L1", 64, 8, 64)]).run(read(path))
