@@ -10,7 +10,7 @@ Worked number: tiles of 64 filters x 128 windows of conv:mb32ic64ih56oc64kh3ph1 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,8 +20,8 @@ from pysim.cachemodel.gpu import launch_text, launches, product_columns
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.mainloop import Work
-from pysim.cachemodel.gpu.occupancy import occupancy
-from pysim.cachemodel.gpu.waves import FIXUP_LOADS_IN_FLIGHT
+from pysim.cachemodel.gpu.occupancy import occupancy, unable
+from pysim.cachemodel.gpu.waves import FIXUP_LOADS_IN_FLIGHT, OF_SIZES, Columns
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
@@ -115,6 +115,11 @@ class ByRow:
         """What the compiler made of a row, or an estimate."""
         return gemm_attributes(gpu.capability_number).get(row.name) or cls.estimate(row)
 
+    @classmethod
+    def unfit(cls, gpu: Gpu, row: ConvKernel) -> Reason | None:
+        """Why a machine does not run a row on any problem."""
+        return unable(gpu, row, cls.attributes(gpu, row))
+
     def tolerance(self) -> Bound:
         """A sum's, and what must be finite for that: filters where padding is multiplied as zeros."""
         needs = self.row.needs_finite
@@ -141,19 +146,19 @@ class ByRow:
         """The row as the model sees it, with a prologue or without. im2col, whose product is a row of gemm/, has none."""
         raise NotImplementedError
 
-    def launched(self, gpu: Gpu, known: dict[str, Attributes], family: str, *numbers: str) -> Variant:
-        """It as a variant without columns, which uses a family's constants and the machine's `numbers` by prefixes of their paths."""
+    def launched(self, gpu: Gpu, known: dict[str, Attributes], family: str, *numbers: str, **more: Any) -> Variant:
+        """It as a variant, which uses a family's constants and the machine's `numbers` by prefixes of their paths; `more`: its columns and
+        other fields."""
         row, name = self.row, self.row.name
         attributes = known.get(name) or self.estimate(row)
         used, assumed = product_columns.numbers_of(gpu, row.pipe, family, *numbers), product_columns.assumed_of(row, family, known)
-        return Variant(name, partial(GpuSchedule, name), attributes, name in known, used, kind=self.kind, assumed=assumed)
+        return Variant(name, partial(GpuSchedule, name), attributes, name in known, used, kind=self.kind, **({"assumed": assumed} | more))
 
     def tiled(self, gpu: Gpu, known: dict[str, Attributes], work: Work, passes: tuple[Pass, ...] = (), *numbers: str) -> Variant:
         """It as a product of tiles of filters x windows, with the `work` of a k-iteration."""
         w, row, tiles, windows, squares = self.w, self.row, self.tiles, self.read, self.row.outputs**2
         name, family = constants_of(gpu, row.families)
-        variant = self.launched(gpu, known, name, "l1_bytes", *numbers)
-        own, threads = variant.attributes, self.threads
+        own, threads = known.get(row.name) or self.estimate(row), self.threads
         columns = product_columns.columns_of(gpu, tiles, own, work, family, product_columns.efficiency_of(tiles, own, known), threads)
         blocks, l1 = float(columns.blocks_per_sm), float(gpu.l1_bytes.value)
         l1 = max(l1 / MIN_L1_SHARE, l1 - blocks * own.shared_bytes) / max(1.0, blocks)  # of a block
@@ -165,14 +170,16 @@ class ByRow:
             (of_filters, self.requested_bytes(l1)),
         )
         (m, n), (a, b), requested = (pair[::-1] for pair in sides) if product_columns.windows_are_rows(row, self.layout) else sides
-        columns = columns._replace(
-            m=m, n=n, k=self.k, element_bytes=self.size, bytes_a=a, bytes_b=b, bytes_c=w.output_elements * self.size,
-            requested_bytes_a=requested[0], requested_bytes_b=requested[1],
-            result_bytes=self.size * squares, accumulator_bytes=SUM_BYTES[w.dtype] * squares, fma=columns.fma / self.planes,
-            fixup_rounds=np.ceil(tiles.rows * tiles.columns * squares / threads / FIXUP_LOADS_IN_FLIGHT),
-            block_cycles=columns.block_cycles + self.epilogue_wavefronts,
-        )  # fmt: skip
-        return variant._replace(columns=columns, work=work, passes=passes)
+        size, of_kernel = self.size, columns[OF_SIZES:]
+        if self.planes > 1 or squares > 1 or self.epilogue_wavefronts:
+            of_kernel = columns._replace(
+                fma=columns.fma / self.planes,
+                fixup_rounds=np.ceil(tiles.rows * tiles.columns * squares / threads / FIXUP_LOADS_IN_FLIGHT),
+                block_cycles=columns.block_cycles + self.epilogue_wavefronts,
+            )[OF_SIZES:]
+        sums = SUM_BYTES[w.dtype] * squares
+        sizes = (m, n, self.k, size, a, b, w.output_elements * size, *requested, size * squares, sums)
+        return self.launched(gpu, known, name, "l1_bytes", *numbers, columns=Columns(*sizes, *of_kernel), work=work, passes=passes)
 
 
 @dataclass(frozen=True)
@@ -292,7 +299,7 @@ def legal_rows(
     request: Request, name: str, by: type[ByRow], made: Callable[[ConvKernel], ByRow]
 ) -> tuple[list[ConvKernel], list[Rejected]]:
     """The rows of an algorithm that a request may use, and the rejected ones with reasons; `made`: a row on the problem."""
-    return legal(request, name, conv_rows(name), by.attributes, lambda row: row_refuses(made(row), request.prologue))
+    return legal(request, name, conv_rows(name), by.unfit, lambda row: row_refuses(made(row), request.prologue))
 
 
 def row_refuses(of: ByRow, prologue: bool = False) -> Reason | None:

@@ -4,14 +4,16 @@
 Worked number: of candidates that take 30, 10 and 20 cycles, `selected([False, True, True])` has those of 10 and 20.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.record.cost import Cost, CsaCost, Reason
 from pysim.record.schedule import AnySchedule
+
+Value = TypeVar("Value", bound=Hashable)
 
 
 class Costs(NamedTuple):
@@ -53,8 +55,8 @@ class Costs(NamedTuple):
         )
 
 
-def numbered(names: Iterable[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The distinct names in order of appearance, and the index of each name among them: a, b, a gives (a, b) and 0, 1, 0."""
-    places: dict[str, int] = {}
-    numbers = [places.setdefault(name, len(places)) for name in names]
+def numbered(values: Iterable[Value]) -> tuple[tuple[Value, ...], NDArray[np.int64]]:
+    """The distinct values in order of appearance, and the index of each among them: a, b, a gives (a, b) and 0, 1, 0."""
+    places: dict[Value, int] = {}
+    numbers = [places.setdefault(value, len(places)) for value in values]
     return tuple(places), np.array(numbers, dtype=np.int64)

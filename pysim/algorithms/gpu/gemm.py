@@ -13,6 +13,7 @@ the f32 ones. A tf32x3 product uses f32 kernels where k is so small that they ar
 Worked number: gemm:1024x512x256:nn:s8 by wgmma copies B, 131,072 bytes, and 256 to align.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -25,8 +26,9 @@ from pysim.cachemodel.gpu import launch_text, mainloop, product_columns
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
+from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.traffic import Number, lines_of_row, sectors_of
-from pysim.cachemodel.gpu.waves import Columns
+from pysim.cachemodel.gpu.waves import OF_PROBLEM, Columns
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -92,7 +94,9 @@ def refuses(problem: Gemm, machine: Gpu, layout: Layout = "nchw") -> Reason | No
 
 
 def kernel_refuses(gpu: Gpu, kernel: GemmKernel) -> Reason | None:
-    """Why the planner ignores a kernel that the machine could run."""
+    """Why the planner ignores a kernel on a machine, whatever the product."""
+    if reason := unable(gpu, kernel, attributes_of(kernel, gemm_attributes(gpu.capability_number))):
+        return reason
     if kernel.promotion > BY_INSTRUCTION and not kernel.producer and gpu.capability_number != HOPPER:
         return Reason("accuracy", "where tensor cores cut its sums was measured on capability 9.0 alone")
     if kernel.below and gpu.capability_number >= kernel.below:
@@ -108,28 +112,29 @@ def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> Attribute
     return known.get(kernel.name) or hopper.get(kernel.name) or mainloop.estimated(kernel.tiles)
 
 
-def _attributes(gpu: Gpu, kernel: GemmKernel) -> Attributes:
-    return attributes_of(kernel, gemm_attributes(gpu.capability_number))
-
-
 def products() -> tuple[GemmKernel, ...]:
     """All rows but those of the algorithm residues."""
-    return tuple(row for row in gemm_kernels() if not row.residues)
+    return _products(gemm_kernels())
+
+
+@lru_cache(maxsize=4)
+def _products(rows: tuple[GemmKernel, ...]) -> tuple[GemmKernel, ...]:
+    return tuple(row for row in rows if not row.residues)
 
 
 def usable(
     request: Request, problem: Gemm, name: str, rows: tuple[GemmKernel, ...], placement: Placement = DENSE
 ) -> tuple[list[GemmKernel], list[Rejected]]:
     """The kernels that can compute a product on a machine, and the rejected ones with reasons."""
-    gpu = request.gpu
+    of_any_batch = isinstance(request.problem, Conv) and bool(request.parts)  # a contract that the layer's images may have
+    most = cuda_limits()
+    fits = problem.m * problem.n <= most["TILES"] and max(problem.m, problem.n, problem.k) <= most["LAYOUT_CONVERSION_ROWS"]
 
     def refused(kernel: GemmKernel) -> Reason | None:
-        of_any_batch = isinstance(request.problem, Conv) and bool(request.parts)  # a contract that the layer's images may have
-        refusal = kernel_refuses(gpu, kernel) or less_accurate(request.problem, kernel)
-        refusal = refusal or (None if of_any_batch else too_many_rows(problem, kernel))
-        return refusal or too_large(problem, kernel, placement)
+        refusal = less_accurate(request.problem, kernel) or (None if of_any_batch else too_many_rows(problem, kernel))
+        return refusal or (None if fits else too_large(problem, kernel, placement))
 
-    return legal(request._replace(problem=problem), name, rows, _attributes, refused)
+    return legal(request._replace(problem=problem), name, rows, kernel_refuses, refused)
 
 
 def usable_as_halves(
@@ -266,12 +271,12 @@ def other_dtype(problem: Gemm) -> str | None:
 
 
 class Reading(NamedTuple):
-    """How kernels of the same `k_major`, alignment and parts read a problem: as the product `own`, with `columns` of the model that follow
-    from its sizes and copies; and those of kernels whose operands come by TMA."""
+    """How kernels of the same `k_major`, alignment and parts read a problem: as the product `own`, with the `columns` of the model that
+    follow from its sizes and copies; and those of kernels whose operands come by TMA."""
 
     own: Gemm
-    columns: dict[str, Number]
-    by_tma: dict[str, Number]
+    columns: tuple[Number, ...]
+    by_tma: tuple[Number, ...]
 
     @classmethod
     def of(cls, problem: Gemm, kernel: GemmKernel) -> "Reading":
@@ -282,77 +287,91 @@ class Reading(NamedTuple):
         ends_a, ends_b = row_ends(problem, kernel)
         lines_a, lines_b = lines_of_row(pitch_a), lines_of_row(pitch_b)
         strips = STRIPS_COST if columns["unaligned_c"] and columns["result_bytes"] == 4 else 1
-        by_tma = {"lines_a": lines_a, "lines_b": lines_b, "row_ends_a": ends_a, "row_ends_b": ends_b}
-        return cls(own, columns, columns | by_tma | {"unaligned_c": columns["unaligned_c"] * strips})
+        by_tma: dict[str, Number] = {"lines_a": lines_a, "lines_b": lines_b, "row_ends_a": ends_a, "row_ends_b": ends_b}
+        by_tma["unaligned_c"] = columns["unaligned_c"] * strips
+        return cls(own, _in_order(_DENSE_ROWS | columns), _in_order(columns | by_tma))
+
+
+_DENSE_ROWS: dict[str, Number] = {"lines_a": 1.0, "lines_b": 1.0, "row_ends_a": 0.0, "row_ends_b": 0.0}
+
+
+def _in_order(columns: dict[str, Number]) -> tuple[Number, ...]:
+    return tuple(map(columns.__getitem__, Columns._fields[:OF_PROBLEM]))
 
 
 def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> list[Variant]:
     """Kernels as the model sees them, on a machine that has their pipes."""
-    result, readings = [], dict[tuple[int, int, float], Reading]()
+    result, readings = [], dict[tuple[int, int, float], tuple[Reading, Layouts]]()
     for kernel in kernels:
         tiles, attributes, key = kernel.tiles, attributes_of(kernel, known), (kernel.k_major, kernel.alignment, kernel.tiles.parts)
-        own, columns, by_tma = reading = readings.get(key) or Reading.of(problem, kernel)
-        readings[key] = reading
-        in_registers = kernel.k_major > 1 and own.trans_a
-        base, work, family = by_tiles(gpu, own, tiles, kernel.families, attributes, attributes.efficiency, in_registers, own.m == 1)
-        boxes: dict[str, Number] = {}
-        if tiles.by_warpgroups and not tiles.promotion:  # boxes along k shrink to the rows that there are, except multicast ones
-            if tiles.cluster_columns == 1 and (kernel.k_major == 1 or not own.trans_a):
-                boxes["box_m"] = SWIZZLE_ROWS
-            if tiles.cluster_rows == 1 and (kernel.k_major > 0 or own.trans_b):
-                boxes["box_n"] = SWIZZLE_ROWS
-        if tiles.producer and attributes.local_bytes and own.element_bytes == 4 and columns["unaligned_c"]:
-            boxes["unaligned_c"] = by_tma["unaligned_c"] + SPILLED_STRIPS_COST * attributes.local_bytes
-        if tiles.k_warps > 1:  # a block takes all of k, and reads only the rows that there are
-            boxes |= {"can_split_k": False, "box_m": 1, "box_n": 1, "part_unit": kernel.promotion}
-        all_columns = base._replace(max_cluster_splits=kernel.reduces_in_cluster, **((by_tma if tiles.producer else columns) | boxes))
-        numbers = product_columns.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
-        assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
-        schedule = partial(GpuSchedule, kernel.name)
-        result.append(Variant(kernel.name, schedule, attributes, kernel.name in known, numbers, all_columns, work, assumed=assumed))
+        if not (found := readings.get(key)):
+            reading = Reading.of(problem, kernel)
+            found = readings[key] = reading, Layouts.of(reading.own)
+        (own, columns, by_tma), layouts = found
+        variant, of_kernel = _of_kernel(gpu, kernel, attributes, kernel.name in known, layouts)
+        both = Columns(*(by_tma if tiles.producer else columns), *of_kernel)
+        if tiles.producer and attributes.local_bytes and own.element_bytes == 4 and both.unaligned_c:
+            both = both._replace(unaligned_c=both.unaligned_c + SPILLED_STRIPS_COST * attributes.local_bytes)
+        result.append(variant._replace(columns=both))
     return result
+
+
+class Layouts(NamedTuple):
+    """How A and B lie in memory: transposed, with rows that begin at multiples of `aligned` bytes; `one_row`: A has one."""
+
+    trans_a: bool
+    trans_b: bool
+    aligned: tuple[int, int]
+    one_row: bool
+
+    @classmethod
+    def of(cls, problem: Gemm) -> "Layouts":
+        a, b = (math.gcd(VECTOR_BYTES, pitch * problem.element_bytes) for pitch in pitches(problem))
+        return cls(problem.trans_a, problem.trans_b, (a, b), problem.m == 1)
+
+
+@lru_cache(maxsize=1 << 14)
+def _of_kernel(gpu: Gpu, kernel: GemmKernel, attributes: Attributes, compiled: bool, of: Layouts) -> tuple[Variant, tuple[Number, ...]]:
+    """A kernel without a problem's columns, and its own columns."""
+    tiles = kernel.tiles
+    in_registers = kernel.k_major > 1 and of.trans_a
+    base, work, family = by_tiles(gpu, of, tiles, kernel.families, attributes, attributes.efficiency, in_registers)
+    boxes: dict[str, Number] = {}
+    if tiles.by_warpgroups and not tiles.promotion:  # boxes along k shrink to the rows that there are, except multicast ones
+        if tiles.cluster_columns == 1 and (kernel.k_major == 1 or not of.trans_a):
+            boxes["box_m"] = SWIZZLE_ROWS
+        if tiles.cluster_rows == 1 and (kernel.k_major > 0 or of.trans_b):
+            boxes["box_n"] = SWIZZLE_ROWS
+    if tiles.k_warps > 1:  # a block takes all of k, and reads only the rows that there are
+        boxes |= {"can_split_k": False, "box_m": 1, "box_n": 1, "part_unit": kernel.promotion}
+    columns = base._replace(max_cluster_splits=kernel.reduces_in_cluster, **boxes)
+    numbers = product_columns.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
+    assumed = () if compiled else (f"kernel_attributes.{kernel.name}",)
+    schedule = partial(GpuSchedule, kernel.name)
+    return Variant(kernel.name, schedule, attributes, compiled, numbers, work=work, assumed=assumed), columns[OF_PROBLEM:]
 
 
 def product(
     gpu: Gpu, problem: Gemm, tiles: Tiles, families: tuple[str, ...], attributes: Attributes, efficiency: float | None
 ) -> tuple[Columns, Work, str]:
     """Columns of a product by tiles, without layout conversions; the work of a k-iteration; the family whose constants apply."""
-    base, work, family = by_tiles(gpu, problem, tiles, families, attributes, efficiency)
+    base, work, family = by_tiles(gpu, Layouts.of(problem)._replace(one_row=False), tiles, families, attributes, efficiency)
     return base._replace(**sizes_of(problem, tiles.parts)), work, family
 
 
+@lru_cache(maxsize=4096)
 def by_tiles(
     gpu: Gpu,
-    problem: Gemm,
+    of: Layouts,
     tiles: Tiles,
     families: tuple[str, ...],
     attributes: Attributes,
     efficiency: float | None,
     a_in_registers: bool = False,
-    one_row: bool = False,
 ) -> tuple[Columns, Work, str]:
-    """The same without the columns of the problem's sizes (`sizes_of`). `a_in_registers`: a warpgroup reads A from registers; `one_row`:
-    A has one."""
-    size = problem.element_bytes
-    pitch_a, pitch_b = pitches(problem)
-    ragged = mainloop.loads_of_element(tiles, pitch_a * size), mainloop.loads_of_element(tiles, pitch_b * size)
-    return _by_tiles(gpu, tiles, families, attributes, efficiency, problem.trans_a, problem.trans_b, ragged, a_in_registers, one_row)
-
-
-@lru_cache(maxsize=4096)
-def _by_tiles(
-    gpu: Gpu,
-    tiles: Tiles,
-    families: tuple[str, ...],
-    attributes: Attributes,
-    efficiency: float | None,
-    trans_a: bool,
-    trans_b: bool,
-    ragged: tuple[float, float],
-    a_in_registers: bool,
-    one_row: bool,
-) -> tuple[Columns, Work, str]:
-    work = mainloop.work(gpu, tiles, trans_a, trans_b, ragged, a_in_registers, one_row)
+    """The same without the columns of the problem's sizes (`sizes_of`). `a_in_registers`: a warpgroup reads A from registers."""
+    ragged = tuple(mainloop.loads_of_element(tiles, aligned) for aligned in of.aligned)
+    work = mainloop.work(gpu, tiles, of.trans_a, of.trans_b, ragged, a_in_registers, of.one_row)
     name, family = constants_of(gpu, families)
     return product_columns.columns_of(gpu, tiles, attributes, work, family, efficiency), work, name
 

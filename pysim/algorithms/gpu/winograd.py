@@ -148,7 +148,8 @@ class Winograd(ByRow):
         plane, side = float(k * filters * self.size), "b" if nhwc else "a"  # each tile reads the filters of one plane
         of_filters = {f"bytes_{side}": plane * planes, f"requested_bytes_{side}": plane}
         columns = columns._replace(can_split_k=False, **of_filters)
-        return self.launched(gpu, known, family, "model.passes.patch_")._replace(
+        return self.launched(
+            gpu, known, family, "model.passes.patch_",
             columns=columns, work=work, times=of.number, chunks=of.number, passes=self.passes(gpu),
             assumed=() if row.name in known else (f"kernel_attributes.{row.name}",),
         )  # fmt: skip

@@ -23,7 +23,6 @@ from pysim.cachemodel.costs import Costs, numbered
 from pysim.cachemodel.gpu import threads, waves
 from pysim.cachemodel.gpu.copy_kernels import Pass, pass_cycles
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
-from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.threads import Threads
 from pysim.cachemodel.gpu.traffic import Floats, Integers, Number
 from pysim.cachemodel.gpu.waves import DATA_PARALLEL, LOOP_BOUNDS, SPLIT_K, STREAM_K, TERMS, WAVE_TERMS, Columns, Prediction, Table
@@ -118,19 +117,21 @@ def legal(
     request: Request,
     name: str,
     rows: tuple[Row, ...],
-    attributes: Callable[[Gpu, Row], Attributes],
+    unfit: Callable[[Gpu, Row], Reason | None],
     refuses: Callable[[Row], Reason | None],
 ) -> tuple[list[Row], list[Rejected]]:
-    """The rows of an algorithm that a request may use, and the rejected ones with reasons. A row that the request names is used even if it
-    is an ablation or replaced by others."""
+    """The rows of an algorithm that a request may use, and the rejected ones with reasons: `unfit` on any problem, or the problem's
+    (`refuses`). A row that the request names is used even if it is an ablation or replaced by others."""
     gpu, problem, named = request.gpu, request.problem, request.schedule
     if named is not None and isinstance(named, Schedule):
         return [], [Rejected(name, f"the named plan is for a CPU; {gpu.name} is a GPU", "machine")]
     usable: list[Row] = []
     rejected: list[Rejected] = []
-    matching = _matching(gpu, rows, problem.dtype, request.micro_kernel, named and named.kernel, attributes)
+    matching = _matching(gpu, rows, problem.dtype, request.micro_kernel, named and named.kernel, unfit)
     for row, of_machine in matching:
-        if reason := of_machine or refuses(row):
+        if of_machine:
+            rejected.append(of_machine)
+        elif reason := refuses(row):
             rejected.append(Rejected(row.name, reason.sentence, reason.code))
         else:
             usable.append(row)
@@ -144,9 +145,9 @@ def legal(
 
 @lru_cache(maxsize=1024)
 def _matching(
-    gpu: Gpu, rows: tuple[Row, ...], dtype: str, micro_kernel: MicroKernel, named: str | None, attributes: Callable[[Gpu, Row], Attributes]
-) -> tuple[tuple[Row, Reason | None], ...]:
-    """The rows of a type that are asked for, each with the reason why the machine does not run it on any problem."""
+    gpu: Gpu, rows: tuple[Row, ...], dtype: str, micro_kernel: MicroKernel, named: str | None, unfit: Callable[[Gpu, Row], Reason | None]
+) -> tuple[tuple[Row, Rejected | None], ...]:
+    """The rows of a type that are asked for, each rejected if the machine does not run it on any problem."""
     matching = [row for row in rows if row.dtype == dtype and named in (None, row.name)]
     matching = [row for row in matching if micro_kernel in (None, row.name, (row.tiles.rows, row.tiles.columns))]
 
@@ -155,9 +156,10 @@ def _matching(
             return Reason("replaced", f"capability {gpu.capability} has faster kernels, on instructions of its own")
         if row.ablation and named is None:
             return Reason("ablation", f"{row.variant}: an ablation, planned only if it is named")
-        return unable(gpu, row, attributes(gpu, row))
+        return unfit(gpu, row)
 
-    return tuple((row, refuses(row)) for row in matching)
+    reasons = ((row, refuses(row)) for row in matching)
+    return tuple((row, Rejected(row.name, reason.sentence, reason.code) if reason else None) for row, reason in reasons)
 
 
 @lru_cache(maxsize=1024)
@@ -206,8 +208,11 @@ def divided(gpu: Gpu, c: Columns, parts: tuple[int, ...] = ()) -> Table:
     splits[:, :-2] = SPLITS
     splits[:, -2:] = np.maximum(1, np.floor(slots[:, None] * (1, 2) / tiles[:, None]))
     can_split = (tiles < MAX_SPLIT_WAVES * slots) & (c.can_split_k > 0)
-    row, column = np.nonzero((splits >= 2) & (iterations[:, None] >= MIN_PART_ITERATIONS * splits) & can_split[:, None])
-    split = np.divmod(np.unique(row * MAX_SPLITS + splits[row, column].astype(int)), MAX_SPLITS)
+    splits = np.where((splits >= 2) & (iterations[:, None] >= MIN_PART_ITERATIONS * splits) & can_split[:, None], splits, 0.0)
+    splits.sort(axis=1)
+    new = splits > 0
+    new[:, 1:] &= splits[:, 1:] != splits[:, :-1]
+    split = new.nonzero()[0], splits[new].astype(int)
     can_stream = (c.can_split_k > 0) & (slots >= 2) & (slots <= c.max_stream_blocks)
     stream = np.flatnonzero((tiles % slots != 0) & (tiles * iterations >= 2 * slots) & can_stream)
     whole = np.arange(len(tiles))
@@ -289,11 +294,12 @@ def _best(
     whole, hot = divided(gpu, columns, candidates[0].request.parts), candidates[0].request.state == "hot"
     tiled = [(at * MAX_KINDS, one.kinds, variant) for at, one in enumerate(candidates) for variant in one.variants if variant.columns]
     times, passes = outside[whole.variant].T
-    first, own = np.array([(start, variant.kind if kinds else -1) for start, kinds, variant in tiled], int).reshape(-1, 2)[whole.variant].T
-    kind, count = first + np.where(own < 0, whole.kind, own), MAX_KINDS * len(candidates)
-    rows, best = np.arange(len(kind)), np.full(count, np.inf if most is None else most)
-    if most is not None:
-        kind = np.zeros(len(kind), int)
+    if most is None:
+        first, own = np.array([(at, variant.kind if kinds else -1) for at, kinds, variant in tiled], int).reshape(-1, 2)[whole.variant].T
+        kind, best = first + np.where(own < 0, whole.kind, own), np.full(MAX_KINDS * len(candidates), np.inf)
+    else:
+        kind, best = np.zeros(len(whole.kind), int), np.array([most])
+    rows = np.arange(len(kind))
     if len(rows) > (MIN_PRUNED if most is None else FIRST) and all(one.prune for one in candidates):
         least = waves.least_cycles(gpu, columns, whole) * times + passes
         order = np.lexsort((least, kind))

@@ -30,6 +30,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.cachemodel.costs import numbered
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
@@ -58,9 +59,6 @@ class Rasterisation(NamedTuple):
     iterations: Floats
     share: Floats
     result: Floats
-
-    def select(self, where: Flags) -> "Rasterisation":
-        return Rasterisation(*(column[where] for column in self))
 
 
 class Sharing(NamedTuple):
@@ -94,9 +92,9 @@ def sharing(gpu: Gpu, order: Rasterisation) -> Sharing:
     where = order.share > 0
     if where.any():
         # many kernels have the same tiles
-        distinct, place = np.unique(np.stack(order.select(where)), axis=1, return_inverse=True)
-        for column, values in zip(result, stream_k(gpu, Rasterisation(*distinct)), strict=True):
-            column[where] = values[place.ravel()]
+        distinct, place = numbered(map(tuple, np.array(order)[:, where].T.tolist()))
+        for column, values in zip(result, stream_k(gpu, Rasterisation(*np.array(distinct).T)), strict=True):
+            column[where] = values[place]
     return result
 
 

@@ -51,6 +51,8 @@ Worked number: SGEMM of 10240 x 4096 x 4096 with tiles of 128 x 128 on V100: 80 
 blocks an SM: 16 waves of 160. A k-iteration of 8 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -84,7 +86,9 @@ LOOP_BOUNDS = (*Work._fields, "latency")  # what can bound a main loop
 class Columns(NamedTuple):
     """A tiled kernel on one product of m x n x k, as the model sees it: numbers of one kernel, or arrays over kernels.
 
-    The fields without a line here are the machine file's constants of the kernel's family.
+    The first OF_PROBLEM follow from the problem and how the kernel reads it, of these OF_SIZES from the problem's sizes; the others from
+    the kernel. The fields without a line here are
+    the machine file's constants of the kernel's family.
     """
 
     m: Number
@@ -98,6 +102,14 @@ class Columns(NamedTuple):
     requested_bytes_b: Number  # of L2, by each row of tiles
     result_bytes: Number  # of one output of a tile, stored
     accumulator_bytes: Number  # of one output of a tile, in registers
+    conversions: Number  # operands that are copied first, in one launch
+    conversion_bytes: Number  # read and written by these copies
+    unaligned_c: Number  # whether rows of C are no whole vectors
+    lines_a: Number  # L2 lines that a box row of A touches
+    lines_b: Number
+    row_ends_a: Number  # rows of A's boxes that end inside a sector, which each column of tiles loads
+    row_ends_b: Number  # the same of B, for each row of tiles
+    sectors: Number  # bytes of the sectors that a run of C touches / its own bytes
     tile_m: Number  # of a block; of a cluster, where blocks form one
     tile_n: Number
     block_k: Number
@@ -116,21 +128,13 @@ class Columns(NamedTuple):
     fma: Number  # multiply-adds per cycle of an SM
     overlap: Number  # exponent by which compute and traffic add
     sustained: Number  # Hz
-    conversions: Number  # operands that are copied first, in one launch
-    conversion_bytes: Number  # read and written by these copies
     a_parts: Number  # times that the bytes of A are loaded: less than once, where a load serves several taps
     b_parts: Number  # times that the bytes of B are read, where B comes as parts of its numbers
-    unaligned_c: Number  # whether rows of C are no whole vectors
     max_cluster_splits: Number  # split-K up to this many parts is reduced in a cluster
     part_unit: Number  # 0, or the k of whose multiples a block adds all split-K parts itself, at no cost
     pingpong: Number  # whether two sets of warpgroups alternate between main loop and epilogue
     box_m: Number  # a single tile's TMA boxes have a multiple of this many rows of A
     box_n: Number  # the same of B
-    lines_a: Number  # L2 lines that a box row of A touches
-    lines_b: Number
-    row_ends_a: Number  # rows of A's boxes that end inside a sector, which each column of tiles loads
-    row_ends_b: Number  # the same of B, for each row of tiles
-    sectors: Number  # bytes of the sectors that a run of C touches / its own bytes
     launch_seconds: Number
     block_cycles: Number
     step_cycles: Number
@@ -139,7 +143,10 @@ class Columns(NamedTuple):
     memory_power: Number = 0.0  # seconds of all of the chip's power that a byte from memory takes, where it is known
 
     def take(self, rows: Integers) -> "Columns":
-        return Columns(*np.array(self)[:, rows])
+        return Columns(*np.array(self).take(rows, axis=1))
+
+
+OF_SIZES, OF_PROBLEM = Columns._fields.index("conversions"), Columns._fields.index("tile_m")
 
 
 class Table(NamedTuple):
@@ -234,8 +241,15 @@ def overlapped(one: Number, other: Floats, exponent: Number = OVERLAP_EXPONENT) 
 
 def wave_cycles(waves: Floats, exponent: Number = OVERLAP_EXPONENT) -> Floats:
     """Cycles of all waves, from those by (full, last) and WAVE_TERMS."""
-    loop, power, l2, memory = (waves[:, i] for i in range(len(WAVE_TERMS)))
-    return overlapped(np.maximum(loop, power), np.maximum(l2, memory), exponent).sum(axis=0)
+    compute, transfer = np.maximum(waves[:, ::2], waves[:, 1::2]).swapaxes(0, 1)
+    return overlapped(compute, transfer, exponent).sum(axis=0)
+
+
+def _exponent(c: Columns) -> Number:
+    """The exponent by which compute and traffic add, as one number where all have the same: then no power is taken of each element."""
+    exponents = np.asarray(c.overlap)
+    same = exponents.size and (exponents == exponents.flat[0]).all()
+    return float(exponents.flat[0]) if same else exponents
 
 
 def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Prediction:
@@ -244,12 +258,11 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     table = _by_blocks(c, table)
     counts = _counts(gpu, c, table)
     traffic = _traffic(gpu, c, table, counts, hot)
-    waves, others = _cycles(gpu, c, table, counts, traffic)
+    waves, others, cycles = _cycles(gpu, c, table, counts, traffic)
     work = counts.first_blocks * c.iteration * counts.iterations * counts.waves
     bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound).astype(int)
     wavefronts = c.shared * counts.iterations * counts.items
-    cycles, shared = wave_cycles(waves, c.overlap) + others.sum(axis=0), wavefronts / gpu.sms.value
-    return Prediction(cycles, waves, others, bound, wavefronts, shared, counts, traffic)
+    return Prediction(cycles, waves, others, bound, wavefronts, wavefronts / gpu.sms.value, counts, traffic)
 
 
 def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
@@ -258,9 +271,7 @@ def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
     Traffic only adds: it delays main loops, and what a producer warp hides is a longer main loop than the traffic beside it."""
     c = columns.take(table.variant)
     table = _by_blocks(c, table)
-    waves, others = _cycles(gpu, c, table, _counts(gpu, c, table), NO_TRAFFIC)
-    least: Floats = (wave_cycles(waves, c.overlap) + others.sum(axis=0)) * ROUNDED_DOWN
-    return least
+    return _cycles(gpu, c, table, _counts(gpu, c, table), NO_TRAFFIC)[2] * ROUNDED_DOWN
 
 
 def _by_blocks(c: Columns, table: Table) -> Table:
@@ -269,23 +280,26 @@ def _by_blocks(c: Columns, table: Table) -> Table:
     return table._replace(kind=np.where(whole, DATA_PARALLEL, table.kind), splits=np.where(whole, 1, table.splits))
 
 
-def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic) -> tuple[Floats, Floats]:
-    """Cycles by (full waves, last wave) and WAVE_TERMS; and of the other TERMS."""
+def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic) -> tuple[Floats, Floats, Floats]:
+    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all."""
     latency = gpu.l2_latency_cycles.value + traffic.miss * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
     waves = _waves(gpu, c, counts, traffic, latency)
-    ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency)
+    exponent = _exponent(c)
+    in_waves = wave_cycles(waves, exponent)
+    ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency, lambda busy: wave_cycles(busy, exponent) - in_waves)
     rate = (
         copy_rate(gpu, np.asarray(c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)) * gpu.model.copy_share.value
     )
     converted = c.conversion_bytes * gpu.clock_hz / rate
-    return waves, np.stack([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
+    others = np.array([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
+    return waves, others, in_waves + others.sum(axis=0)
 
 
 def _counts(gpu: Gpu, c: Columns, table: Table) -> Counts:
     in_cluster = (table.kind == SPLIT_K) & (table.splits <= c.max_cluster_splits)
     parts = np.where(in_cluster, table.splits, 1).astype(int)
     cluster = (parts * c.cluster_blocks).astype(int)
-    clusters = np.array([gpu.clusters(blocks) for blocks in range(1, 1 + max(1, cluster.max(initial=1)))])[cluster - 1]
+    clusters = _clusters(gpu, int(cluster.max(initial=1)))[cluster - 1]
     # SMs, or groups of SMs that hold a tile's cluster; 0 clusters: the GPU has too few SMs for one
     units = np.where(clusters > 0, parts * clusters, np.floor(gpu.sms.value / c.cluster_blocks))
     tiles_m, tiles_n, all_iterations = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
@@ -303,6 +317,12 @@ def _counts(gpu: Gpu, c: Columns, table: Table) -> Counts:
         cluster=cluster,
         block_tiles=np.where(stream, 1 + np.ceil(iterations / all_iterations), 1.0),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _clusters(gpu: Gpu, most: int) -> Integers:
+    """Clusters of 1, 2, ... up to `most` blocks that run at once."""
+    return np.array([gpu.clusters(blocks) for blocks in range(1, 1 + most)])
 
 
 def _traffic(gpu: Gpu, c: Columns, table: Table, of: Counts, hot: bool) -> Traffic:
@@ -386,8 +406,10 @@ def _waves(gpu: Gpu, c: Columns, of: Counts, traffic: Traffic, latency: Floats) 
     return np.array(parts)
 
 
-def _prologues_and_epilogues(gpu: Gpu, c: Columns, of: Counts, traffic: Traffic, waves: Floats, latency: Floats) -> Floats:
-    """Cycles of the starts and ends of tiles that nothing hides."""
+def _prologues_and_epilogues(
+    gpu: Gpu, c: Columns, of: Counts, traffic: Traffic, waves: Floats, latency: Floats, longer: Callable[[Floats], Floats]
+) -> Floats:
+    """Cycles of the starts and ends of tiles that nothing hides. `longer`: what all waves take more with these cycles."""
     number, transfer = of.waves, np.maximum(waves[:, 2], waves[:, 3]).sum(axis=0)
     store = c.result_bytes / gpu.port_bytes_per_cycle.value + c.unaligned_c * gpu.model.single_cycles.value  # of an output
     store = c.tile_m * c.tile_n / c.cluster_blocks * store
@@ -398,12 +420,11 @@ def _prologues_and_epilogues(gpu: Gpu, c: Columns, of: Counts, traffic: Traffic,
     exposed = of.block_tiles * (tile + (number - 1) * later)
     # a producer warp continues to load meanwhile
     busy = waves.copy()
-    busy[:, 0] += exposed * np.stack([of.full_waves, of.tail_blocks > 0]) / number
+    busy[:, 0] += exposed * np.array([of.full_waves, of.tail_blocks > 0]) / number
     last_wave = np.minimum(1, np.where(of.tail > 0, of.tail, of.slots) / of.items)
     last_results = traffic.written * last_wave / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
     first_loads = transfer / (of.iterations * number)
-    longer = wave_cycles(busy, c.overlap) - wave_cycles(waves, c.overlap)
-    return np.where(c.producer, longer + (first_loads + last_results), exposed)
+    return np.where(c.producer, longer(busy) + (first_loads + last_results), exposed)
 
 
 def _fixup(gpu: Gpu, c: Columns, table: Table, of: Counts, latency: Floats) -> Floats:
