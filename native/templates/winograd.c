@@ -26,7 +26,7 @@ enum { PANEL_WIDTH = (PYSIM_WINOGRAD_MAX_PANEL_TILES + LANES - 1) / LANES * LANE
  * channels; rows outside the image point to zeros. */
 typedef struct {
     const T *row[MAX_EDGE];
-    int64_t step[MAX_EDGE], lane, vectors;
+    int64_t step[MAX_EDGE], pixels, lane, vectors;
     MASK load[PYSIM_WINOGRAD_MAX_OUTPUTS];
 } PATCH_RUN;
 
@@ -50,6 +50,7 @@ static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, i
             run[runs].row[i] = inside ? corner + i * w->width : zeros;
             run[runs].step[i] = inside ? w->channel_pitch : 0;
         }
+        run[runs].pixels = n * m;
         run[runs].lane = lane;
         run[runs].vectors = pysim_ceil_div(needed, LANES);
         for (int64_t v = 0; v < m; v++) run[runs].load[v] = v_lanes(-x - v * LANES, pysim_min(w->width - x, needed) - v * LANES);
@@ -88,6 +89,7 @@ INLINE void transform_columns(const int e, const int vectors, const PATCH_RUN *r
 #pragma GCC unroll 8
         for (int i = 0; i < e; i++) {
             const T *from = run->row[i] + channel * run->step[i] + v * LANES;
+            if (e == 1) __builtin_prefetch(from + run->pixels, 0, 2); /* of sequences the next panel's; their channels lie far apart */
             __builtin_prefetch(from + AHEAD * run->step[i]);
             x[i] = v_load_mask(from, inside);
         }
