@@ -303,8 +303,10 @@ const pysim_loops *pysim_loops_for(int32_t dtype) {
 #undef PYSIM_LOOPS
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].of && all[i].dtype == dtype && all[i].cpu_runs())
-            return rounded_once && all[i].cpu_runs == cpu_runs_portable && dtype == PYSIM_F32 ? once(all[i].of) : all[i].of;
+        if (all[i].of && all[i].dtype == dtype && all[i].cpu_runs()) {
+            const int replaced = rounded_once && &pysim_loops_rounded_once && all[i].cpu_runs == cpu_runs_portable && dtype == PYSIM_F32;
+            return replaced ? once(all[i].of) : all[i].of;
+        }
     return NULL;
 }
 

@@ -34,7 +34,7 @@ INLINE VEC v_fused(VEC a, VEC b, VEC c) { return a * b + c; }
  * as once, unless the double lies halfway between two floats or below their normal ones: then the C library adds. */
 typedef double DOUBLES __attribute__((vector_size(16)));
 typedef int32_t WORDS __attribute__((vector_size(16)));
-INLINE VEC v_fused(VEC a, VEC b, VEC c) {
+static __attribute__((noinline)) VEC v_fused(VEC a, VEC b, VEC c) {
     const WORDS rest = {0x1fffffff, 0, 0x1fffffff, 0}, halfway = {0x10000000, 1, 0x10000000, 1};
     WORDS doubtful = {0};
     VEC y;
