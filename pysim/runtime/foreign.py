@@ -19,7 +19,8 @@ from pysim.errors import MissingError
 from pysim.logs import LOG
 from pysim.registry.native_files import native_file
 
-_FLAGS = ("-std=gnu11", "-O1", "-Wno-unknown-pragmas", "-Wno-psabi")  # -O3 takes longer to compile, and no less time in the emulator
+_FLAGS = ("-std=gnu11", "-Og", "-Wno-unknown-pragmas", "-Wno-psabi")  # -O1 takes longer to compile
+_UNROLLED = "-O1"  # a loop's counter is an operand of instructions. -O3 takes longer to compile, and no less time in the emulator
 # Folders of plain C
 _ROOMS = ("abi", "algorithms", "algorithms/integers", "algorithms/nest", "operators", "portable", "reference", "simulator", "threads")
 _VECTORS = ("portable/vec_f32.h", "portable/vec_f64.h")  # each template is compiled for both
@@ -121,7 +122,7 @@ def worker_file(cpu: Cpu, compiler: Compiler) -> Path:
     folder = user_cache()
     if folder is None:
         raise MissingError(f"the {cpu.name} kernels need a folder to be built into, and the user has none: set XDG_CACHE_HOME")
-    key = hashlib.sha256(repr((compiler, _FLAGS)).encode())
+    key = hashlib.sha256(repr((compiler, _FLAGS, _UNROLLED)).encode())
     for path in _sources(cpu):
         key.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return folder / f"{cpu.folder}-worker-{key.hexdigest()[:16]}"
@@ -165,7 +166,7 @@ def _build(cpu: Cpu, compiler: Compiler, file: Path) -> None:
             subprocess.run([*compiler.command, *arguments], cwd=folder, capture_output=True, text=True, check=True)
 
         root = native_file("pysim.h").parent
-        units = plain_units() + [(path, compiler.isa_flags) for path in sorted((root / cpu.folder).glob("*.c"))]
+        units = plain_units() + [(path, (*compiler.isa_flags, _UNROLLED)) for path in sorted((root / cpu.folder).glob("*.c"))]
 
         def compiled(at: int) -> str:
             source, flags = units[at]
