@@ -16,7 +16,10 @@ settings.register_profile("pysim", deadline=None)
 settings.load_profile("pysim")
 
 WAYS = ("optimize", "compile")  # `torch_twins.WAYS`
-LONGEST = {"test_recipes", "test_calibrate", "test_cuda_code", "test_emulated", "test_models", "test_onnx_suite"}  # and those of PyTorch
+LONGEST = {  # and those of PyTorch
+    *("test_recipes", "test_calibrate", "test_cuda_code", "test_emulated", "test_models", "test_onnx_suite", "test_reproducible_gpu"),
+    *("test_cuda_compare", "test_power10_code", "test_export_cpu", "test_export_cuda", "test_page", "test_cli_run", "test_search"),
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
