@@ -18,6 +18,8 @@ import click
 import model_figure
 import pytest
 from checkout import ROOT
+from command_line import cache, own_files  # noqa: F401  # fixtures
+from emulation import built_worker  # noqa: F401
 
 import pysim
 from pysim.cli import main
@@ -77,10 +79,16 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.timeout(1000)  # one may wait for a build
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_every_example_runs_as_it_stands(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_runs_as_it_stands(
+    example: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a folder with a model.onnx, and that alone."""
     monkeypatch.chdir(tmp_path)
+    if "power10" in example:
+        for fixture in ("own_files", "built_worker"):
+            request.getfixturevalue(fixture)
     if "model.onnx" in example:
         helper = pytest.importorskip("onnx").helper
         x, y = (helper.make_tensor_value_info(name, 1, ("N", 3, 224, 224)) for name in "xy")
