@@ -459,7 +459,7 @@ def tables(*numbers: int) -> list[str]:
 
 @cache
 def cuda_limits() -> dict[str, int]:
-    """The largest sizes that the CUDA library accepts, by the names of `native/cuda/limits.inc`."""
+    """The largest sizes that the CUDA library accepts, and block sizes, by the names of `native/cuda/limits.inc`."""
     return {name: int(value) for name, value in _LIMIT.findall(native_file("cuda/limits.inc").read_text())}
 
 

@@ -6,11 +6,12 @@
 #include "conv/rows.h"
 #include "core/epilogue.cuh"
 #include "core/launch.h"
+#include "core/limits.h"
 
 namespace pysim {
 namespace {
 
-enum { THREADS = 256 };
+enum { THREADS = limit::UNTILED_THREADS };
 
 /* Places in the output, in the order in which they lie: `high` x `wide` in an image, each of up to `of_group` filters of one group. There are
  * fewer than 2^31, as there are of outputs. A place's rows are `apart` from one another; places that lie between them come first. */

@@ -24,7 +24,8 @@ from pysim.record.cost import Reason
 from pysim.record.plan import Layout
 from pysim.registry.cuda import WARP, Attributes, ConvKernel, cuda_limits
 
-STRIP, FILTERS = 4, 4  # rows of outputs of a thread, filters of a grouped one (native/cuda/conv/depthwise/kernel.cuh)
+LIMITS = cuda_limits()
+STRIP, FILTERS = LIMITS["DEPTHWISE_ROWS"], LIMITS["DEPTHWISE_FILTERS"]  # rows of outputs of a thread, filters of a grouped one
 IN_REGISTERS = {1: (3, 5, 7), FILTERS: (3,)}  # kernel sizes whose weights a thread of that many filters keeps in registers
 ONE_OUTPUT = (2, 3, 4, 5, 7)  # kernel sizes for a thread of one output
 # Instructions of a load with its address and edge test, of a thread's index, weights and stores with a strip or with one output: what
@@ -34,32 +35,26 @@ LOAD_INSTRUCTIONS, STRIP_INSTRUCTIONS, ONE_OUTPUT_INSTRUCTIONS, PART_LINE = 10.0
 # 1804.06826, table 4.1)
 ISSUE_LATENCY = 3.2
 OTHER_REGISTERS, MAX_REGISTERS, SM_REGISTERS = 40, 255, 65536  # the first: beside accumulators, weights and a row (-Xptxas -v)
-# Where a thread has two neighbouring channels (paired_kernel): pairs of a block along channels, blocks of an SM (__launch_bounds__; one
-# fewer where a thread has one column), and instructions of a load of two (fitted on ConvNeXt-T in float16)
-MOST_LANES, PAIRED_BLOCKS, PAIR_INSTRUCTIONS = 16, 3, 14.0
+# Where a thread has two neighbouring channels (paired_kernel): instructions of a load of two (fitted on ConvNeXt-T in float16)
+PAIR_INSTRUCTIONS = 14.0
 # Where rows stream through registers: instructions of a row to find its taps; lines that a load of weights touches, k apart in lanes along
 # filters (fitted: lab/data/h200/depthwise.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
 SKIPPED_ROW_INSTRUCTIONS = 40.0  # of a row that an image of one row does not have (by hand, on ten layers of an H200)
 PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on ResNeXt-50's first layer, NHWC)
 
-
-# Of the variant `sequence` (native/cuda/conv/depthwise/sequence.cuh): columns of a thread by bytes of an element, and most taps that are
-# known at compile time, whose weights no block shares; threads of a block along channels, most taps; then instructions of a pixel beside
-# its conversion and products, of a loaded weight, of a stored output, of the rest; counted in the source
-SEQUENCE_COLUMNS, SEQUENCE_SHORT, SEQUENCE_LANES, SEQUENCE_TAPS = {2: 4, 4: 8}, 8, 8, 64
+# Of the variant `sequence` (native/cuda/conv/depthwise/sequence.cuh): instructions of a pixel beside its conversion and products, of a
+# loaded weight, of a stored output, of the rest; counted in the source
+SEQUENCE_TAPS = LIMITS["SEQUENCE_TAPS"]
 SEQUENCE_PIXEL, SEQUENCE_WEIGHT, SEQUENCE_STORE, SEQUENCE_START = 14.0, 12.0, 30.0, 120.0
 # Of more taps than these two-byte types take so many times as long as counted (3 to 63 taps of 1,536 channels on an H200)
 SEQUENCE_FEW, SEQUENCE_NARROW = 4, 1.5
 SEQUENCE_REGISTERS = {2: 128, 4: 80}  # by bytes of an element (-Xptxas -v)
-# Of four-byte elements with more taps (staged.cuh): columns and channels of a block, columns of a thread, taps of a step; instructions of a
-# warp for the weights, to load and to store four columns of all channels, for a channel, for a step; counted in the source
-STAGED_COLUMNS, STAGED_CHANNELS, STAGED_WIDE, STAGED_STEP = 256, 32, 16, 8
+# Of four-byte elements with more taps (staged.cuh): instructions of a warp for the weights, to load and to store four columns of all
+# channels, for a channel, for a step; counted in the source
 STAGED_WEIGHTS, STAGED_LOAD, STAGED_STORE, STAGED_CHANNEL, STAGED_TAPS, STAGED_REGISTERS = 120.0, 26.0, 34.0, 60.0, 32.0, 72
-# Of the variant `toeplitz` (native/cuda/conv/depthwise/toeplitz.cuh): columns and channels of a block, columns of a chunk; instructions of
-# a warp to load and to store a chunk of 64 channels, for a channel, for a pair of chunks of its weights, and of the rest; counted in the
-# source
-TOEPLITZ_COLUMNS, TOEPLITZ_CHANNELS, TOEPLITZ_CHUNK = 512, 64, 8
+# Of the variant `toeplitz` (native/cuda/conv/depthwise/toeplitz.cuh): instructions of a warp to load and to store a chunk of 64 channels,
+# for a channel, for a pair of chunks of its weights, and of the rest; counted in the source
 TOEPLITZ_LOAD, TOEPLITZ_STORE, TOEPLITZ_CHANNEL, TOEPLITZ_PAIR, TOEPLITZ_START = 180.0, 64.0, 180.0, 46.0, 120.0
 TOEPLITZ_REGISTERS = 80
 
@@ -165,15 +160,15 @@ class Depthwise(ByThreads):
 
     def of_sequence(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, size, taps = self.w, self.size, self.w.kernel_w
-        if size == 4 and taps > SEQUENCE_SHORT:
+        if size == 4 and taps > LIMITS["SEQUENCE_SHORT"]:
             return self.of_staged(gpu, known)
-        across = SEQUENCE_COLUMNS[size]
+        across, along = LIMITS["SEQUENCE_COLUMNS"] * size, LIMITS["SEQUENCE_LANES"]
         each = VECTOR_BYTES // size  # channels of a thread
-        lanes = -(-w.channels // (each * SEQUENCE_LANES)) * SEQUENCE_LANES
+        lanes = -(-w.channels // (each * along)) * along
         threads = w.batch * w.out_h * -(-w.out_w // across) * lanes
         pixels = across + taps - 1
-        short = taps <= SEQUENCE_SHORT
-        staged = 0.0 if short else taps * SEQUENCE_LANES * each / BLOCK.threads  # weights that a thread copies to shared memory
+        short = taps <= LIMITS["SEQUENCE_SHORT"]
+        staged = 0.0 if short else taps * along * each / BLOCK.threads  # weights that a thread copies to shared memory
         instructions = SEQUENCE_START + staged * SEQUENCE_WEIGHT + pixels * (SEQUENCE_PIXEL + each * (size == 2) + each / 4)
         instructions += across * (taps * each + SEQUENCE_STORE)
         instructions *= SEQUENCE_NARROW if size == 2 and taps > SEQUENCE_FEW else 1.0
@@ -181,42 +176,44 @@ class Depthwise(ByThreads):
         wavefronts = (pixels + across) * wide + taps * each / 4 + 2 * staged
         latency = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value
         waits = latency * (1 if short else 1 + -(-pixels // across)) + ISSUE_LATENCY * instructions
-        columns = across * BLOCK.threads // SEQUENCE_LANES  # of a block
+        columns = across * BLOCK.threads // along  # of a block
         requested = w.input_elements * size * (columns + taps - 1) / columns
         work = threads / WARP, instructions, wavefronts, waits
-        shared = 0 if short else SEQUENCE_TAPS * SEQUENCE_LANES * each * 4
+        shared = 0 if short else SEQUENCE_TAPS * along * each * 4
         return self.in_blocks(gpu, known, work, requested, SEQUENCE_REGISTERS[size], shared)
 
     def of_staged(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, taps, warps = self.w, self.w.kernel_w, BLOCK.threads // WARP
-        blocks = w.batch * w.out_h * -(-w.out_w // STAGED_COLUMNS) * -(-w.channels // STAGED_CHANNELS)
-        stored, loaded = STAGED_COLUMNS / 4 / warps, (STAGED_COLUMNS + SEQUENCE_TAPS) / 4 / warps  # of a warp, in columns of four
-        steps, passes = math.ceil(taps / STAGED_STEP), STAGED_CHANNELS * STAGED_COLUMNS / STAGED_WIDE / BLOCK.threads
+        across, channels, wide = LIMITS["STAGED_COLUMNS"], LIMITS["STAGED_CHANNELS"], LIMITS["STAGED_WIDE"]
+        blocks = w.batch * w.out_h * -(-w.out_w // across) * -(-w.channels // channels)
+        stored, loaded = across / 4 / warps, (across + SEQUENCE_TAPS) / 4 / warps  # of a warp, in columns of four
+        steps, passes = math.ceil(taps / LIMITS["STAGED_STEP"]), channels * across / wide / BLOCK.threads
         instructions = STAGED_WEIGHTS + loaded * STAGED_LOAD + stored * STAGED_STORE
-        instructions += passes * (STAGED_CHANNEL + steps * STAGED_TAPS + taps * STAGED_WIDE)
+        instructions += passes * (STAGED_CHANNEL + steps * STAGED_TAPS + taps * wide)
         each = WARP * VECTOR_BYTES / LINE_BYTES  # wavefronts of 16 bytes a thread
-        wavefronts = (loaded + stored) * 2 * each + passes * each * (2 * STAGED_WIDE / 4 + 3 * steps)
+        wavefronts = (loaded + stored) * 2 * each + passes * each * (2 * wide / 4 + 3 * steps)
         waits = 3 * (gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value) + ISSUE_LATENCY * instructions
-        requested = w.input_elements * self.size * (STAGED_COLUMNS + taps - 1) / STAGED_COLUMNS
+        requested = w.input_elements * self.size * (across + taps - 1) / across
         work = blocks * warps, instructions, wavefronts, waits
-        shared = (STAGED_COLUMNS + 2 * SEQUENCE_TAPS) * STAGED_CHANNELS * self.size
+        shared = (across + 2 * SEQUENCE_TAPS) * channels * self.size
         return self.in_blocks(gpu, known, work, requested, STAGED_REGISTERS, shared)
 
     def of_toeplitz(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, warps = self.w, BLOCK.threads // WARP
-        blocks = w.batch * w.out_h * -(-w.out_w // TOEPLITZ_COLUMNS) * -(-w.channels // TOEPLITZ_CHANNELS)
-        pairs = ((w.kernel_w + 2 * TOEPLITZ_CHUNK - 2) // TOEPLITZ_CHUNK + 1) // 2  # of chunks that hold weights
-        stored, channels = TOEPLITZ_COLUMNS / TOEPLITZ_CHUNK / warps, TOEPLITZ_CHANNELS / warps  # of a warp
+        across, side, chunk = LIMITS["TOEPLITZ_COLUMNS"], LIMITS["TOEPLITZ_CHANNELS"], LIMITS["TOEPLITZ_CHUNK"]
+        blocks = w.batch * w.out_h * -(-w.out_w // across) * -(-w.channels // side)
+        pairs = ((w.kernel_w + 2 * chunk - 2) // chunk + 1) // 2  # of chunks that hold weights
+        stored, channels = across / chunk / warps, side / warps  # of a warp
         loaded = stored + 2 * pairs / warps
         instructions = TOEPLITZ_START + loaded * TOEPLITZ_LOAD + stored * TOEPLITZ_STORE
         instructions += channels * (TOEPLITZ_CHANNEL + pairs * TOEPLITZ_PAIR)
         # loads and stores of 16 bytes and, in shared memory, of words and matrices
         wavefronts = (loaded + stored) * (2 * WARP * VECTOR_BYTES / LINE_BYTES + 8) + channels * (16 + 8 * pairs)
         waits = 3 * (gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value) + ISSUE_LATENCY * instructions
-        requested = w.input_elements * self.size * (TOEPLITZ_COLUMNS + w.kernel_w - 1) / TOEPLITZ_COLUMNS
+        requested = w.input_elements * self.size * (across + w.kernel_w - 1) / across
         work = blocks * warps, instructions, wavefronts, waits
-        chunks = -(-(TOEPLITZ_COLUMNS // TOEPLITZ_CHUNK + 2 * pairs) // 8) * 8
-        shared = chunks * TOEPLITZ_CHUNK * TOEPLITZ_CHANNELS * self.size
+        chunks = -(-(across // chunk + 2 * pairs) // 8) * 8
+        shared = chunks * chunk * side * self.size
         return self.in_blocks(gpu, known, work, requested, TOEPLITZ_REGISTERS, shared)
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
@@ -282,7 +279,8 @@ class Depthwise(ByThreads):
 
 def lanes_of(w: Conv) -> int:
     """Of a block along pairs of channels."""
-    return MOST_LANES if (w.groups // 2 - 1) % MOST_LANES >= MOST_LANES // 2 else MOST_LANES // 2
+    most = LIMITS["PAIRED_LANES"]
+    return most if (w.groups // 2 - 1) % most >= most // 2 else most // 2
 
 
 def along_filters(thread: Thread, w: Conv) -> int:
@@ -303,7 +301,7 @@ def registers(thread: Thread, taps: int, line: int) -> int:
     """Registers of a thread: accumulators, the current row, weights kept in registers, and the rest; with weights in shared memory those
     that its launch bounds allow."""
     if thread.channels > 1:
-        return min(MAX_REGISTERS, SM_REGISTERS // (BLOCK.threads * (PAIRED_BLOCKS - (thread.columns == 1))) // 8 * 8)
+        return min(MAX_REGISTERS, SM_REGISTERS // (BLOCK.threads * (LIMITS["PAIRED_BLOCKS"] - (thread.columns == 1))) // 8 * 8)
     outputs, weights = thread.rows * thread.columns, taps * thread.in_registers
     return min(MAX_REGISTERS, thread.filters * (outputs + weights) + line + OTHER_REGISTERS)
 

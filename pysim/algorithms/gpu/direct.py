@@ -20,14 +20,14 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.record.cost import Reason
 from pysim.record.plan import Layout
-from pysim.registry.cuda import WARP, Attributes
+from pysim.registry.cuda import WARP, Attributes, cuda_limits
 
 BLOCK = product_columns.PLAIN_BLOCK
-# Of the variant `tiled` (native/cuda/conv/direct/tiled.cuh): threads of a block, products of an output, channels that lie last, blocks of a
-# multiprocessor from which on a thread has four windows; then instructions of a thread and of each of its windows, of a step, of a load
-# with its tests, of a stored window, of a weight that is copied to shared memory; counted in the source. A load of a plane, registers with
-# four windows (-Xptxas -v), and cycles between two instructions of a warp, as in depthwise.py
-TILED_THREADS, TILED_MOST, TILED_CHANNELS, TILED_BUSY = 128, 1024, 32, 4
+LIMITS = cuda_limits()
+TILED_THREADS = LIMITS["TILED_THREADS"]
+# Of the variant `tiled` (native/cuda/conv/direct/tiled.cuh): instructions of a thread and of each of its windows, of a step, of a load with
+# its tests, of a stored window, of a weight that is copied to shared memory; counted in the source. A load of a plane, registers with four
+# windows (-Xptxas -v), and cycles between two instructions of a warp, as in depthwise.py
 TILED_START, TILED_WINDOW, TILED_STEP, TILED_LOAD, TILED_STORE, TILED_WEIGHT = 120.0, 40.0, 14.0, 12.0, 60.0, 8.0
 TILED_PLANE_LOAD, TILED_REGISTERS, TILED_ISSUE = 4.0, 100, 3.2
 TILED_PART_COST = 9.0  # L2 bytes of a result where a block has a part of its line (by hand, on five layers of an H200)
@@ -51,7 +51,7 @@ def thread_tile(w: Conv, layout: Layout, sms: float) -> ThreadTile:
     channels = next(count for count in (whole, whole // 2, 1) if w.channels % count == 0) if last else 8
     four = ThreadTile(4, filters, channels)
     fits = last or w.windows % 4 == 0
-    return four if fits and four.blocks(w) >= TILED_BUSY * sms else ThreadTile(1, filters, channels if last else 16)
+    return four if fits and four.blocks(w) >= LIMITS["TILED_BLOCKS"] * sms else ThreadTile(1, filters, channels if last else 16)
 
 
 class ByThreads(ByRow):
@@ -78,10 +78,11 @@ class Direct(ByThreads):
     def refusal(self) -> Reason | None:
         if self.row.variant != "tiled":
             return None
-        if self.w.groups > 1 or not (self.w.channels <= TILED_CHANNELS if self.layout == "nhwc" else self.w.pointwise):
-            few = f"up to {TILED_CHANNELS} channels that lie last, or windows of one pixel without stride"
+        channels, products = LIMITS["TILED_CHANNELS"], LIMITS["TILED_PRODUCTS"]
+        if self.w.groups > 1 or not (self.w.channels <= channels if self.layout == "nhwc" else self.w.pointwise):
+            few = f"up to {channels} channels that lie last, or windows of one pixel without stride"
             return Reason("shape", f"it takes one group: {few}")
-        return None if self.windows.k <= TILED_MOST else Reason("shape", f"it takes up to {TILED_MOST:,} products an output")
+        return None if self.windows.k <= products else Reason("shape", f"it takes up to {products:,} products an output")
 
     def of_tiles(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         """A thread computes a tile."""

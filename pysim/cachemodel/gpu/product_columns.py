@@ -29,7 +29,7 @@ from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.plan import Layout
-from pysim.registry.cuda import WARP, Attributes, ConvKernel, Tiles, gemm_of_tiles
+from pysim.registry.cuda import WARP, Attributes, ConvKernel, Tiles, cuda_limits, gemm_of_tiles
 
 SUB_CORES = 4
 F64_BLOCKS = 2  # of f64 on tensor cores, of which `hidden` of the family is (columns_of)
@@ -96,7 +96,7 @@ def numbers_of(gpu: Gpu, pipe: str, family: str, *others: str) -> tuple[str, ...
 # Convolutions
 
 
-PLAIN_BLOCK = Attributes(256, 40, 0)  # estimate of a block without tiles
+PLAIN_BLOCK = Attributes(cuda_limits()["UNTILED_THREADS"], 40, 0)  # estimate of a block without tiles
 
 
 def estimate(row: ConvKernel) -> Attributes:

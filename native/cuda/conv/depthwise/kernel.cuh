@@ -17,8 +17,8 @@
 namespace pysim {
 namespace {
 
-enum { ROWS = 4, FILTERS = 4 };
-enum { MOST_LANES = 16 }; /* pairs of channels of a block of paired_kernel */
+enum { ROWS = limit::DEPTHWISE_ROWS, FILTERS = limit::DEPTHWISE_FILTERS };
+enum { MOST_LANES = limit::PAIRED_LANES }; /* pairs of channels of a block of paired_kernel */
 
 /* body(epilogue) for the type of the outputs: f32, or T. */
 template <class T, class Body> __device__ inline void with_output(const Problem &p, Body body) {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void read_pairs(const Conv &c, const T *at, int h, un
  *
  * From registers weights take 98 loads of 2 bytes in 32 lines each, and a conversion for each use: 16 x 14x14 x 384, 7x7 of f16, took 16 us (H200). */
 template <class T, int KERNEL, int STRIDE, int WIDE>
-__global__ void __launch_bounds__(THREADS, WIDE == 1 ? 2 : 3)
+__global__ void __launch_bounds__(THREADS, (int)limit::PAIRED_BLOCKS - (WIDE == 1))
     paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL, HIGH = (ROWS - 1) * STRIDE + KERNEL };
     enum { AHEAD = WIDE == 1 ? HIGH : 1 /* rows whose loads are in flight */, HELD = AHEAD < HIGH ? AHEAD + 1 : HIGH };

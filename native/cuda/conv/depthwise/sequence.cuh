@@ -18,8 +18,8 @@ namespace pysim {
 namespace {
 
 template <class T> struct Sequence {
-    enum { WIDE = sizeof(T) == 2 ? 4 : 8, CHANNELS = 16 / sizeof(T), LANES = 8, BLOCK = LANES * CHANNELS };
-    enum { MOST_TAPS = 64, SHORT = 8, OUTPUTS = THREADS / LANES };
+    enum { WIDE = limit::SEQUENCE_COLUMNS * (int)sizeof(T), CHANNELS = 16 / (int)sizeof(T), LANES = limit::SEQUENCE_LANES };
+    enum { MOST_TAPS = limit::SEQUENCE_TAPS, SHORT = limit::SEQUENCE_SHORT, OUTPUTS = THREADS / LANES, BLOCK = LANES * CHANNELS };
     using Vector = Pack<T, CHANNELS>;
 };
 

@@ -35,16 +35,9 @@ template <class T, class S> struct BlockPlace {
 };
 
 struct Staged {
-    enum {
-        LANES = 8,
-        CHANNELS = 4,
-        BLOCK = LANES * CHANNELS,
-        WIDE = 16,
-        OUTPUTS = 16 * WIDE,
-        STEP = 8,
-        MOST_TAPS = 64,
-        WARPS = THREADS / 32
-    };
+    enum { CHANNELS = 4, BLOCK = limit::STAGED_CHANNELS, LANES = BLOCK / CHANNELS, WARPS = THREADS / 32 };
+    enum { OUTPUTS = limit::STAGED_COLUMNS, WIDE = limit::STAGED_WIDE, STEP = limit::STAGED_STEP, MOST_TAPS = limit::SEQUENCE_TAPS };
+    static_assert(OUTPUTS == 16 * WIDE && LANES == 8, "a half warp has a channel's columns, a quarter one column's channels");
     enum { CHUNKS = (OUTPUTS + MOST_TAPS) / CHANNELS };
     using Vector = Pack<float, CHANNELS>;
     alignas(16) float pixels[BLOCK * CHUNKS * CHANNELS];

@@ -19,13 +19,13 @@
 namespace pysim {
 namespace {
 
-enum { TOEPLITZ_TAPS = 64 };
 /* Pairs of chunks, of which some hold weights of so many taps for one of eight outputs. */
 constexpr int toeplitz_pairs(int taps) { return ((taps + 14) / 8 + 1) / 2; }
 
 /* PAIRS: toeplitz_pairs. */
 template <class T, int PAIRS> struct Toeplitz {
-    enum { EIGHT = 8, LANES = 8, BLOCK = LANES * EIGHT, WINDOWS = 16, STEPS = 4, SPAN = STEPS * EIGHT, OUTPUTS = WINDOWS * SPAN };
+    enum { EIGHT = limit::TOEPLITZ_CHUNK, BLOCK = limit::TOEPLITZ_CHANNELS, LANES = BLOCK / EIGHT, WINDOWS = 16 /* rows of mma */ };
+    enum { OUTPUTS = limit::TOEPLITZ_COLUMNS, SPAN = OUTPUTS / WINDOWS, STEPS = SPAN / EIGHT };
     enum { READ = WINDOWS * STEPS + 2 * PAIRS, CHUNKS = (READ + 7) / 8 * 8, ROW = CHUNKS * EIGHT, SHARED = BLOCK * ROW * 2 };
     enum { WARPS = THREADS / 32, BLOCKS = PAIRS > 4 ? 2 : 3 /* on an SM of 227 KiB */ };
     static_assert(sizeof(T) == 2 && (int)WARPS == (int)LANES, "a warp has the channels of a lane");
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(THREADS, Toeplitz<T, PAIRS>::BLOCKS) toeplitz_
 
 /* The kernel of a problem, and its shared memory. */
 template <class T, int PAIRS = 1, class With> auto with_toeplitz(const Conv &c, With with) {
-    if constexpr (PAIRS < toeplitz_pairs(TOEPLITZ_TAPS))
+    if constexpr (PAIRS < toeplitz_pairs(limit::SEQUENCE_TAPS))
         if (toeplitz_pairs(c.kernel_w) > PAIRS) return with_toeplitz<T, PAIRS + 1>(c, with);
     return with(c.product.c_dtype == PYSIM_F32 ? toeplitz_kernel<T, float, PAIRS> : toeplitz_kernel<T, T, PAIRS>,
                 (int)Toeplitz<T, PAIRS>::SHARED);

@@ -16,9 +16,7 @@
 namespace pysim {
 namespace {
 
-/* MOST: products of an output, whose weights fit into shared memory. CHANNELS, where they lie last: more would not stay in L1 from one step to the
- * next (64 -> 3, f32: 2.5 times the predicted time on an H200). */
-enum { TILED_THREADS = 128, TILED_MOST = 1024, TILED_CHANNELS = 32 };
+enum { TILED_THREADS = limit::TILED_THREADS };
 
 /* The corner of a window's pixels, and where it lies in the input, in elements. */
 struct WindowCorner {
@@ -175,15 +173,14 @@ template <class T, int WIDE, int FILTERS> __global__ void __launch_bounds__(TILE
 }
 
 const char *not_tiled(const Conv &c) {
-    static_assert(TILED_MOST == 1024 && TILED_CHANNELS == 32, "what the sentences say");
-    if (c.groups > 1 || (c.nhwc ? c.channels > TILED_CHANNELS : !c.pointwise()))
+    static_assert(limit::TILED_PRODUCTS == 1024 && limit::TILED_CHANNELS == 32, "what the sentences say");
+    if (c.groups > 1 || (c.nhwc ? c.channels > limit::TILED_CHANNELS : !c.pointwise()))
         return "it takes one group: up to 32 channels that lie last, or windows of one pixel without stride";
-    return c.k <= TILED_MOST ? nullptr : "it takes up to 1,024 products an output";
+    return c.k <= limit::TILED_PRODUCTS ? nullptr : "it takes up to 1,024 products an output";
 }
 
-/* A kernel and its windows and filters of a thread (pysim/algorithms/gpu/direct.py chooses the same): four windows where there are BUSY blocks of them
- * for each multiprocessor, which else would wait for memory most of the time; of up to four filters four. */
-enum { BUSY = 4 };
+/* A kernel and its windows and filters of a thread (pysim/algorithms/gpu/direct.py chooses the same): four windows where there are TILED_BLOCKS of them
+ * for each multiprocessor; of up to four filters four. */
 struct ThreadTile {
     void (*kernel)(Conv);
     int windows, filters;
@@ -195,7 +192,7 @@ template <class Kernel> ThreadTile tile_by(const Conv &c, int sms, bool single, 
     const auto of = [&](auto filters) {
         constexpr int F = decltype(filters)::value;
         const ThreadTile four = {kernel(std::integral_constant<int, 4>(), filters), 4, F};
-        if (!single && (int64_t)four.along(c) * four.across(c) >= BUSY * sms) return four;
+        if (!single && (int64_t)four.along(c) * four.across(c) >= limit::TILED_BLOCKS * sms) return four;
         return ThreadTile{kernel(std::integral_constant<int, 1>(), filters), 1, F};
     };
     return c.filters <= 4 ? of(std::integral_constant<int, 4>()) : of(std::integral_constant<int, 8>());
