@@ -18,8 +18,8 @@ class GpuFamily(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forb
 
     `launch_seconds`: a launch between two events. `block_cycles`: start and end of a block's tile, beyond latencies. `step_cycles`:
     overhead of a k-iteration. `meet_cycles`: a block's wait to count up the flag of a split-K tile. `hidden`: share (0..1) of a tile's
-    start and end that overlaps with other work of the SM. `efficiency`: share of the pipe's rate that kernels reach, unless measured
-    individually.
+    start and end that each resident block of the SM (two at most) hides of what the others leave. `efficiency`: share of the pipe's rate
+    that kernels reach, unless measured individually.
     """
 
     launch_seconds: Number

@@ -32,7 +32,7 @@ from pysim.record.plan import Layout
 from pysim.registry.cuda import WARP, Attributes, ConvKernel, Tiles, cuda_limits, gemm_of_tiles
 
 SUB_CORES = 4
-F64_BLOCKS = 2  # of f64 on tensor cores, of which `hidden` of the family is (columns_of)
+HIDING_BLOCKS = 2  # of a multiprocessor: more hide no more of a tile's start and end (752 launches by tiles of convolutions, H200)
 
 
 @lru_cache(maxsize=4096)
@@ -43,10 +43,11 @@ def columns_of(
     pipe, threads = pipe_of(gpu, tiles.pipe) or "", threads or tiles.math_threads
     iteration = work.cycles / (efficiency or family.efficiency.value)
     results, resident = tiles.rows * tiles.columns, occupancy(gpu, attributes)
+    blocks = min(1, resident) if tiles.by_warpgroups else resident  # warpgroups' blocks are persistent
     constants = {name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")}
+    # each resident block hides as much of what is left: an SM with one block stores while nothing else multiplies
+    constants["hidden"] = 1 - (1 - constants["hidden"]) ** min(blocks, HIDING_BLOCKS)
     of_f64 = tiles.tensor and tiles.dtype == "f64"
-    if of_f64:  # each resident block hides as much of what is left: an SM with one block stores while nothing multiplies
-        constants["hidden"] = 1 - (1 - constants["hidden"]) ** (resident / F64_BLOCKS)
     return Columns(
         *(0.0,) * 11,
         tile_m=tiles.rows * tiles.cluster_rows,
@@ -54,7 +55,7 @@ def columns_of(
         block_k=tiles.depth,
         stages=tiles.stages,
         cluster_blocks=tiles.blocks,
-        blocks_per_sm=min(1, resident) if tiles.by_warpgroups else resident,  # warpgroups' blocks are persistent
+        blocks_per_sm=blocks,
         can_split_k=True,
         max_stream_blocks=np.inf,
         producer=tiles.producer,
