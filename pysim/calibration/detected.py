@@ -45,11 +45,12 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from pysim.calibration.linux import BY_HAND, SYSFS, Cpu, Geometry, cpu_count
 from pysim.calibration.nearest_machine import Relative, relative
 from pysim.errors import MachineError, NativeError
-from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Together, Unit
+from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, ShortCalls, Together, Unit
 from pysim.machine.load import load_any, names
 from pysim.machine.quantity import Number, Source, facts, with_sources
 from pysim.measure.cpu_load import Watch
@@ -372,6 +373,7 @@ def _unit(target: str, rates: _Rates, shipped: Relative) -> Unit:
         loads_per_cycle=_inherit(unit.loads_per_cycle, shipped),
         stores_per_cycle=_inherit(unit.stores_per_cycle, shipped),
         tile_store_cycles=_inherit(unit.tile_store_cycles, shipped) if unit.tile_store_cycles else None,
+        short_calls=unit.short_calls and ShortCalls(**{name: _inherit(one, shipped) for name, one in asdict(unit.short_calls).items()}),
         types=tuple(OfType(name=one.name, fma_per_cycle=_inherit(one.fma_per_cycle, shipped)) for one in unit.types),
     )
 

@@ -20,7 +20,7 @@ from pysim.machine.cpu import Machine
 from pysim.machine.load import loads
 from pysim.registry.cpu import kernels
 
-_VERSION = 25  # raised when probes, detection, or the constants that it takes from the shipped machines change
+_VERSION = 26  # raised when probes, detection, or the constants that it takes from the shipped machines change
 
 
 class Kept(NamedTuple):

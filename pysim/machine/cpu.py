@@ -76,6 +76,16 @@ class OfType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fma_per_cycle: Number
 
 
+class ShortCalls(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_unknown_fields=True):
+    """What calls of form tiles on operands that are not split are too short to hide: `page_cycles` of each page, `page_walk_cycles` if
+    there are more than `near_pages`, `fetch_line_cycles` of each line of the next panels."""
+
+    page_cycles: Number
+    page_walk_cycles: Number
+    near_pages: Number
+    fetch_line_cycles: Number
+
+
 class Unit(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_unknown_fields=True):
     """One instruction set of the core. A load and a store cover one vector of `vector_bytes`.
 
@@ -93,6 +103,7 @@ class Unit(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_un
     loads_per_cycle: Number
     stores_per_cycle: Number
     tile_store_cycles: Number | None = None
+    short_calls: ShortCalls | None = None
     types: tuple[OfType, ...] = ()
 
     def lanes(self, size: int) -> int:

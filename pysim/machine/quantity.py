@@ -28,6 +28,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "_joules": (1e-18, 1.0),
     "_seconds": (1e-12, 1.0),
     "_bytes": (1, 1 << 44),
+    "_pages": (1, 1 << 24),
     "_cycles": (1e-3, 1e7),
     "_per_cycle": (1e-3, 1e6),
     "_bytes_per_second": (1e6, 1e15),

@@ -69,7 +69,7 @@ from pysim.cachemodel.cpu.nest_loops import OPERANDS, nests_of, streams_of
 from pysim.cachemodel.cpu.reuse.loops import LoopNest
 from pysim.cachemodel.cpu.reuse.occupancy import traffic
 from pysim.errors import PlanError
-from pysim.machine.cpu import Level, Machine, Memory
+from pysim.machine.cpu import Level, Machine, Memory, ShortCalls
 from pysim.record.cost import Cost
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
@@ -79,14 +79,7 @@ ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # Rows in flight that no prefetch brings in time. A core's window holds more, but then a line from L3 takes longer than its latency alone
 # (1,512 plans of 108 products, Zen 4: 1, 2 and 3 rows predict 90 % of them within 42, 34 and 34 %, with a regret of 1.033, 1.032, 1.032)
 ROWS_UNFETCHED = 2
-# A page that the second level of translations knows, and one that is walked to. Input stationary products of bf16 took 7 and 8 cycles
-# longer for each of 24 and 48 pages of a tile (512, 1024), and 37 with 6,144 pages in all (2048; Emerald Rapids); with 11 the plans chosen
-# of 142 schedules of 12 products take 1.017 of the fastest's time in the mean, with 8 1.027
-PAGE_BYTES, PAGE_CYCLES, WALK_CYCLES, NEAR_PAGES = 4096, 11, 37, 2048
-# A line that is fetched beside products on unsplit operands, which are too short to hide it: input stationary ones with one tile of filters
-# in a set fetch a panel of windows beside each, and took 0.4 ns longer for each line (bf16 and bytes, 512; Emerald Rapids). Without it the
-# plans chosen of those 142 take 1.075 of the fastest's time
-FETCHED_LINE_CYCLES = 2
+PAGE_BYTES = 4096  # of translations
 
 
 class Pass:
@@ -299,14 +292,15 @@ def _kernel_stalls(table: Table, own: Array) -> Array | float:
 
 def _unhidden_by_tiles(table: Table, tiled: bool) -> Array | float:
     """Cycles that a matrix unit's calls on unsplit operands are too short to hide. Not `tiled`: the least of any sets of tiles."""
-    unsplit = table.rates.unsplit
-    if not unsplit.any():
+    rates = table.rates
+    costs = next((one.short_calls for one in rates.machine.core.units if one.short_calls), None)
+    if costs is None or not rates.unsplit.any():
         return 0.0
-    sets = np.ceil(table.rates.nest.group_channels / table.channels)
-    return np.asarray(unsplit * table.rates.nest.repeats * sets * (_page_stalls(table, tiled) + _fetch_cycles(table, tiled)))
+    sets = np.ceil(rates.nest.group_channels / table.channels)
+    return np.asarray(rates.unsplit * rates.nest.repeats * sets * (_page_stalls(table, costs, tiled) + _fetch_cycles(table, costs, tiled)))
 
 
-def _page_stalls(table: Table, tiled: bool) -> Array:
+def _page_stalls(table: Table, costs: ShortCalls, tiled: bool) -> Array:
     """Waits for translations in a set of channels: results and rows of A in place of another filter tile lie in other pages."""
     rates, nest = table.rates, table.rates.nest
     pitches = [nest.windows * nest.result_bytes]
@@ -315,11 +309,12 @@ def _page_stalls(table: Table, tiled: bool) -> Array:
     pages = sum(np.minimum(rates.filters, np.ceil(rates.filters * pitch / PAGE_BYTES)) for pitch in pitches)
     passes = np.where(table.keeps_windows & (table.k2 > 1), rates.window_tiles, np.ceil(rates.window_tiles / table.k2))
     passes = np.where(table.keeps_windows & (table.k2 <= 1), np.ceil(rates.window_tiles / table.k3), passes)
-    cycles = PAGE_CYCLES if nest.group_filters * sum(pitches) <= NEAR_PAGES * PAGE_BYTES else WALK_CYCLES
+    near = nest.group_filters * sum(pitches) <= costs.near_pages.value * PAGE_BYTES
+    cycles = (costs.page_cycles if near else costs.page_walk_cycles).value
     return np.asarray(rates.filter_tiles * (passes if tiled else 1.0) * pages * cycles)
 
 
-def _fetch_cycles(table: Table, tiled: bool) -> Array:
+def _fetch_cycles(table: Table, costs: ShortCalls, tiled: bool) -> Array:
     """To fetch the lines of the next panels in a set of channels (native/algorithms/nest/ahead.h): of the inner tiles in each iteration of
     the loop over sets of k2 others, and of these once for each set of k3."""
     rates, nest = table.rates, table.rates.nest
@@ -328,7 +323,7 @@ def _fetch_cycles(table: Table, tiled: bool) -> Array:
     of_sets, kept = np.where(table.keeps_windows, rates.filter_tiles, rates.window_tiles), np.where(table.keeps_windows, windows, filters)
     others, blocks = np.where(table.keeps_windows, filters, windows), np.where(table.keeps_windows, rates.window_tiles, rates.filter_tiles)
     times = np.ceil(of_sets / table.k2) if tiled else 1.0
-    return np.asarray(FETCHED_LINE_CYCLES * (kept * times + others * np.ceil(blocks / table.k3)))
+    return np.asarray(costs.fetch_line_cycles.value * (kept * times + others * np.ceil(blocks / table.k3)))
 
 
 def _crowded_cycles(rates: Rates) -> float:

@@ -233,6 +233,7 @@ def test_a_unit_of_tiles_has_the_rate_of_its_mean_time_and_costs_its_stores() ->
         [share] * len(shipped.types)
     )
     assert tiles.tile_store_cycles is not None and tiles.tile_store_cycles == shipped.tile_store_cycles
+    assert tiles.short_calls is not None and tiles.short_calls == shipped.short_calls
 
 
 class Neighboured(FakeProbes):
