@@ -61,11 +61,11 @@ def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
         problem: Any = random_problem(random, row)
         product = not hasattr(problem, "filters")
         count, channels = (problem.n, problem.k) if product else (problem.filters, problem.channels // problem.groups)
-        result = RESULTS[trial % 4]
+        result: Any = RESULTS[trial % 4]
         scales = None if result == "s32" else (random.random(count if trial % 3 else 1) * 2e-3 + 1e-4).astype(np.float32)
         kind, into = ("s8", "u8")[trial % 2], LIMITS.get(result, (0, 0))
         zero = int(random.integers(LIMITS[kind][0], LIMITS[kind][1] + 1)) if trial % 5 else 0
-        integers = Integers(kind == "u8", zero, scales, result, int(random.integers(into[0], into[1] + 1)))  # type: ignore[arg-type]
+        integers = Integers(kind == "u8", zero, scales, result, int(random.integers(into[0], into[1] + 1)))
         activation: Any = (None, "relu", ("clamp", -20, 90))[trial % (2 if scales is None else 3)]
         bias = random.integers(-(10**6), 10**6, count).astype(np.int32) if random.integers(2) else None
         launch = Launch(problem, random_schedule(random, row, product, channels), 1 + trial % 2, integers=integers)
@@ -100,13 +100,13 @@ def test_stores_add_residuals_of_bytes_as_operators_one_by_one_do(row: Kernel) -
         problem: Any = random_problem(random, row)
         if not hasattr(problem, "filters"):
             continue
-        kinds = [("s8", "u8")[random.integers(2)] for _ in range(3)]
-        of = tuple(quantity(random, kind) for kind in kinds)
+        kinds: list[Any] = [("s8", "u8")[random.integers(2)] for _ in range(3)]
+        of = quantity(random, kinds[0]), quantity(random, kinds[1]), quantity(random, kinds[2])
         low, high = np.sort(random.integers(LIMITS[kinds[2]][0], LIMITS[kinds[2]][1] + 1, 2)) if trial % 2 else LIMITS[kinds[2]]
-        if (how := byte_sum_of(of, int(low), int(high))) is None:  # type: ignore[arg-type]
+        if (how := byte_sum_of(of, int(low), int(high))) is None:
             continue
         scales = (random.random(problem.filters if trial % 3 else 1) * 2e-3 + 1e-4).astype(np.float32)
-        integers = Integers(bool(trial % 2), trial % 5, scales, kinds[0], of[0].zero, how)  # type: ignore[arg-type]
+        integers = Integers(bool(trial % 2), trial % 5, scales, kinds[0], of[0].zero, how)
         activation: Any = (None, "relu", ("clamp", -20, 90))[trial % 3]
         schedule = random_schedule(random, row, False, problem.channels // problem.groups)
         launch = Launch(problem, schedule, 1 + trial % 2, integers=integers)
@@ -116,7 +116,7 @@ def test_stores_add_residuals_of_bytes_as_operators_one_by_one_do(row: Kernel) -
         sums = convolved(x.astype(np.int64) - integers.first_zero, w.astype(np.int64), problem)
         own = finished(sums, bias, integers._replace(sum=None), activation)
         y = launch.run(x, w, bias=bias, activation=activation, added=residual)
-        expected = added(own, residual, of, int(low), int(high))  # type: ignore[arg-type]
+        expected = added(own, residual, of, int(low), int(high))
         assert y.dtype == expected.dtype
         np.testing.assert_array_equal(y, expected, f"{problem.text} {launch.schedule} {integers} {activation}")
         if residual.dtype == y.dtype:
