@@ -28,11 +28,6 @@ from pysim.runtime.steps import Chain, Step
 Run = Callable[[Array, Sequence[Array], Attributes], object]
 
 
-def _window(attributes: Attributes) -> Window:
-    kernel, strides, dilations, pads = (tuple(attributes[name]) for name in ("kernel_shape", "strides", "dilations", "pads"))
-    return Window(kernel, strides, dilations, pads)
-
-
 def _block(attributes: Attributes) -> int:
     """Channels per block of the input and output; 1 without blocks."""
     return int(attributes.get("blocks", (1, 1))[0])
@@ -46,13 +41,11 @@ def _pool(largest: bool) -> Bind:
     """A native pool over images, or over sequences, which are treated as images of one row."""
 
     def bind(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-        (x,), window, counted = inputs, _window(attributes), bool(attributes["count_include_pad"])
+        (x,), window, counted = inputs, Window.of(attributes).of_image, bool(attributes["count_include_pad"])
         if x.ndim > 4 or not takes(out, x):
             return None
         if x.ndim == 3:
             x, out = x[:, :, None], out[:, :, None]
-            kernel, strides, dilations, pads = window
-            window = Window((1, *kernel), (1, *strides), (1, *dilations), (0, pads[0], 0, pads[1]))
         return pool_step(out, x, window, largest, counted, _block(attributes))
 
     return bind
@@ -77,7 +70,7 @@ def _pool_by_taps(largest: bool) -> Run:
 
 def _gather(found: Array, x: Array, attributes: Attributes, take: Any) -> list[tuple[int, ...]]:
     """Combines the elements at each tap into `found` by the ufunc `take`. Returns the axes as arguments of `taps`."""
-    axes = list(zip(x.shape[2:], found.shape[2:], *_window(attributes), strict=False))
+    axes = list(zip(x.shape[2:], found.shape[2:], *Window.of(attributes), strict=False))
     for lies in product(*(tuple(taps(*axis)) for axis in axes)):
         to, of = ((slice(None), slice(None), *(lie[side] for lie in lies)) for side in (0, 1))
         take(found[to], x[of], out=found[to])

@@ -6,6 +6,7 @@ Each is a `Step`, which is called to run, on one thread unless `Step.on_threads`
 which `takes` checks.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -57,6 +58,17 @@ class Window(NamedTuple):
     strides: tuple[int, ...] = (1, 1)
     dilations: tuple[int, ...] = (1, 1)
     pads: tuple[int, ...] = (0, 0, 0, 0)
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> "Window":
+        """By an operator's attributes."""
+        return cls(*(tuple(attributes[name]) for name in ("kernel_shape", "strides", "dilations", "pads")))
+
+    @property
+    def of_image(self) -> "Window":
+        """Of a sequence that of an image of one row."""
+        kernel, strides, dilations, pads = self
+        return self if len(kernel) > 1 else Window((1, *kernel), (1, *strides), (1, *dilations), (0, pads[0], 0, pads[1]))
 
 
 @lru_cache(maxsize=1024)

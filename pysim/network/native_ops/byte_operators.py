@@ -36,11 +36,9 @@ def _pair_by_numpy(out: Array, inputs: Sequence[Array], attributes: Attributes) 
 
 
 def _pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
-    (x,), window = inputs, Window(*(tuple(attributes[name]) for name in ("kernel_shape", "strides", "dilations", "pads")))
+    (x,), window = inputs, Window.of(attributes).of_image
     if x.ndim == 3:
         x, out = x[:, :, None], out[:, :, None]
-        kernel, strides, dilations, pads = window
-        window = Window((1, *kernel), (1, *strides), (1, *dilations), (0, pads[0], 0, pads[1]))
     block = attributes.get("blocks", (1, 1))[0]
     return byte_pool_step(out, x, window, attributes["largest"], attributes["of"], bool(attributes["count_include_pad"]), block)
 

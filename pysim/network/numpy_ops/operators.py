@@ -236,12 +236,15 @@ def _gelu(x: Array, given: Callable[..., Any]) -> Array:
     return np.asarray(0.5 * x * np.vectorize(math.erfc, otypes=[x.dtype])(-x / np.sqrt(2)))
 
 
-def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any], reduce: Any = None) -> Array:
     x, indices, updates = inputs
     found = x.copy()
     places: list[Any] = list(np.indices(indices.shape, sparse=True))
     places[attributes.get("axis", 0)] = indices
-    found[tuple(places)] = updates
+    if reduce:
+        reduce.at(found, tuple(places), updates)
+    else:
+        found[tuple(places)] = updates
     return found
 
 
@@ -252,16 +255,7 @@ def _scatter_elements(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequ
     if kind == b"none":
         return lambda inputs: [_scatter(inputs, attributes)]
     reduce: Any = {b"add": np.add, b"mul": np.multiply}.get(kind)
-
-    def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        x, indices, updates = inputs
-        found = x.copy()
-        places: list[Any] = list(np.indices(indices.shape, sparse=True))
-        places[attributes.get("axis", 0)] = indices
-        reduce.at(found, tuple(places), updates)
-        return [found]
-
-    return run if reduce else None
+    return (lambda inputs: [_scatter(inputs, attributes, reduce)]) if reduce else None
 
 
 def _scatter_nd(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]] | None:
