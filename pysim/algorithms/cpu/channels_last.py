@@ -9,6 +9,8 @@ Worked number: 64 -> 64 channels, 3x3, 56x56, are a product of 3,136 x 64 x 576 
 runs of 192 bytes.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 from pysim.algorithms.interface import Nests, Prepared, direct_sum
@@ -41,6 +43,7 @@ def product_of(problem: Conv | Gemm) -> Gemm:
     return Gemm(m=problem.windows, n=problem.filters, k=problem.channels * problem.taps, trans_b=True, dtype=problem.dtype)
 
 
+@lru_cache(maxsize=64)
 def nest_of(problem: Conv | Gemm) -> loops.Nest:
     gathered = isinstance(problem, Conv) and not problem.pointwise
     batch = problem.batch if isinstance(problem, Conv) else 1

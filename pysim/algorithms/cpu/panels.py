@@ -11,7 +11,7 @@ Used for a prepared B (`pysim.prepare`); a call with a plain B packs it first.
 Worked number: gemm:197x768x768 in tiles of 48 columns has 16 panels, 768 * 768 * 4 = 2,359,296 bytes.
 """
 
-from functools import partial
+from functools import lru_cache, partial
 
 import msgspec
 
@@ -38,6 +38,7 @@ MIN_COLUMNS = 128  # that repay packing rows of A
 tolerance, largest_part = direct_sum, nest_part
 
 
+@lru_cache(maxsize=64)
 def nest_of(problem: Gemm, packs: bool = False) -> loops.Nest:
     return msgspec.structs.replace(
         loops.nest_of(problem) if packs else unpacked(problem), in_place=True, windows_packed=True, windows_transposed=False

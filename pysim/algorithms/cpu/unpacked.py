@@ -7,6 +7,8 @@ every run. The model counts the conflict misses of rows of A that share sets.
 Worked number: gemm:730x64x33:nt would pack 24,090 elements of A for 1.5 million multiply-adds, a packed vector for 4 vector multiply-adds.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 from pysim.algorithms.interface import direct_sum, nothing_prepared
@@ -22,6 +24,7 @@ COMPUTES = Gemm
 tolerance, prepare, largest_part = direct_sum, nothing_prepared, nest_part
 
 
+@lru_cache(maxsize=64)
 def nest_of(problem: Gemm) -> loops.Nest:
     return msgspec.structs.replace(loops.nest_of(problem), filters_packed=True, filters_in_place=True)
 

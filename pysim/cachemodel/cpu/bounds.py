@@ -12,9 +12,10 @@ tiles in all, the equations of `distances` have at least these bytes between two
     o, for the next set of channels           K k + S s + K S o                    each time
 
 Streamed tiles that the run packs are packed anew for each set of kept tiles, and at least their panels K2 s lie in between. First uses
-follow the previous run's last ones. Lines that tiles share are left out, and so are reads of a panel that was just packed. What certainly
-crossed a level counts in the level outside it, and only as much of a distance. So the bound is at most the prediction
-(`tests/unit/planner/test_planner.py` compares them).
+follow the previous run's last ones: all of the operand lies between them, and of the other operand what the sets of channels have that are
+not the same. Lines that tiles share are left out, and so are reads of a panel that was just packed. What certainly crossed a level counts
+in the level outside it, and only as much of a distance. So the bound is at most the prediction (`tests/unit/planner/test_planner.py`
+compares them).
 
 Worked number: with 1,000 channels of f32, a tile of 32 windows has k = 128,000 bytes, and one of 14 filters s = 56,000. An L1 of 32 KiB
 holds neither until the next use: all filters are read from beyond it for each of the K tiles of windows.
@@ -37,7 +38,9 @@ _NORMAL = ((-1.0, 0.158), (0.0, 0.341), (1.0, 0.341), (2.0, 0.136))  # z, and wh
 class _Uses(NamedTuple):
     """Uses of OPERANDS in turn (rows) for each schedule: `size` bytes are used again after at least `kept` + `streamed` + `outputs` bytes.
 
-    `distinct`: the most distinct bytes that kept tiles, streamed tiles and outputs may have.
+    `distinct`: the most distinct bytes that kept tiles, streamed tiles and outputs may have. `raw`: bytes of the kept and of the streamed
+    operand in memory, which lie between its first uses (the last two rows) in two runs, too; `others`: the share of the other operand that
+    does. `in_place`: 1 where later uses read these bytes, not panels.
     """
 
     size: Array
@@ -45,6 +48,9 @@ class _Uses(NamedTuple):
     streamed: Array
     outputs: Array
     distinct: Array
+    raw: Array
+    others: Array
+    in_place: Array
 
 
 @lru_cache(maxsize=64)
@@ -65,6 +71,7 @@ def least_traffic(table: Table, tiled: bool = True) -> Array:
     moved, missed = np.zeros((len(levels), 2 * len(OPERANDS), keeps.size)), uses.size
     of_filters, in_panels = FILTERS if nest.filters_packed else PACKED, 1.0 if nest.windows_packed else table.packed
     distance = uses.kept + uses.streamed + uses.outputs
+    distance[-2:] += uses.raw + uses.others * uses.raw[::-1]
     for level, of_level in zip(levels, moved, strict=True):
         certain = np.zeros(uses.size.shape)
         for least, share in _steps(level):
@@ -82,6 +89,8 @@ def least_traffic(table: Table, tiled: bool = True) -> Array:
         if level is not levels[-1]:
             seen = np.minimum(1.0, np.array([kept, streamed, outputs]) / uses.distinct)
             distance = seen[0] * uses.kept + seen[1] * uses.streamed + seen[2] * uses.outputs
+            crossed = np.minimum(uses.raw, missed[-2:] + uses.in_place * np.array([kept, streamed]))
+            distance[-2:] += crossed + uses.others * crossed[::-1]
     return moved
 
 
@@ -140,8 +149,10 @@ def _uses(table: Table, tiled: bool) -> _Uses:
         (out * sets, all_k, all_s, all_o),
         (np.where(packed_k, pass_k, zero), near_k, zero, zero),
         (np.where(packed_s, pass_s * packings, zero), zero, k2_s, zero),
-        (first_k, np.where(packed_k, zero, all_k), np.where(packed_k, all_s, near_s), np.where(packed_k, all_o, before_k)),
-        (first_s, near_k, all_s, np.where(packed_s, k3_o, far_o)),
+        (first_k, zero, np.where(packed_k, all_s, near_s), np.where(packed_k, all_o, before_k)),
+        (first_s, near_k, np.where(packed_s, all_s, zero), np.where(packed_s, k3_o, far_o)),
     )
     sizes, kept, streamed, of_outputs = (np.array(column) for column in zip(*uses, strict=True))
-    return _Uses(sizes, kept, streamed, of_outputs, np.array([operands, operands, out]))
+    others = np.array(roles(1 / nest.batch, 1.0))[::-1] * (1 - np.minimum(1.0, channels / nest.group_channels))
+    distinct, raw, in_place = np.array([operands, operands, out]), np.array([first_k, first_s]), ~np.array([packed_k, packed_s])
+    return _Uses(sizes, kept, streamed, of_outputs, distinct, raw, others, in_place)

@@ -180,7 +180,7 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
         chunk = np.minimum(chunk, way - chunk)  # the complement has the same variance
     counts = (planes + 1e-6).astype(np.int64)  # tolerant: rounding depends on the size of the table
     used = np.bincount(counts.ravel()) > 0
-    apart, shift = _shifts(pitch, way, 1 << (used.size - 2).bit_length())
+    apart, shift = _shifts(pitch, way, 1 << (used.size - 2).bit_length(), 1 << int(chunk.max()).bit_length())
     closer = shift.searchsorted(chunk)
     terms = int(closer.max())
     # for each count of planes, prefix sums over the shifts from the nearest: of K - d, and of (K - d) times the shift
@@ -196,9 +196,10 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _shifts(pitch: int, way: int, planes: int) -> tuple[Array, Array]:
-    """Pairs (d, bytes of sets between planes d apart), nearest first."""
+def _shifts(pitch: int, way: int, planes: int, most: int) -> tuple[Array, Array]:
+    """Pairs (d, bytes of sets between planes d apart), nearest first: those of less than `most` bytes."""
     shift = np.arange(1, planes) * pitch % way
     np.minimum(shift, way - shift, out=shift)
-    order = np.argsort(shift, kind="stable")
+    near = np.flatnonzero(shift < most)
+    order = near[np.argsort(shift[near], kind="stable")]
     return (order + 1).astype(np.float64), shift[order].astype(np.float64)
