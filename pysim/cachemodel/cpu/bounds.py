@@ -106,11 +106,10 @@ def _uses(table: Table, tiled: bool) -> _Uses:
         """Numbers of the kept and of the streamed operand."""
         return np.where(keeps, windows, filters), np.where(keeps, filters, windows)
 
-    channels = table.channels
+    channels, one, zero = table.channels, np.ones(keeps.size), np.zeros(keeps.size)
     all_k, all_s = roles(channels * nest.windows * window, channels * all_filters)
     k, s = roles(channels * np.minimum(rates.windows, nest.windows) * window, channels * rates.stored_tile)
     n_k, n_s = roles(rates.window_tiles, rates.filter_tiles)
-    one, zero = np.ones(k.size), np.zeros(k.size)
     k2, k3 = (np.minimum(table.k2, n_s), np.minimum(table.k3, n_k)) if tiled else (one, one)
     sets_s, sets_k, packings = (np.ceil(n_s / k2), np.ceil(n_k / k3), n_k / k3) if tiled else (one, one, one)
     k2_s, k3_k = np.minimum(k2 * s, all_s), np.minimum(k3 * k, all_k)
@@ -130,7 +129,7 @@ def _uses(table: Table, tiled: bool) -> _Uses:
     raw_windows = reads * np.where(table.packed > 0, raw_input(rates).of_tiles(rates.window_tiles), nest.windows * window)
     raw_windows *= not nest.fresh_input  # what was just written may be near
     raw_filters = nest.groups * nest.group_channels * (all_filters if nest.filters_packed else nest.group_filters * size)
-    first_k, first_s = roles(raw_windows, raw_filters)
+    first_k, first_s = raw = np.array(roles(raw_windows, raw_filters))
     tiles = k + s + PANEL_ALIGN * (n_k + n_s)  # partial tiles and lines
     operands, out = repeats * sets * (most_in_k + most_in_s) + tiles, repeats * all_o
     near_o, far_o = o + k2_k3_o - k2_o, k2_o + k3_o - k2_k3_o
@@ -154,5 +153,4 @@ def _uses(table: Table, tiled: bool) -> _Uses:
     )
     sizes, kept, streamed, of_outputs = (np.array(column) for column in zip(*uses, strict=True))
     others = np.array(roles(1 / nest.batch, 1.0))[::-1] * (1 - np.minimum(1.0, channels / nest.group_channels))
-    distinct, raw, in_place = np.array([operands, operands, out]), np.array([first_k, first_s]), ~np.array([packed_k, packed_s])
-    return _Uses(sizes, kept, streamed, of_outputs, distinct, raw, others, in_place)
+    return _Uses(sizes, kept, streamed, of_outputs, np.array([operands, operands, out]), raw, others, ~np.array([packed_k, packed_s]))
