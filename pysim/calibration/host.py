@@ -122,7 +122,7 @@ def runnable(name: str | Machine) -> Machine:
     if not shipped or targets_of(on):
         return on
     raise MissingError(
-        f"{label} is not known to be this computer, so nothing is timed on it; run on -m host, or, to predict with its numbers, "
+        f"{label} is not known to be this computer, so nothing runs on it; run on -m host, or, to predict with its numbers, "
         f'on a copy: `pysim machines show {label} --toml > mine.toml`, with name = "mine" in it'
     )
 

@@ -87,8 +87,9 @@ def _split(text: str, bare: bool) -> tuple[str, list[tuple[str, int]]]:
     kind = text.partition(":")[0]
     at = len(kind) + 1
     if not text.startswith(_KINDS):
-        if not bare and text.partition(":")[0] in sets():
-            raise _wrong(0, "a built-in set has several problems, and one is expected here", f"{_CONV_RIGHT} or {_GEMM_RIGHT}")
+        several = "a built-in set" if kind in sets() else "a model, which pysim.load runs," if kind.endswith(".onnx") else ""
+        if not bare and several:
+            raise _wrong(0, f"{several} has several problems, and one is expected here", f"{_CONV_RIGHT} or {_GEMM_RIGHT}")
         if not bare or not re.match(r"[a-z0-9]", text):
             raise _wrong(0, 'a problem begins with "conv:", "deconv:" or "gemm:"', f"{_CONV_RIGHT} or {_GEMM_RIGHT}")
         kind, at = "gemm" if text[0].isdigit() else "conv", 0

@@ -205,6 +205,7 @@ def test_a_gemm_text_is_m_n_k_then_what_is_transposed():
         ("cnv:ic3", 1, 'begins with "conv:", "deconv:" or "gemm:"'),
         ("", 1, 'begins with "conv:", "deconv:" or "gemm:"'),
         ("resnet50:mb4", 1, "a built-in set has several problems, and one is expected here"),
+        ("dir/model.onnx", 1, "a model, which pysim.load runs, has several problems, and one is expected here"),
         ("gemm:8x8x8:Float16", 12, "'Float16' is not a suffix; did you mean \"f16\"?"),
         ("conv:ic3ih8oc4kh3:int8", 19, "'int8' is not a suffix; did you mean \"s8\"?"),
         ("conv:mb1ic64ih56xx3", 17, "'xx' is not a field"),
