@@ -37,6 +37,7 @@ static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, py
     if (p->kind == PYSIM_CONV && !algorithm->blocks && (p->conv.input_block > 1 || p->conv.output_block > 1))
         return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; algorithm %s reads and writes planes",
                           (int)p->conv.input_block, (int)p->conv.output_block, algorithms[s->algorithm].name);
+    if (p->kind == PYSIM_CONV && algorithm->blocks == 1 && (status = pysim_check_whole_blocks(&p->conv)) != PYSIM_OK) return status;
     if (p->kind == PYSIM_CONV && p->conv.depth && !algorithm->volumes)
         return pysim_fail(PYSIM_UNSUPPORTED, "depth is %lld; algorithm %s computes images", (long long)p->conv.depth,
                           algorithms[s->algorithm].name);

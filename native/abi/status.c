@@ -106,8 +106,12 @@ static pysim_status check_block(const char *name, int32_t block, const char *of,
                       of);
 }
 
-/* A block holds channels of one group, or groups of one channel and one filter each. */
 static pysim_status check_blocks(const pysim_conv *c) {
+    const pysim_status status = check_block("input_block", c->input_block, "channels", c->channels);
+    return status == PYSIM_OK ? check_block("output_block", c->output_block, "filters", c->filters) : status;
+}
+
+pysim_status pysim_check_whole_blocks(const pysim_conv *c) {
     const int depthwise = c->groups > 1 && c->groups == c->channels && c->groups == c->filters;
     const int64_t groups = depthwise ? 1 : c->groups;
     const pysim_status status =

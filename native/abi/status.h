@@ -35,6 +35,8 @@ typedef struct {
  * positive sizes, flags 0 or 1, leading dimensions not shorter than a row. Fills in the operands' bytes, in int64_t; operands may be
  * NULL. */
 pysim_status pysim_check_problem(const pysim_problem *p, pysim_operands *operands);
+/* A block holds channels of one group, or groups of one channel and one filter each. */
+pysim_status pysim_check_whole_blocks(const pysim_conv *c);
 pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim_operands *operands); /* p, q, operands may be NULL */
 /* A checked convolution with an image as a volume of depth 1. */
 pysim_conv pysim_as_volume(const pysim_conv *c);

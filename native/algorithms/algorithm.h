@@ -40,7 +40,7 @@ struct pysim_algorithm {
     void (*run)(const pysim_job *job, const pysim_call *call);
     int finishes;  /* run applies call->finish; if 0, a second pass over all results does */
     int adds;      /* run applies call->residual; if 0, `finish` does */
-    int blocks;    /* open accepts operands in channel blocks (NCHWc) */
+    int blocks;    /* open accepts operands in channel blocks (NCHWc), 2: also such as have channels of several groups */
     int quantised; /* run obeys the epilogue's fields of quantised operands */
     int volumes;   /* open accepts volumes, and gets images as volumes of depth 1 */
 };

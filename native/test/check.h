@@ -94,8 +94,9 @@ static const int32_t check_computes[] = {
 #undef PYSIM_ALGORITHM
 };
 
-/* A row of depthwise.inc, which the algorithm of that name runs, not the loop nest. */
+/* A row of depthwise.inc, which the algorithm of that name runs or `grouped`, not the loop nest. */
 static inline int check_is_blocks(const pysim_kernel_info *row) { return strcmp(row->form, "blocks") == 0; }
+static inline int check_is_grouped(const pysim_kernel_info *row) { return strcmp(row->form, "grouped") == 0; }
 static inline int check_is_last(const pysim_kernel_info *row) { return strcmp(row->form, "last") == 0; }
 static inline int check_is_taps(const pysim_kernel_info *row) { return strcmp(row->form, "taps") == 0; }
 /* It bounds weights beforehand, and lists the rest: no product has them. */
@@ -110,7 +111,7 @@ static inline int check_is_packed(const pysim_kernel_info *row) {
 static inline int check_is_tiles(const pysim_kernel_info *row) { return strcmp(row->form, "tiles") == 0; }
 static inline int check_is_direct(const pysim_kernel_info *row) {
     return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0 || check_is_taps(row) || check_is_last(row) ||
-           check_is_blocks(row);
+           check_is_blocks(row) || check_is_grouped(row);
 }
 
 /* A row of polyphase.inc, likewise. */
@@ -140,6 +141,9 @@ void check_rectangle(int32_t level, int64_t n, int64_t *p, int64_t *q);
 /* Makes a convolution of volumes of one of images; returns the slices of its outputs. The last is one of 1 x 1 x 1 whose first and last slices
  * of outputs are padding. */
 int64_t check_volume(pysim_conv *c, check_random *random);
+/* Makes a convolution one for a row of form grouped, with rows of q outputs: groups of half a block of filters, of one, of one and a half, or of two;
+ * whole blocks of channels in all, of a group any number now and then. Returns the channels of a group. */
+int64_t check_grouped(pysim_conv *c, const pysim_kernel_info *row, int32_t index, int64_t q);
 
 /* ---- the sections ---- */
 /* Round 0, 1, … takes other combinations of settings. */

@@ -136,6 +136,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
             CHECK_polyphase, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row->windows, row->filters, channels, rows, 1, 0};
     }
     if (check_is_nchwc(row)) make_nchwc(k, level, row);
+    if (check_is_grouped(row)) k->s.algorithm = CHECK_grouped, k->s.channels = check_grouped(c, row, index, k->q);
     k->slices = 1;
 }
 
@@ -419,7 +420,7 @@ static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (k->s.algorithm != CHECK_sconv || k->c.depth) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
         const int own_rows = i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc ||
-                             i == CHECK_blocked || i == CHECK_integer_winograd || i == CHECK_channels_last;
+                             i == CHECK_blocked || i == CHECK_integer_winograd || i == CHECK_channels_last || i == CHECK_grouped;
         if (check_computes[i] != PYSIM_CONV || own_rows || (k->groups_of_k && i == CHECK_im2col)) continue;
         k->s.algorithm = i;
         if (pack(k, side)) as_expected(k, e, side);
@@ -493,7 +494,7 @@ static void family(int family_of, int32_t round, int32_t kernel, const pysim_ker
 
 void check_conv(int32_t round, int32_t kernel, const pysim_kernel_info *row) {
     family(FAMILY_ANY, round, kernel, row);
-    family(FAMILY_POINTWISE, round, kernel, row);
+    if (!check_is_grouped(row)) family(FAMILY_POINTWISE, round, kernel, row);
     const int own = check_is_direct(row) || check_is_phases(row) || check_is_nchwc(row);
     if (!own && has_winograd(row)) family(FAMILY_WINOGRAD, round, kernel, row);
 }

@@ -243,3 +243,14 @@ void check_rectangle(int32_t level, int64_t n, int64_t *p, int64_t *q) {
     *p = rows;
     *q = (n + rows - 1) / rows;
 }
+
+int64_t check_grouped(pysim_conv *c, const pysim_kernel_info *row, int32_t index, int64_t q) {
+    const int64_t half = row->lane_filters / 2, channels = index % 5 == 4 ? 1 + index % 7 : half * (1 + index / 3 % 4);
+    c->groups = index % 5 == 4 ? 2 * half : 2 + 2 * (index / 2 % 2);
+    c->channels = c->groups * channels, c->filters = c->groups * half * (1 + index % 4);
+    c->input_block = c->output_block = row->lane_filters;
+    c->kernel_w = 3, c->dilation_w = 1, c->stride_w = 1 + index % 2;
+    c->pad_left = index / 2 % 2, c->pad_right = index / 4 % 2;
+    c->width = (q - 1) * c->stride_w + c->kernel_w - c->pad_left - c->pad_right;
+    return channels;
+}

@@ -35,6 +35,7 @@ _TABLES = {
         "planes": "vector lanes hold groups of one channel; input planes are transposed",
         "blocks": "vector lanes hold groups of one channel; the layout is NCHWc",
         "taps": "groups of one channel of bytes: vector lanes hold outputs, 4 neighbouring taps of a kernel row each",
+        "grouped": "several channels a group: vector lanes hold filters of a group or two; the layout is NCHWc",
         "last": "groups of one channel of bytes, channels last: vector lanes hold groups, 4 kernel rows of a column each",
     },
     "skinny.inc": {
@@ -55,6 +56,7 @@ _OPERATIONS = re.compile(r"^PYSIM_EPILOGUE\(\d+,\s*(\w+),\s*(\d+),", re.MULTILIN
 _ROWS = re.compile(r"^PYSIM_ROWS_OF\((\d+), (\w+), (\d+), (\d+)\)", re.MULTILINE)
 _LOOPS = re.compile(r"^PYSIM_LOOPS\((\w+),\s*(\w+)\)", re.MULTILINE)
 _DIRECT_BYTES = re.compile(r"^PYSIM_DIRECT_BYTES\((\d+), (\d+)\)", re.MULTILINE)
+_GROUPED = re.compile(r"^PYSIM_GROUPED\((\d+), (\d+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 
 
@@ -152,9 +154,23 @@ def kernels() -> tuple[Kernel, ...]:
     return _rows("kernels.inc")
 
 
+@cache
 def direct_kernels() -> tuple[Kernel, ...]:
     """Every kernel that convolves operands in place; windows x filters: its largest tile."""
-    return _rows("depthwise.inc")
+    return tuple(row for row in _rows("depthwise.inc") if row.form != "grouped")
+
+
+@cache
+def grouped_kernels() -> tuple[Kernel, ...]:
+    """Every kernel of groups of several channels in blocks (NCHWc); windows: outputs of a tile."""
+    return tuple(row for row in _rows("depthwise.inc") if row.form == "grouped")
+
+
+@cache
+def grouped_tile() -> tuple[int, int]:
+    """Rows of outputs of a tile of form `grouped`, and taps of a kernel row."""
+    ((rows, taps),) = _GROUPED.findall(native_file("depthwise.inc").read_text())
+    return int(rows), int(taps)
 
 
 @cache

@@ -31,6 +31,7 @@ PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "unpacked": ("gemm:37x53x41:f64", "f64_win_8x6__avx2", {}),
     "panels": ("gemm:37x53x41", "f32_win_8x4__portable", {"prepared": True}),
     "direct_nchwc": ("conv:ic16ih13iw11oc32kh3ph1", "f32_nchwc_4x4__portable", {"layout": "nchw4c"}),
+    "grouped": ("conv:g4ic24ih13iw11oc24kh3ph1", "f32_grouped_10x4__portable", {"layout": "nchw4c"}),
     "blocked": ("conv:ic32ih13iw11oc16kh3ph1", "f32_nchwc_4x4__portable", {}),
 }
 

@@ -42,6 +42,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "direct_nchwc": (CONVOLUTION, {"layout": "nchw4c"}),
     "blocked": (CONVOLUTION, {}),
     "depthwise": ("conv:g32ic32ih24oc32kh3ph1", {}),
+    "grouped": ("conv:g4ic24ih20oc24kh3ph1", {"layout": "nchw4c"}),
     "gemm": (PRODUCT, {}),
     "unpacked": (PRODUCT, {}),
     "panels": (PRODUCT, {"prepared": True}),
