@@ -198,10 +198,12 @@ class _Rates:
         return self._take(lambda: self._probes.probe_fma(target, probed_dtype(target)), f"{target} multiply-add", known, TRIALS)
 
     def usual(self, unit: Unit) -> Unit:
-        """A unit of tiles at the mean time of its multiply-adds; others as they are."""
+        """A unit of tiles at the median time of its multiply-adds, others as they are: on busy parts it has a fast and a slow state, for
+        seconds each, so the best trial is not what a call meets; and one interruption, of milliseconds in a probe of as many, moves a
+        mean as far as the slow state does, which the other units' best trials do not count."""
         if self._brief or not (seconds := self._seconds.get(unit.target)) or unit.fma_per_cycle.kind != "measured":
             return unit
-        share = min(1.0, 1 / (float(np.mean(seconds)) * self._hertz * unit.fma_per_cycle.value))
+        share = min(1.0, 1 / (float(np.median(seconds)) * self._hertz * unit.fma_per_cycle.value))
         types = tuple(msgspec.structs.replace(one, fma_per_cycle=_slowed(one.fma_per_cycle, share)) for one in unit.types)
         return msgspec.structs.replace(unit, fma_per_cycle=_slowed(unit.fma_per_cycle, share), types=types)
 

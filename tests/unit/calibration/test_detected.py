@@ -212,8 +212,8 @@ def test_strangers_that_take_cores_now_and_then_leave_a_machine_its_cores() -> N
     assert machine.cores == 8 and machine.core.together[-1].mean_share.value < detected.MIN_CORE_SHARE
 
 
-def test_a_unit_of_tiles_has_the_rate_of_its_mean_time_and_costs_its_stores() -> None:
-    """Two of three times it multiplies at a third of its best rate; vectors keep their best."""
+def test_a_unit_of_tiles_has_the_rate_of_its_median_time_and_costs_its_stores() -> None:
+    """Two of three times it multiplies at a third of its best rate, and one of ten readings is interrupted; vectors keep their best."""
 
     class Throttled(FakeProbes):
         turn = 0
@@ -222,13 +222,13 @@ def test_a_unit_of_tiles_has_the_rate_of_its_mean_time_and_costs_its_stores() ->
             if target != "amx":
                 return super().probe_fma(target, dtype)
             self.turn += 1
-            return 1.2e9 / (1 if self.turn % 3 == 0 else 3)
+            return 1.2e9 / (100 if self.turn % 10 == 5 else 1 if self.turn % 3 == 0 else 3)
 
     cpu, probes = Cpu("GenuineIntel", "Intel(R) Xeon(R) Processor", 6, 207), Throttled(("amx", "avx512", "portable"))
     machine = detected.measure(cpu, ZEN4_CACHES, 4, probes).machine
     tiles, vectors, shipped = machine.unit_of("amx"), machine.unit_of("avx512"), load("emerald-rapids").unit_of("amx")
     share = tiles.fma_per_cycle.value / 0.3
-    assert pytest.approx(share, rel=0.15) == 3 / 7 and vectors.fma_per_cycle.value == 2.0
+    assert pytest.approx(share) == 1 / 3 and vectors.fma_per_cycle.value == 2.0
     assert [one.fma_per_cycle.value / of.fma_per_cycle.value for one, of in zip(tiles.types, shipped.types, strict=True)] == pytest.approx(
         [share] * len(shipped.types)
     )
