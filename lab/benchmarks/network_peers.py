@@ -6,7 +6,8 @@
 
 Networks are those of torchvision and timm by name, `bert` and `gpt2` as in lab/benchmarks/cuda/zoo.py, and the small ones of
 lab/benchmarks/cuda/small_networks.py; batch 1, seeded random weights, exported to ONNX once. Ways: `pysim` (pysim.load), `onnxruntime`,
-`openvino` (latency, float32), `torch` (pysim.torch.optimize) and `inductor` (torch.compile with freezing).
+`openvino` (latency, float32), `inductor` (torch.compile with freezing; some 10 to 60 seconds to compile) and, if asked for, `torch`
+(pysim.torch.optimize).
 
 A turn is a pause, in which the threads of the other libraries stop looking for work, an untimed call, and timed ones for TURN seconds; each
 round has a turn of every way. The least wall time and the median of all rounds are kept, one JSON line a network and number of threads;
@@ -204,7 +205,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--told", type=Path, nargs="+")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:3])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[way for way in WAYS if way != "torch"])
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
     if given.told:
