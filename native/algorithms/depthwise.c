@@ -85,7 +85,8 @@ static int is_volume(const pysim_conv *c) { return c->depth > 1 || c->kernel_d >
 
 static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *of, const pysim_row *row) {
     if (row->family != PYSIM_FAMILY_DEPTHWISE || strcmp(row->info.form, "grouped") == 0)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s convolves no rows in place; this algorithm runs the rows of native/depthwise.inc but for form grouped",
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "kernel %s convolves no rows in place; this algorithm runs the rows of native/depthwise.inc but for form grouped",
                           row->info.name);
     const int64_t block = by_blocks(row) ? row->info.lane_filters : by_last(row) ? of->conv->groups : 1;
     if (pysim_max(1, of->conv->input_block) != block || pysim_max(1, of->conv->output_block) != block)
