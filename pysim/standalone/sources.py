@@ -34,7 +34,8 @@ GROUPS = {
     ("avx2", "bf16"): f"{FLAGS['avx2']} -DWIDTH=256 -DHALVES",
 }
 _FOLDERS = {"avx2": "x86", "avx512": "x86", "mma": "power10", "portable": "portable"}
-_ROOMS = ("abi", "algorithms", "algorithms/grouped", "algorithms/integers", "threads", "portable")  # where functions of other files are looked for
+# where functions of other files are looked for
+_ROOMS = ("abi", "algorithms", "algorithms/grouped", "algorithms/integers", "threads", "portable")
 _APART = {"abi/probe.c", "abi/worker.c"}
 NEST_FORMS = ("win", "fil", "outer", "groups", "pairs", "bounded", "fused")  # of rows of kernels.inc
 _DEFINED = re.compile(r"^(?!static|extern|typedef|return|else)[a-z][\w *]*?\b(\w+)(?:\(| = )", re.MULTILINE)
