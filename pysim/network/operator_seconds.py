@@ -40,7 +40,8 @@ from pysim.registry.cpu import loop_targets, rows_kinds
 DTYPES = {"float32": "f32", "float64": "f64"}
 START_LINES = 12  # dependent misses on code, structs and weights at the start of a layer (Zen 5: layers of one pixel, 1.9 us each)
 ATTENTION_GROUP = 6  # rows of a tile (PYSIM_ATTENTION_GROUP)
-INTERLEAVED, BYTE_CYCLES = 4, 1.3  # of native/templates/integers/channels_last.h (Emerald Rapids: conversions of MobileNet-v2's values)
+INTERLEAVED, BYTE_CYCLES = 4, 0.4  # of native/templates/integers/channels_last.h (Zen 3, 24 to 960 channels: 0.25 to 0.56)
+PLANE_ROW_CYCLES = 200  # of a row of outputs of a pool of bytes in planes (Zen 3: 3x3 with stride 2, rows of 13 to 56)
 MIN_PART_BYTES = 16 << 10  # of a thread (native/operators/operators.c)
 ON_ONE_THREAD = {
     "ArgMax", "ArgMin", "Cast", "Concat", "CumSum", "Dequantize", "GatherElements", "GridSample", "IntegerPair", "IntegerPool", "Pad",
@@ -86,6 +87,8 @@ def pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
     if block > 1 and (unit := _loops_unit(on, y)):
         vectors = y.nbytes / min(unit.vector_bytes, block * y.dtype.itemsize)
         return float(vectors * down * along * unit.fma_latency_cycles.value / on.core.frequency_hz.value)
+    if node.op == "IntegerPool":
+        return y.nbytes // y.shape[-1] * PLANE_ROW_CYCLES / on.core.frequency_hz.value
     row = y.nbytes // y.shape[-1]  # bytes of one column of all rows of outputs
     read, written = row * (down * x.shape[-1] + (along + 1) * y.shape[-1]), row * (x.shape[-1] + y.shape[-1])
     cycles = read / level.read_bytes_per_cycle.value + written / level.write_bytes_per_cycle.value

@@ -122,12 +122,39 @@ INLINE void interleave_planes(const int64_t channels, int64_t size, const uint8_
         for (int64_t c = 0; c < channels; c++) y[i * channels + c] = x[c * size + i];
 }
 
-/* out[column][row] of a matrix of bytes, by squares whose lines stay in L1. */
+typedef uint8_t ROW16 __attribute__((vector_size(16))), ROW16_ANYWHERE __attribute__((vector_size(16), aligned(1), may_alias));
+enum { SQUARE = 16, STAGES = 4 }; /* 2^STAGES */
+
+/* y[j][i] = x[i][j] for i, j < SQUARE: each stage interleaves rows half of all apart, which moves one bit of a place's number from the row to the column. */
+INLINE void transpose_square(const uint8_t *x, int64_t x_pitch, uint8_t *y, int64_t y_pitch) {
+    ROW16 rows[2][SQUARE];
+#pragma GCC unroll 16
+    for (int i = 0; i < SQUARE; i++) rows[0][i] = *(const ROW16_ANYWHERE *)(x + i * x_pitch);
+#pragma GCC unroll 4
+    for (int stage = 0; stage < STAGES; stage++)
+#pragma GCC unroll 8
+        for (int i = 0; i < SQUARE / 2; i++) {
+            const ROW16 a = rows[stage % 2][i], b = rows[stage % 2][i + SQUARE / 2];
+            rows[1 - stage % 2][2 * i] = __builtin_shuffle(a, b, (ROW16){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+            rows[1 - stage % 2][2 * i + 1] = __builtin_shuffle(a, b, (ROW16){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+        }
+#pragma GCC unroll 16
+    for (int i = 0; i < SQUARE; i++) *(ROW16_ANYWHERE *)(y + i * y_pitch) = rows[0][i];
+}
+
+/* out[column][row] of a matrix of bytes, by squares; the last ones overlap those before them. Those of WIDE_BYTES columns read whole lines. */
 static void transpose_bytes(int64_t rows, int64_t columns, const uint8_t *restrict x, uint8_t *restrict y) {
-    for (int64_t r = 0; r < rows; r += WIDE_BYTES)
-        for (int64_t c = 0; c < columns; c += WIDE_BYTES)
-            for (int64_t j = c; j < pysim_min(columns, c + WIDE_BYTES); j++)
-                for (int64_t i = r; i < pysim_min(rows, r + WIDE_BYTES); i++) y[j * rows + i] = x[i * columns + j];
+    if (rows < SQUARE || columns < SQUARE) {
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < columns; c++) y[c * rows + r] = x[r * columns + c];
+        return;
+    }
+    for (int64_t c0 = 0; c0 < columns; c0 += WIDE_BYTES)
+        for (int64_t r0 = 0; r0 < rows; r0 += SQUARE)
+            for (int64_t c1 = c0; c1 < pysim_min(columns, c0 + WIDE_BYTES); c1 += SQUARE) {
+                const int64_t r = pysim_min(r0, rows - SQUARE), c = pysim_min(c1, columns - SQUARE);
+                transpose_square(x + r * columns + c, columns, y + c * rows + r, rows);
+            }
 }
 
 /* An image in planes to one with channels last; back: the same with both sizes exchanged. */
