@@ -50,7 +50,7 @@ typedef struct {
     int swapped;           /* form groups, s8: filters are the unsigned operand, not windows */
     int both_signed;       /* form tiles, s8: neither is */
     pysim_rescale rescale; /* of s8: of the results; scales are those of this tile */
-    /* Form tiles of unsplit operands: 16 or 32 filters are rows of whole blocks of k in place, so many bytes apart; 0: a panel */
+    /* Filters are rows of whole groups of k, in place or in a panel, so many bytes apart: form pixels, and form tiles of 16 or 32; 0: a panel */
     int64_t filter_pitch;
     /* Form tiles, whose unit leaves the core's other units idle. Of split operands and rescaled sums: the tile before, which is stored beside the products of
      * this one, which waits then; or NULL. A call with no filters stores it. Results are complete only then. */
@@ -81,7 +81,8 @@ typedef struct pysim_waiting {
  * Form groups: both panels hold groups of neighbouring k, 4 bytes of them, k/group rows of [width][group]; k is a multiple of the group,
  * padded by zeros in one panel, and rows of windows may be read as whole vectors. Of s8, one operand is unsigned and `swapped` says which. Form
  * pairs: the same with two elements of k, each widened to 16 bits. Form bounded: as groups, windows unsigned; panels of filters are twice as
- * long, and `bound` bounds the weights of a packed one and fills its second half.
+ * long, and `bound` bounds the weights of a packed one and fills its second half. Form pixels: the same of panels of windows, which are signed, and
+ * filters are unsigned rows of whole groups of k, store->filter_pitch bytes apart.
  *
  * Form tiles: panels of blocks of `group` k, of panel_bytes an element; the two panels differ (native/x86/amx/split.h). Windows are 4 bytes apart.
  * Both panels are padded by zeros to whole blocks. */
@@ -214,15 +215,17 @@ typedef struct {
     float (*weight)(const void *block, int64_t filter, int64_t k); /* of a block of filters that are not in panels as they are; else NULL */
     void (*enter)(void);  /* form tiles: called by a thread before its first tile and after its last, */
     void (*leave)(void);  /* or NULL */
-    int32_t rescales;     /* its store rescales sums of bytes: forms groups, pairs, bounded and tiles */
-    int32_t group;        /* elements of k beside each other in panels; 1 but for forms groups, pairs, bounded and tiles */
-    int32_t panel_bytes;  /* of an element in panels, where it is not the operands': form pairs, form tiles in FP32; else 0 */
-    int32_t filter_bytes; /* of an element in panels of filters, where these are longer: form bounded; else 0 */
-    void (*bound)(int64_t k, void *panel); /* form bounded: called for each packed panel of filters of k iterations; else NULL */
-    pysim_direct_kernel direct;            /* rows of depthwise.inc */
-    pysim_skinny_kernel skinny;            /* rows of skinny.inc */
-    pysim_phases_kernel phases;            /* rows of polyphase.inc: this and `pack` */
-    pysim_nchwc_kernel nchwc;              /* rows of direct_nchwc.inc */
+    int32_t rescales;     /* its store rescales sums of bytes: forms groups, pairs, bounded, pixels and tiles */
+    int32_t group;        /* elements of k beside each other in panels; 1 but for forms groups, pairs, bounded, pixels and tiles */
+    int32_t in_rows;      /* filters are read where they lie if they are rows of k, a multiple of so many of them; 0: never */
+    int32_t panel_bytes;  /* of an element in panels, where it is not the operands': forms pairs and pixels, form tiles in FP32; else 0 */
+    int32_t filter_bytes; /* of an element in panels of filters, where these differ: forms bounded and pixels; else 0 */
+    void (*bound)(int64_t k,
+                  void *panel); /* forms bounded and pixels: called for each packed panel of weights of k iterations; else NULL */
+    pysim_direct_kernel direct; /* rows of depthwise.inc */
+    pysim_skinny_kernel skinny; /* rows of skinny.inc */
+    pysim_phases_kernel phases; /* rows of polyphase.inc: this and `pack` */
+    pysim_nchwc_kernel nchwc;   /* rows of direct_nchwc.inc */
 } pysim_row;
 
 /* Finds the schedule's row for this dtype and this CPU, or fails with the reason. */

@@ -118,6 +118,7 @@ static int cpu_runs_mma(void) { return 0; }
     PYSIM_PACKER(target, dtype)                                                                                                          \
     PYSIM_PACKER(target, dtype##_filters)
 extern __attribute__((weak)) void bound_filters__avx2(int64_t, void *);
+extern __attribute__((weak)) void bound_pixels__avx2(int64_t, void *);
 PYSIM_PACKER(avx2_bounded, s8)
 TILES_OF(amx, f32, 32, 32)
 TILES_OF(amx, bf16, 32, 32)
@@ -174,10 +175,13 @@ typedef struct {
 #define PANELS_pairs(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = 2, .panel_bytes = 2
 #define PANELS_bounded(target, dtype) \
     ALIKE(target##_bounded, dtype), .rescales = 1, .group = GROUP_##dtype, .filter_bytes = 3, .bound = bound_filters__##target
+#define PANELS_pixels(target, dtype)                                                                                          \
+    ALIKE(target##_bounded, dtype), .rescales = 1, .group = GROUP_##dtype, .in_rows = 1, .panel_bytes = 3, .filter_bytes = 1, \
+        .bound = bound_pixels__##target
 #define PANELS_tiles(target, dtype)                                                                                                       \
     .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target,                           \
     .leave = leave_tiles__##target, .weight = weight_##dtype##__##target, .rescales = TILE_RESCALES_##dtype, .group = TILE_DEPTH_##dtype, \
-    .panel_bytes = TILE_BYTES_##dtype
+    .panel_bytes = TILE_BYTES_##dtype, .in_rows = TILE_BYTES_##dtype ? 0 : PYSIM_TILE_ROWS
 #define TILE_RESCALES_f32 0
 #define TILE_RESCALES_bf16 0
 #define TILE_RESCALES_s8 1

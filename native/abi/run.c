@@ -43,6 +43,9 @@ static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, py
                           algorithms[s->algorithm].name);
     if (p->kind == PYSIM_CONV) job->problem.conv = pysim_as_volume(&p->conv);
     status = algorithm->open(&job->problem, s, row, job);
+    if (status == PYSIM_OK && job->nest.row.bound && job->nest.row.in_rows && !job->nest.windows_packed)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s reads panels of weights that were made beforehand; algorithm %s makes none",
+                          job->nest.row.info.name, algorithms[s->algorithm].name);
     if (status == PYSIM_OK) job->algorithm = algorithm;
     return status;
 }

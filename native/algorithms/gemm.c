@@ -57,7 +57,10 @@ enum { ROWS_AT_ONCE = 16 };
 
 static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
     const pysim_gemm *g = n->problem;
-    if (g->trans_a)
+    if (n->row_panel)
+        for (int64_t i = 0; i < nf; i++)
+            memcpy((char *)dst + i * n->row_panel, n->filter_data + ((f0 + i) * g->lda + c0) * n->bytes, (size_t)(nc * n->bytes));
+    else if (g->trans_a)
         copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, n->flip, &n->row.pack_filters,
                   dst);
     else n->row.pack_filters.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
@@ -87,10 +90,10 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
         .filter_row = g->trans_a ? 0 : g->lda,
     };
     const pysim_status status = row(s, g->dtype, &n->row);
-    if (status == PYSIM_OK && n->row.filter_bytes)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s bounds weights beforehand, and of a product A is packed in each run",
-                          n->row.info.name);
+    if (status == PYSIM_OK && n->row.bound && (!n->row.in_rows || g->trans_a))
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s bounds weights beforehand, or reads rows of A in place", n->row.info.name);
     if (g->trans_a) n->filter_channels = pysim_max(ROWS_AT_ONCE, n->row.group);
+    if (n->row.bound) n->even_filters = 0, n->row_panel = pysim_nest_depth(n, s->channels);
     if (pysim_on_tiles(n)) n->even_filters = 0; /* a tile takes 16 or 32 filters, and fewer take as long */
     return status == PYSIM_OK ? pysim_nest_schedule(n, s, in_place_legal) : status;
 }
@@ -180,7 +183,9 @@ static void prepare_panels(const pysim_job *job, const char *b, char *panels) {
         const int64_t nc = pysim_min(s->channels, n.channels - c0);
         for (int64_t tile = 0; tile < n.window_end; tile++) {
             const int64_t t0 = tile * s->windows, nw = pysim_min(s->windows, n.windows - t0);
-            gemm_pack_windows(&n, c0, nc, t0, nw, 0, 1, panels + pysim_nest_window_offset(&n, c0, nc, tile) * pysim_panel_bytes(&n));
+            char *panel = panels + pysim_nest_window_offset(&n, c0, nc, tile) * pysim_panel_bytes(&n);
+            gemm_pack_windows(&n, c0, nc, t0, nw, 0, 1, panel);
+            if (n.row.bound) n.row.bound(pysim_nest_depth(&n, nc), panel);
         }
     }
 }

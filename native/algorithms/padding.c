@@ -89,7 +89,7 @@ void pysim_fill_segment(const pysim_segment *s, void *to) {
 
 /* Form groups multiplies an unsigned first operand, form tiles one of either kind, other rows a signed one. */
 void pysim_flip_filters(const pysim_nest *n, int64_t k, void *panel) {
-    const int64_t size = pysim_nest_depth(n, k) * n->schedule.filters;
+    const int64_t size = (n->row_panel ? n->row_panel : pysim_nest_depth(n, k)) * n->schedule.filters;
     const char flip = (char)n->flip;
     char *bytes = panel;
     int16_t *wide = panel;

@@ -108,7 +108,8 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     c->groups = level[GROUPS] == 2 ? channels : 1 + level[GROUPS]; /* 1, 2, depthwise */
     if (level[GROUPS] == 2) channels = 1;
     c->channels = c->groups * channels;
-    c->filters = c->groups * check_edge(level[FILTERS], row->filters);
+    if (check_is_pixels(row)) c->groups = 1, c->channels = channels; /* its lanes hold filters */
+    c->filters = c->groups * check_edge(level[FILTERS], check_is_pixels(row) ? row->windows : row->filters);
     if (check_is_blocks(row)) { /* whole blocks of groups */
         c->filters = (c->filters + row->filters - 1) / row->filters * row->filters;
         c->input_block = c->output_block = row->lane_filters;
@@ -120,7 +121,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     c->kernel_h = size[0], c->kernel_w = size[1];
     c->stride_h = stride[0], c->stride_w = stride[1];
     c->dilation_h = dilation[0], c->dilation_w = dilation[1];
-    check_rectangle(level[LAYOUT], check_edge(level[WINDOWS], row->windows), &k->p, &k->q);
+    check_rectangle(level[LAYOUT], check_edge(level[WINDOWS], check_is_pixels(row) ? row->filters : row->windows), &k->p, &k->q);
     axis(padding, k->p, c->kernel_h, c->stride_h, c->dilation_h, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
     axis(padding, k->q, c->kernel_w, c->stride_w, c->dilation_w, &k->random, &c->pad_left, &c->pad_right, &c->width);
 
@@ -137,6 +138,10 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     }
     if (check_is_nchwc(row)) make_nchwc(k, level, row);
     if (check_is_grouped(row)) k->s.algorithm = CHECK_grouped, k->s.channels = check_grouped(c, row, index, k->q);
+    if (check_is_pixels(row)) {
+        c->input_block = (int32_t)channels, c->output_block = (int32_t)c->filters;
+        k->s.algorithm = CHECK_channels_last, k->s.channels = channels * size[0] * size[1];
+    }
     k->slices = 1;
 }
 

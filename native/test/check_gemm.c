@@ -72,7 +72,7 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
     g->m = check_edge(level[M], row->filters);
     g->n = check_edge(level[N], row->windows);
     g->k = k_levels[level[K]];
-    g->trans_a = level[TRANSPOSED] & 1;
+    g->trans_a = level[TRANSPOSED] & 1 && !check_is_pixels(row);
     g->trans_b = level[TRANSPOSED] >> 1;
     const check_plan plan = {level[STATIONARY], g->trans_b || check_is_groups(row) || check_is_tiles(row) ? PYSIM_PACK_TILES : level[PACK],
                              level[SET], level[K2], level[K3]};
@@ -83,6 +83,7 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
         k->s.algorithm = strcmp(row->form, "win") == 0 || check_is_packed(row) ? algorithms[level[ALGORITHM]] : CHECK_gemm;
         if (check_is_packed(row) && k->s.algorithm == CHECK_unpacked) k->s.algorithm = CHECK_gemm;
         if (check_is_tiles(row) && row->dtype == PYSIM_F32) k->s.algorithm = level[ALGORITHM] ? CHECK_gemm : CHECK_split_panels;
+        if (check_is_pixels(row)) k->s.algorithm = CHECK_panels;
         if (k->s.algorithm == CHECK_panels) k->s.pack = check_size(row->dtype) < 4 ? PYSIM_PACK_TILES : level[PACK];
     }
     const int64_t bytes = (int64_t)check_size(g->dtype), *slack = slacks[level[SLACK]];
@@ -294,7 +295,7 @@ static void long_sums(int32_t kernel, const pysim_kernel_info *row) {
         gemm_case c = {.g = {M, N, k[i], k[i], N, N, 0, 0, PYSIM_S8}, .e = {.alpha = 1}, .result = PYSIM_S32};
         c.a = M * k[i], c.b = N * k[i], c.c = M * N;
         c.s = check_schedule(kernel, row, &plan, k[i], &random);
-        c.s.algorithm = CHECK_gemm;
+        c.s.algorithm = check_is_pixels(row) ? CHECK_panels : CHECK_gemm;
         int8_t *a = guard_place(&at.a, (size_t)c.a, GUARD_RIGHT), *b = guard_place(&at.b, (size_t)c.b, GUARD_RIGHT);
         memset(guard_place(&before, M * N * sizeof(int32_t), GUARD_RIGHT), 0xFF, M * N * sizeof(int32_t));
         for (int64_t p = 0; p < c.a; p++) a[p] = p / k[i] % 2 ? 127 : -128;

@@ -34,9 +34,11 @@ from pysim.record.html import table
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.state import State
 from pysim.registry.cpu import cpu_kernel, kernels, nchwc_kernels
+from pysim.runtime.integer_steps import BYTES
 
 # What bounded rows take longer for each share of weights that they list: 1.27 times as long at 0.27, 1.35 at 0.41 (1x1 layers, Zen 3)
 LISTED = 1.0
+LISTED_TOGETHER = 0.6  # the same of form pixels: three instructions beside five
 OF_TWO = ("ConvOfTwo", "MatMul")  # planned operators both of whose operands are computed
 # Forms of kernels whose stores add residuals of bytes faster than an operator of their own. Others add them in a loop behind a tile's
 # store: 256 -> 1024 channels of 14x14 take 1.44 times as long with that loop as without a sum, 1.06 times with the operator (Zen 3).
@@ -220,6 +222,8 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
     def seconds(node: Node, read: int, written: int) -> float | None:
         if accuracy == "reproducible" and read > 1 and node.op in MEANS:
             return math.inf
+        if node.op == "Concat" and read > 1 and graph.tensors[node.output].dtype in BYTES:  # parts lie between each other, and are copied
+            return reordering_seconds(graph.tensors[node.output], on)
         if node.op == "IntegerConv":
             return _integer_seconds(node, graph, on, _layout(node, read, written))
         if node.op != "Conv":
@@ -241,20 +245,27 @@ def _integer_seconds(node: Node, graph: Graph, on: Machine, layout: Layout) -> f
     if not problem or (layout == "nhwc" and not writes_bytes(node)):
         return None
     try:
-        return _planned(node, _request(node, problem, graph, on, layout, "ieee", 1)).seconds
+        return _with_seconds(node, _request(node, problem, graph, on, layout, "ieee", 1))[1]
     except PlanError:
         return None
 
 
 def _planned(node: Node, request: Request) -> Plan:
     """The plan of a node's problem. Where its kernel's target has rows of bounded weights, too, these are looked at."""
+    return _with_seconds(node, request)[0]
+
+
+def _with_seconds(node: Node, request: Request) -> tuple[Plan, float]:
+    """The same, and its seconds with the weights that it lists."""
     plan = planned(request)
-    row = cpu_kernel(plan.kernel) if request.quantised and isinstance(request.problem, Conv) else None
+    row, seconds = cpu_kernel(plan.kernel) if request.quantised else None, plan.seconds or math.inf
     if row is None or not any(one.lists and one.target == row.target for one in kernels()):
-        return plan
+        return plan, seconds
     bounded = planned(request._replace(bounded=True))
-    longer = 1 + LISTED * beyond_16_bits(node.attributes["weights"])
-    return bounded if longer * (bounded.seconds or math.inf) < (plan.seconds or math.inf) else plan
+    in_rows = (found := cpu_kernel(bounded.kernel)) is not None and found.in_rows > 0
+    share = (LISTED_TOGETHER if in_rows else LISTED) * beyond_16_bits(node.attributes["weights"], in_rows) if bounded != plan else 0.0
+    longer = (1 + share * min(1.0, bounded.cost.terms["kernel"] / bounded.cost.cycles)) * (bounded.seconds or math.inf)
+    return (bounded, longer) if longer < seconds else (plan, seconds)
 
 
 def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = "standard", threads: int = 1) -> tuple[Layer, ...]:
@@ -267,6 +278,9 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
             plan, layout = None, _layout(node, *node.attributes.get("blocks", (1, 1)))
             if problem:
                 plan = _planned(node, _request(node, problem, graph, on, layout, accuracy, threads))
+                if node.op == "IntegerLinear" and isinstance(problem, Conv) and problem.dtype == "s8":  # one pixel, the same in both
+                    last = _planned(node, _request(node, problem, graph, on, "nhwc", accuracy, threads))
+                    plan = min(plan, last, key=lambda one: one.seconds or math.inf)
             layers.append(Layer(node, plan, other, times))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None

@@ -25,6 +25,7 @@ _TABLES = {
         "groups": "vector lanes hold windows, each a group of neighbouring k of 4 bytes; each filter's group is broadcast",
         "pairs": "as groups: pairs of neighbouring k of s8, widened to 16 bits in panels",
         "bounded": "as groups of s8, products of two groups added in 16 bits; weights that do not fit are listed behind the panel",
+        "pixels": "lanes hold bounded weights, packed beforehand; groups of pixels or of rows of A are broadcast from where they lie",
         "tiles": "tiles of 16x16 results on a matrix unit; of f32 six products of operands split in three bf16",
         "fused": "win in plain C, multiply-adds round once; for accuracy reproducible alone",
         "chain": "outer on a matrix unit, each result one chain along k; for accuracy reproducible alone",
@@ -78,11 +79,11 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @cached_property
     def group(self) -> int:
-        """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in forms groups and bounded, two in pairs, a
-        block in tiles, else 1."""
+        """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in forms groups, bounded and pixels, two in
+        pairs, a block in tiles, else 1."""
         if self.form == "tiles":
             return _TILE_DEPTH[self.dtype]
-        return {"groups": 4 // SIZES[self.dtype], "bounded": 4, "pairs": 2}.get(self.form, 1)
+        return {"groups": 4 // SIZES[self.dtype], "bounded": 4, "pixels": 4, "pairs": 2}.get(self.form, 1)
 
     @cached_property
     def split(self) -> bool:
@@ -97,12 +98,22 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @cached_property
     def filter_bytes(self) -> int:
         """The same in panels of filters: behind some stand lists that are twice as long."""
-        return self.panel_bytes * (3 if self.lists else 1)
+        return self.panel_bytes * (3 if self.lists and not self.in_rows else 1)
+
+    @cached_property
+    def window_bytes(self) -> int:
+        """The same in panels of windows."""
+        return self.panel_bytes * (3 if self.lists and self.in_rows else 1)
+
+    @cached_property
+    def in_rows(self) -> int:
+        """Of how many filters, or a multiple, it reads rows of k where they lie; 0 if it reads panels alone."""
+        return 1 if self.form == "pixels" else 16 if self.form == "tiles" and not self.split else 0
 
     @cached_property
     def lists(self) -> bool:
         """Whether weights are looked at beforehand, and those that do not fit listed."""
-        return self.form == "bounded"
+        return self.form in ("bounded", "pixels")
 
     @cached_property
     def work(self) -> float:

@@ -3,8 +3,8 @@
  * nest: pixels of the output are its filters, rows of k = [kernel row][kernel column][channel], and the convolution's filters its windows, in panels made
  * beforehand. Results of a pixel lie beside each other, so do their scales.
  *
- * Form tiles reads 16 or 32 pixels of a 1x1 layer where they lie. Windows of other layers, and what lies beyond the image's last whole block, are gathered
- * as rows of whole blocks; forms groups and pairs pack such rows as a product packs those of A. */
+ * Forms pixels and tiles read pixels of a 1x1 layer where they lie. Windows of other layers, and what lies beyond the image's last whole group, are gathered
+ * as rows of whole groups; forms groups and pairs pack such rows as a product packs those of A. */
 #include <string.h>
 
 #include "algorithms/algorithm.h"
@@ -19,16 +19,13 @@ static int in_place(const pysim_conv *c) { return c->kernel_h * c->kernel_w * c-
 
 static void pack_pixels(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
     const pysim_conv *c = n->problem;
-    const int64_t width = n->schedule.filters, step = n->row_panel ? nc : pysim_min(CHUNK, nc);
+    const int64_t width = n->schedule.filters, step = pysim_min(CHUNK, nc);
     const pysim_byte_windows windows = {c, n->input_pitch, (const uint8_t *)n->filter_data, n->fill};
     const pysim_integers *loops = pysim_integers_here();
     uint8_t rows[MOST_ROWS * CHUNK];
     (void)c0; /* all channels are one set */
-    if (n->row_panel) {
-        loops->gather(&windows, f0, nf, 0, nc, n->row_panel, dst);
-        return;
-    }
-    for (int64_t k = 0; k < nc; k += step) {
+    if (n->row_panel) loops->gather(&windows, f0, nf, 0, nc, n->row_panel, dst);
+    for (int64_t k = 0; k < nc && !n->row_panel; k += step) {
         const int64_t some = pysim_min(step, nc - k);
         char *to = (char *)dst + k * width * pysim_panel_bytes(n);
         if (in_place(c)) n->row.pack_filters.transposed(n->filter_data + f0 * nc + k, nc, nf, some, width, to, NULL);
@@ -46,7 +43,7 @@ static pysim_status check(const pysim_conv *c, const pysim_schedule *s, const py
         return pysim_fail(PYSIM_UNSUPPORTED,
                           "algorithm channels_last computes s8 of one group whose blocks are all %lld channels and %lld filters",
                           (long long)c->channels, (long long)c->filters);
-    if (row->filter_bytes)
+    if (row->bound && !row->in_rows)
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s bounds weights in panels of filters; here these are pixels", row->info.name);
     if (s->pack != PYSIM_PACK_TILES || s->channels != k_of(c))
         return pysim_fail(PYSIM_BAD_ARGUMENT,
@@ -83,8 +80,8 @@ static pysim_status open_channels_last(const pysim_problem *p, const pysim_sched
     if (status == PYSIM_OK) status = check(c, s, &n->row);
     if (status != PYSIM_OK) return status;
     const int64_t depth = pysim_ceil_div(n->channels, n->row.group) * n->row.group;
-    n->even_filters = !pysim_on_tiles(n);
-    if (pysim_on_tiles(n)) n->row_panel = depth;
+    n->even_filters = !n->row.in_rows;
+    if (n->row.in_rows) n->row_panel = depth;
     if (in_place(c)) n->filter_row = c->channels, n->overread = pysim_max(0, n->filters - pysim_ceil_div(depth - c->channels, c->channels));
     status = pysim_nest_schedule(n, s, 1);
     const int64_t size[] = {n->window_end, s->windows, depth, pysim_panel_bytes(n)};
@@ -104,6 +101,7 @@ static void prepare_channels_last(const pysim_job *job, const char *filters, cha
     const pysim_nest *n = &job->nest;
     const pysim_conv *c = n->problem;
     const int64_t taps = c->kernel_h * c->kernel_w, k_all = n->channels, width = n->schedule.windows;
+    const int64_t each = n->row.bound ? 1 : pysim_panel_bytes(n); /* lists lie behind whole panels */
     int32_t *sums = (int32_t *)(void *)(packed + job->sums_at);
     memset(sums, 0, (size_t)c->filters * sizeof *sums);
     for (int64_t tile = 0; tile < n->window_end; tile++) {
@@ -117,8 +115,9 @@ static void prepare_channels_last(const pysim_job *job, const char *filters, cha
                     const int8_t w = (int8_t)filters[((t0 + i) * c->channels + k % c->channels) * taps + k / c->channels];
                     rows[i * CHUNK + k - k0] = w, sums[t0 + i] += w;
                 }
-            n->row.pack.transposed(rows, CHUNK, nw, some, width, panel + k0 * width * pysim_panel_bytes(n), NULL);
+            n->row.pack.transposed(rows, CHUNK, nw, some, width, panel + k0 * width * each, NULL);
         }
+        if (n->row.bound) n->row.bound(pysim_nest_depth(n, k_all), panel);
     }
 }
 

@@ -36,9 +36,9 @@ typedef struct {
     int bare;                                      /* a tile is a kernel call and nothing else */
 } channel_set;
 
-/* Form tiles of unsplit operands: whether these filters of a channel set are read where they lie, and not packed. */
+/* Whether these filters of a channel set are read where they lie, and not packed. */
 static int in_rows(const pysim_nest *n, int64_t nc, int64_t f0, int64_t nf) {
-    return pysim_on_tiles(n) && !n->row.panel_bytes && n->pack_filters && n->filter_row && !n->flip && nf % PYSIM_TILE_ROWS == 0 &&
+    return n->row.in_rows && n->pack_filters && n->filter_row && !n->flip && nf % n->row.in_rows == 0 &&
            (nc % n->row.group == 0 || f0 + nf <= n->overread);
 }
 

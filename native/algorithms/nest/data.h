@@ -40,8 +40,9 @@ struct pysim_nest {
     const char *filter_data;
     int64_t filter_pitch, filter_step; /* elements between k and between rows of A if A is read in place; else 0 */
     int64_t filter_row;                /* elements between rows of A if they are packed in the run, along k; else 0 */
-    int64_t overread;  /* form tiles: of so many filters whole blocks of k may be read in rows of A whose last block is partial */
-    int64_t row_panel; /* form tiles: panels of filters are rows of whole blocks of k, so many bytes apart; 0: blocks of rows */
+    int64_t overread; /* of so many filters read in place whole groups of k may be read in rows of A whose last group is partial */
+    int64_t
+        row_panel; /* of rows that read filters in place: panels of them are rows of whole groups of k, so many bytes apart; 0: blocks of rows */
     char *output;
     int64_t output_pitch; /* elements between filters */
     double alpha, beta;

@@ -6,7 +6,7 @@
  *
  * Weights, first sums and scales lie in that order in the workspace; packing results to bytes restores that of channels. Rows and columns in the
  * padding are read from a row of zero points. */
-enum { LAST_BYTES = 4 * LANES, TAPS_OF_WORD = 4 }; /* channels of a block */
+enum { LAST_BYTES = 4 * LANES, TAPS_OF_WORD = 4, LAST_MOST = 128 }; /* channels of a block; 255 * 128 fits 16 bits */
 #if WIDTH == 512
 #define FLIPPED _mm512_xor_si512
 #else
@@ -20,6 +20,11 @@ typedef struct {
     float *scales;
     uint8_t *zeros; /* a byte for each channel */
 } last_room;
+
+/* The first channel of a block: vectors of 256 bits, which have no masks of bytes, take the last ones together with those before them. */
+INLINE int64_t last_first(int64_t block, int64_t groups) {
+    return WIDTH == 256 && groups >= LAST_BYTES ? pysim_min(block, groups - LAST_BYTES) : block;
+}
 
 /* The place of a channel of a block. */
 INLINE int64_t last_place(int64_t channel) { return channel % 16 / 4 * LANES + channel / 16 * 4 + channel % 4; }
@@ -41,20 +46,37 @@ static void last_prepare(const pysim_direct *of, const last_room *room, int64_t 
     const int64_t taps = c->kernel_h * c->kernel_w;
     memset(room->weights, 0, (size_t)(room->channels * (room->quads + 2)) * sizeof *room->weights);
     memset(room->zeros, of->zero ^ of->flip, (size_t)room->channels);
-    for (int64_t g = 0; g < groups; g++, filters += taps) {
-        const int64_t block = g / LAST_BYTES * LAST_BYTES, place = last_place(g % LAST_BYTES);
-        uint32_t *to = room->weights + block * room->quads + place;
-        int32_t sum = 0;
-        for (int64_t r = 0; r < c->kernel_h; r++)
-            for (int64_t s = 0; s < c->kernel_w; s++) {
-                const int8_t w = filters[r * c->kernel_w + s];
-                to[(r / TAPS_OF_WORD * c->kernel_w + s) * LAST_BYTES] |= (uint32_t)(uint8_t)w << (8 * (r % TAPS_OF_WORD));
-                sum += w;
-            }
-        room->start[block + place] = (int32_t)((bias ? (uint32_t)bias[g] : 0) - (uint32_t)of->zero * (uint32_t)sum);
-        if (of->rescale.scales) room->scales[block + place] = of->rescale.scales[g * of->rescale.filter_step];
-    }
+    for (int64_t block = 0; block < groups; block += LAST_BYTES)
+        for (int64_t i = 0, first = last_first(block, groups); i < pysim_min(LAST_BYTES, groups - first); i++) {
+            const int64_t g = first + i, place = last_place(i);
+            const int8_t *filter = filters + g * taps;
+            uint32_t *to = room->weights + block * room->quads + place;
+            int32_t sum = 0;
+            for (int64_t r = 0; r < c->kernel_h; r++)
+                for (int64_t s = 0; s < c->kernel_w; s++) {
+                    const int8_t w = filter[r * c->kernel_w + s];
+                    to[(r / TAPS_OF_WORD * c->kernel_w + s) * LAST_BYTES] |= (uint32_t)(uint8_t)w << (8 * (r % TAPS_OF_WORD));
+                    sum += w;
+                }
+            room->start[block + place] = (int32_t)((bias ? (uint32_t)bias[g] : 0) - (uint32_t)of->zero * (uint32_t)sum);
+            if (of->rescale.scales) room->scales[block + place] = of->rescale.scales[g * of->rescale.filter_step];
+        }
 }
+
+#if WIDTH == 256
+/* Whether no two taps of any lane saturate sums of 16 bits, so that vpmaddubsw is exact. */
+static int last_fits(const last_room *room) {
+    WORDS beyond = _mm256_setzero_si256();
+    for (int64_t i = 0; i < room->channels * room->quads; i += LANES) {
+        const WORDS w = w_load(room->weights + i), most = _mm256_set1_epi16(LAST_MOST);
+        const WORDS size = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_set1_epi8(1)); /* of both taps, whatever their signs */
+        beyond = _mm256_or_si256(beyond, _mm256_cmpgt_epi16(size, most));
+    }
+    return _mm256_testz_si256(beyond, beyond);
+}
+#else
+static int last_fits(const last_room *room) { return (void)room, 0; } /* one instruction multiplies four taps */
+#endif
 
 INLINE WORDS last_load(const uint8_t *p, int64_t count) {
 #if WIDTH == 512
@@ -78,7 +100,8 @@ INLINE void last_store(uint8_t *p, WORDS bytes, int64_t count) {
 }
 
 /* `rows` of a kernel column: four addresses of bytes, fewer than `some` channels of which may be left. */
-INLINE void last_quad(const uint8_t *const rows[TAPS_OF_WORD], int64_t at, int64_t some, WORDS flip, const uint32_t *w, SUMS acc[4]) {
+INLINE void last_quad(const int fits, const uint8_t *const rows[TAPS_OF_WORD], int64_t at, int64_t some, WORDS flip, const uint32_t *w,
+                      SUMS acc[4]) {
     WORDS x[TAPS_OF_WORD], quad[4];
 #pragma GCC unroll 4
     for (int i = 0; i < TAPS_OF_WORD; i++) x[i] = FLIPPED(last_load(rows[i] + at, some), flip);
@@ -87,7 +110,17 @@ INLINE void last_quad(const uint8_t *const rows[TAPS_OF_WORD], int64_t at, int64
     quad[0] = I(unpacklo_epi16)(ab, cd), quad[1] = I(unpackhi_epi16)(ab, cd);
     quad[2] = I(unpacklo_epi16)(ab_high, cd_high), quad[3] = I(unpackhi_epi16)(ab_high, cd_high);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) acc[i] = s_dot(acc[i], unsigned_of(quad[i]), signed_of(w_load(w + i * LANES)));
+    for (int i = 0; i < 4; i++) {
+#if WIDTH == 256 && !defined PRODUCTS
+        if (fits) {
+            const WORDS two = _mm256_maddubs_epi16(quad[i], w_load(w + i * LANES));
+            acc[i] = s_add(acc[i], _mm256_madd_epi16(two, _mm256_set1_epi16(1)));
+            continue;
+        }
+#endif
+        acc[i] = s_dot(acc[i], unsigned_of(quad[i]), signed_of(w_load(w + i * LANES)));
+    }
+    (void)fits;
 }
 
 /* What all outputs have in common. */
@@ -119,16 +152,26 @@ INLINE void last_results(const last_finish *f, SUMS acc[4], const float *scales,
     for (int64_t i = 0; i < pysim_min(some, LAST_BYTES); i++) memcpy(pixel + (at + i) * 4, words + last_place(i), 4);
 }
 
-static void last_pixel(const last_room *room, const last_finish *f, const uint8_t *const *rows, WORDS flip, int64_t groups, char *out) {
-    for (int64_t at = 0; at < groups; at += LAST_BYTES) {
-        const uint32_t *w = room->weights + at * room->quads;
+INLINE void last_pixel(const int fits, const last_room *room, const last_finish *f, const uint8_t *const *rows, WORDS flip, int64_t groups,
+                       char *out) {
+    for (int64_t block = 0; block < groups; block += LAST_BYTES) {
+        const int64_t at = last_first(block, groups);
+        const uint32_t *w = room->weights + block * room->quads;
         SUMS acc[4];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) acc[i] = s_load(room->start + at + i * LANES);
+        for (int i = 0; i < 4; i++) acc[i] = s_load(room->start + block + i * LANES);
         for (int64_t quad = 0; quad < room->quads; quad++)
-            last_quad(rows + TAPS_OF_WORD * quad, at, groups - at, flip, w + quad * LAST_BYTES, acc);
-        last_results(f, acc, room->scales + at, groups - at, at, out);
+            last_quad(fits, rows + TAPS_OF_WORD * quad, at, groups - at, flip, w + quad * LAST_BYTES, acc);
+        last_results(f, acc, room->scales + block, groups - at, at, out);
     }
+}
+
+static void last_pixel_fitting(const last_room *room, const last_finish *f, const uint8_t *const *rows, WORDS flip, int64_t groups,
+                               char *out) {
+    last_pixel(1, room, f, rows, flip, groups, out);
+}
+static void last_pixel_any(const last_room *room, const last_finish *f, const uint8_t *const *rows, WORDS flip, int64_t groups, char *out) {
+    last_pixel(0, room, f, rows, flip, groups, out);
 }
 
 /* The addresses of an output's taps, whose first column is `left`: 4 kernel rows of each column. */
@@ -168,6 +211,7 @@ void LAST_ROW(const pysim_direct *of, const void *input, const void *filters, co
     const int64_t addresses = pysim_last_taps(c), reach = (c->kernel_w - 1) * c->dilation_w;
     char *to = (char *)out + begin * of->q * groups * bytes;
     last_prepare(of, &room, groups, filters, bias);
+    const int fits = last_fits(&room);
     for (int64_t p = begin; p < end; p++)
         for (int64_t q = 0, whole = 0; q < of->q; q++, to += groups * bytes) {
             const int64_t left = q * c->stride_w - c->pad_left;
@@ -175,6 +219,7 @@ void LAST_ROW(const pysim_direct *of, const void *input, const void *filters, co
             for (int64_t i = 0; inner && whole && i < addresses; i++) rows[i] += steps[i];
             if (!inner || !whole) last_addresses(of, input, room.zeros, groups, p, left, rows, steps);
             whole = inner;
-            last_pixel(&room, &finish, rows, flip, groups, to);
+            if (fits) last_pixel_fitting(&room, &finish, rows, flip, groups, to);
+            else last_pixel_any(&room, &finish, rows, flip, groups, to);
         }
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Micro-kernels and packing of forms `groups`, `pairs` and `bounded` (native/kernels.inc): 4 bytes of neighbouring k fill a lane of windows, and a filter's
+ * Micro-kernels and packing of forms `groups`, `pairs`, `bounded` and `pixels` (native/kernels.inc): 4 bytes of neighbouring k fill a lane of windows, and a filter's
  * 4 bytes are broadcast. Of groups of bytes one operand is unsigned; packing makes it so by adding 128, and the caller's bias takes 128 times the
  * other's sum off again. Pairs are two bytes that packing widens to 16 bits, both signed. Compiled once per target and type; TARGET names the
  * target. */
@@ -178,6 +178,7 @@ INLINE void finish(const int nv, const int nf, int64_t first, const int biased, 
 
 #ifdef BOUNDED
 #include "bounded.h"
+#include "pixels.h"
 #else
 INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const void *filters, int64_t f_pitch, const void *windows,
                  int64_t w_pitch, T *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {

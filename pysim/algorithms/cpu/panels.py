@@ -48,11 +48,14 @@ def nest_of(problem: Gemm, packs: bool = False) -> loops.Nest:
 _IN_PLACE = OnNest(nest_of, "matrix product, B packed in advance", (BROADCASTS,), NAME, rooms=1)
 _PACKED = _IN_PLACE._replace(nest=partial(nest_of, packs=True))
 _NARROW = _PACKED._replace(form=(BROADCASTS, "groups", "pairs", "tiles"))
+_NARROW_ROWS = _PACKED._replace(form=(*(_NARROW.form or ()), "pixels"))
 refuses = broadcasts
 
 
 def _of(problem: Gemm, packs: bool) -> OnNest:
-    return _NARROW if problem.element_bytes < PACKED_BELOW else _PACKED if packs else _IN_PLACE
+    if problem.element_bytes < PACKED_BELOW:
+        return _NARROW if problem.trans_a else _NARROW_ROWS
+    return _PACKED if packs else _IN_PLACE
 
 
 def _nest(request: Request) -> OnNest:

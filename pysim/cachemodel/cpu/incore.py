@@ -36,10 +36,13 @@ MASK_CYCLES = 15
 PHASES, SHIFTS = 4, 2
 # Of form groups: a row of 16 elements that is loaded under a mask and interleaved, and a group of 4 bytes that is copied
 GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
+ROW_WORD_CYCLES = 0.4  # of a group in rows that are gathered as they lie
 # Of form tiles: splitting 16 numbers in three, beyond packing them as rows of FP32. Packing both operands of 512x512x512 took 0.53 ns a
 # number on an Emerald Rapids, 22 cycles a vector at 2.66 GHz, of which lines and rows are about half
 SPLIT_CYCLES = 12.0
-TILE_ROWS = 16  # of a matrix unit
+# A vector of sums that is rescaled and stored in rows of 16 bytes, a filter's in each plane, beyond its stores (Zen 3, 1x1 layers of 16 to
+# 64 channels of 112x112 to 28x28: 2.4 to 11)
+PLANES_OF_BYTES, BYTE_ROW_CYCLES = ("bounded", "pairs"), 4.0
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -144,6 +147,8 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         / k_depth(kernel, nest.result_bytes // size)
         * (IN_PLACE_SLOWDOWN if _plain(kernel) and nest.filters_in_place else 1.0)
     )
+    if kernel.form in PLANES_OF_BYTES and not nest.windows_packed:
+        store += BYTE_ROW_CYCLES * out_vectors
     store *= nest.repeats
     reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
     pack, pack_filters, runs, vectors = _packing(nest, machine, kernel, unit, live_mean)
@@ -151,7 +156,8 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     last = nest.windows - (window_tiles - 1) * tile
     edge = (runs - nest.out_rows) * live_mean * nest.run_edge(kernel.windows, line)
     others, read = max(1, window_tiles - 1), read_rows(nest, line)
-    stored = nest.taps * (size * nest.filters / filter_tiles if nest.filters_in_place else kernel.panel_bytes * kernel.filters)
+    in_panel = min(kernel.filters, nest.group_filters) if kernel.form == "pixels" else kernel.filters
+    stored = nest.taps * (size * nest.filters / filter_tiles if nest.filters_in_place else kernel.panel_bytes * in_panel)
     return (
         steps,
         store,
@@ -211,7 +217,8 @@ def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean
         gather = kernel.group * (GROUP_ROW_CYCLES + gather)
         pack = nest.repeats * taps / kernel.group * live_mean * vectors * (per_vector + gather)
         words = nest.group_channels / kernel.group * _packed_filters(nest, kernel)
-        return pack, nest.repeats * words * GROUP_WORD_CYCLES, runs, vectors
+        each = ROW_WORD_CYCLES if kernel.form == "pixels" else GROUP_WORD_CYCLES
+        return pack, nest.repeats * words * each, runs, vectors
     transpose = log2(lanes)  # shuffles of a vector
     per_vector += SPLIT_CYCLES * kernel.split
     pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + transpose * nest.windows_transposed)
@@ -220,13 +227,13 @@ def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean
 
 
 def _packed_filters(nest: Nest, kernel: Kernel) -> int:
-    """Filters in the panels that a run makes. Form tiles reads rows of whole blocks of k in place where they fill tiles."""
+    """Filters in the panels that a run makes. Some kernels read rows of whole groups of k in place, form tiles where they fill tiles."""
     if nest.filters_packed:
         return 0
-    in_rows = kernel.form == "tiles" and nest.filters_transposed and nest.group_channels % kernel.group == 0 and not nest.filters_gathered
+    in_rows = kernel.in_rows and nest.filters_transposed and nest.group_channels % kernel.group == 0 and not nest.filters_gathered
     rest = nest.group_filters % kernel.filters
     whole, partial = nest.group_filters - rest, kernel.filters * (rest > 0)
-    return (0 if in_rows else whole) + (0 if in_rows and rest % TILE_ROWS == 0 else partial)
+    return (0 if in_rows else whole) + (0 if in_rows and rest % kernel.in_rows == 0 else partial)
 
 
 def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:

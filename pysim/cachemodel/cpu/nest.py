@@ -306,9 +306,9 @@ def _whole_groups(nest: Nest, schedule: Schedule, k: int) -> int:
 
 
 def _panel_element(nest: Nest, schedule: Schedule) -> int:
-    """Bytes of an element in panels."""
+    """Bytes of an element in panels of windows."""
     kernel = cpu_kernel(schedule.kernel)
-    return kernel.panel_bytes if kernel else nest.element_bytes
+    return kernel.window_bytes if kernel else nest.element_bytes
 
 
 def _filter_element(nest: Nest, schedule: Schedule) -> int:

@@ -54,8 +54,10 @@ def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: MicroKernel) -> 
 
 def _form_refuses(kernel: Kernel, form: Forms) -> Reason | None:
     forms = (form,) if isinstance(form, str) else form
-    if forms is None or kernel.form in forms:
+    if kernel.form in forms if forms is not None else not (kernel.lists and kernel.in_rows):
         return None
+    if forms is None:
+        return Reason("shape", "it reads pixels with channels last")
     return Reason("shape", f"it is of form {kernel.form}, and {' or '.join(forms)} is needed")
 
 

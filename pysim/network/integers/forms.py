@@ -18,6 +18,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.runtime.integer_steps import BYTES
 
+TOGETHER = 16  # filters of a panel of form pixels
 Rows = Callable[[Workload], str]  # the type, s8 or f32, whose rows compute an s8 problem fastest
 
 
@@ -87,19 +88,25 @@ def centred(weights: Quantized) -> Array | None:
     return values.astype(np.int8) if values.min() >= -128 and values.max() <= 127 else None
 
 
-def beyond_16_bits(weights: Array) -> float:
+def beyond_16_bits(weights: Array, channels_last: bool = False) -> float:
     """Of two neighbouring groups of 4 weights of a filter in panels the share where bytes times weights, added in 16 bits, may leave them,
-    so that rows of form bounded list them (native/x86/groups/bounded.h).
+    so that rows of form bounded list them (native/x86/groups/bounded.h). `channels_last`: of form pixels, which lists them for TOGETHER
+    filters.
 
     Worked number: of 64 normally distributed weights, the largest 127, 59 %; of 1,024 such 28 %; of 7 bits nearly none.
     """
     filters, rows = len(weights), weights.reshape(len(weights), 1, -1)
-    if weights.ndim == 4:  # panels have kernel rows, then channels, then kernel columns
+    if weights.ndim == 4 and channels_last:
+        rows = weights.transpose(0, 2, 3, 1).reshape(filters, 1, -1)
+    elif weights.ndim == 4:  # panels have kernel rows, then channels, then kernel columns
         rows = weights.transpose(0, 2, 1, 3).reshape(filters, weights.shape[2], -1)
     k = np.pad(rows, ((0, 0), (0, 0), (0, -rows.shape[2] % 4))).reshape(filters, -1)
     pairs = np.pad(k, ((0, 0), (0, -k.shape[1] % 8))).reshape(filters, -1, 2, 2, 2).astype(np.int16)
     larger = np.abs(pairs).sum((2, 4)) + np.abs(pairs.sum((2, 4)))  # twice the larger of the sums of positive and of negative weights
-    return float((larger > 2 * 128).any(2).mean())
+    listed = (larger > 2 * 128).any(2)
+    if channels_last:
+        listed = np.logical_or.reduceat(listed, range(0, filters, TOGETHER))
+    return float(listed.mean())
 
 
 def wrapped(numbers: Array) -> Array:

@@ -23,7 +23,7 @@ RESULTS: tuple[Result, ...] = ("s32", "u8", "s8", "f32")
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYSIM_EMULATED", "1")  # builds for tests have AMX's rows on CPUs without it
     DEPTHWISE = [row for row in direct_kernels() if row.form == "last" and row.name in available_kernels()]
-    ROWS = [row for row in kernels() if row.dtype == "s8" and not row.lists and row.name in available_kernels()]
+    ROWS = [row for row in kernels() if row.dtype == "s8" and (row.in_rows or not row.lists) and row.name in available_kernels()]
 
 
 @pytest.fixture(autouse=True)
