@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from pysim.network.graph import Graph, Node
+from pysim.runtime.integer_steps import BYTES
 
 _LINE_BYTES = 64
 Name = TypeVar("Name", bound=Hashable)
@@ -115,9 +116,10 @@ def view_offset(graph: Graph, node: Node) -> int | None:
 
 def _alias_parts(graph: Graph, node: Node, makers: dict[str, int], aliases: _Aliases, joined: set[tuple[str, str]]) -> None:
     """Makes the parts of a concatenation aliases of its result, if all sizes before its axis are 1, so that each part is contiguous
-    there."""
-    shape, axis = graph.tensors[node.output].shape, node.attributes["axis"]
-    if math.prod(shape[:axis]) != 1:
+    there. With channels last pixels are such sizes."""
+    (shape, dtype), axis = graph.tensors[node.output], node.attributes["axis"]
+    channels_last = dtype in BYTES and node.attributes.get("blocks", (1, 1))[1] > 1
+    if math.prod((*shape[:axis], *(shape[axis + 1 :] if channels_last else ()))) != 1:
         return
     offset = 0
     for name in node.inputs:

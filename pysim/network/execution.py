@@ -32,11 +32,11 @@ from pysim.network.plan import OF_TWO, Layer, NetworkPlan, layers_of
 from pysim.network.rewrites import Target, rewritten
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
-from pysim.record.plan import Plan, blocked_shape, on_cpu
+from pysim.record.plan import Plan, lying, on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu import library
 from pysim.runtime.cpu_launch import Launch, Prepared
-from pysim.runtime.integer_steps import quantize_range_step
+from pysim.runtime.integer_steps import BYTES, quantize_range_step
 from pysim.runtime.operators import copy_step
 from pysim.runtime.steps import Chain, Slot, Step, addresses
 
@@ -378,9 +378,10 @@ class _Run:
 
     def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Call:
         """Copies the parts that were not computed in the result."""
-        values, block = self.values, node.attributes.get("blocks", (1, 1))[1]
-        out, *shapes = (blocked_shape(graph.tensors[name].shape, block) for name in (node.output, *node.inputs))
-        places = operators.parts(values[node.output].reshape(out), shapes, node.attributes["axis"])
+        values, block, axis = self.values, node.attributes.get("blocks", (1, 1))[1], node.attributes["axis"]
+        last = block > 1 and graph.tensors[node.output].dtype in BYTES
+        out, *shapes = (lying(graph.tensors[name].shape, "nhwc" if last else "nchw", block) for name in (node.output, *node.inputs))
+        places = operators.parts(values[node.output].reshape(out), shapes, 3 if last else axis)
         copied = [
             (to, name, shape)
             for to, name, shape in zip(places, node.inputs, shapes, strict=True)

@@ -32,7 +32,8 @@ LAYOUT_PRESERVING = (
     "Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Relu", "Sigmoid", "Slice",
     "Take",
 )  # fmt: skip
-OF_BYTES = ("IntegerConv", "IntegerPair", "IntegerPool", "Table", "View")  # the same of bytes, whose channels are one block: they lie last
+# The same of bytes, whose channels are one block: they lie last
+OF_BYTES = ("Concat", "IntegerConv", "IntegerPair", "IntegerPool", "Table", "View")
 
 Seconds = Callable[[Node, int, int], float | None]  # seconds of a node, by the block sizes of its input and output; None: no plan
 Conversion = Callable[[str, bool], float]  # seconds to convert a value to blocks (True) or to planes
@@ -111,8 +112,8 @@ class _Cut:
             or not all(self._blocks(name) for name in (*values, *node.outputs))
         ):
             return False
-        if node.op in ("IntegerPair", "View"):
-            return all(tensors[name].shape == tensors[node.output].shape for name in values)
+        if node.op == "View":
+            return tensors[values[0]].shape == tensors[node.output].shape
         if node.op == "Concat":
             return bool(node.attributes["axis"] == 1)
         if node.op == "Take":  # rows or columns
@@ -120,7 +121,9 @@ class _Cut:
         if node.op == "Slice":  # whole blocks, one piece
             return view_offset(self._graph, node) is not None and node.attributes["slices"][1].start % self._block == 0
         like = [tensors[name] == tensors[node.output] for name in values]
-        if node.op == "Mul":  # of equal shapes, or by a number for each channel
+        if node.op == "IntegerPair":  # of either kind of bytes
+            like = [tensors[name].shape == tensors[node.output].shape for name in values]
+        if node.op in ("IntegerPair", "Mul"):  # of equal shapes, or by a number for each channel
             return any(like) and all(
                 one or _is_single_pixel(self._graph, name, self._block) for one, name in zip(like, values, strict=True)
             )

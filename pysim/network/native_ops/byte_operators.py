@@ -25,6 +25,8 @@ def _table(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
 
 
 def _pair(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    if attributes.get("blocks", (1, 1))[1] > 1:  # channels last
+        out, *inputs = (one.reshape(one.shape[0], *one.shape[2:], one.shape[1]) for one in (out, *inputs))
     return byte_pair_step(out, inputs[0], inputs[1], attributes["of"], attributes["multiply"], attributes["low"], attributes["high"])
 
 
