@@ -105,10 +105,9 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     c->dtype = row->dtype;
     k->result = check_result(row->dtype);
     c->batch = 1 + level[BATCH];
-    c->groups = level[GROUPS] == 2 ? channels : 1 + level[GROUPS]; /* 1, 2, depthwise */
+    c->groups = check_is_pixels(row) ? 1 : level[GROUPS] == 2 ? channels : 1 + level[GROUPS]; /* 1, 2, depthwise */
     if (level[GROUPS] == 2) channels = 1;
     c->channels = c->groups * channels;
-    if (check_is_pixels(row)) c->groups = 1, c->channels = channels; /* its lanes hold filters */
     c->filters = c->groups * check_edge(level[FILTERS], check_is_pixels(row) ? row->windows : row->filters);
     if (check_is_blocks(row)) { /* whole blocks of groups */
         c->filters = (c->filters + row->filters - 1) / row->filters * row->filters;
@@ -117,7 +116,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     /* one channel, one filter each */
     if ((row->lane_filters > 1 && check_is_direct(row)) || check_is_taps(row) || check_is_last(row))
         c->groups = c->channels = c->filters, channels = 1;
-    if (check_is_last(row)) c->input_block = c->output_block = (int32_t)c->groups;
+    if (check_is_last(row) || check_is_pixels(row)) c->input_block = (int32_t)c->channels, c->output_block = (int32_t)c->filters;
     c->kernel_h = size[0], c->kernel_w = size[1];
     c->stride_h = stride[0], c->stride_w = stride[1];
     c->dilation_h = dilation[0], c->dilation_w = dilation[1];
@@ -138,10 +137,7 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     }
     if (check_is_nchwc(row)) make_nchwc(k, level, row);
     if (check_is_grouped(row)) k->s.algorithm = CHECK_grouped, k->s.channels = check_grouped(c, row, index, k->q);
-    if (check_is_pixels(row)) {
-        c->input_block = (int32_t)channels, c->output_block = (int32_t)c->filters;
-        k->s.algorithm = CHECK_channels_last, k->s.channels = channels * size[0] * size[1];
-    }
+    if (check_is_pixels(row)) k->s.algorithm = CHECK_channels_last, k->s.channels = channels * size[0] * size[1];
     k->slices = 1;
 }
 
