@@ -368,14 +368,16 @@ static void divide(int64_t windows, int64_t filters, int64_t parts, int shared, 
     }
 }
 
-/* Outputs larger than this come mostly from memory. With few k-iterations between the stores of two tiles, prefetching the lines beats
- * waiting in the stores. Times with over times without prefetching, one core of Zen 5, output not used for long and just used:
- * 3000x3000x16 0.73 and 0.73, 2048x2048x64 0.60 and 0.89; smaller outputs, 1200x1200x16, 0.71 and 1.21; more k-iterations, 96 -> 576,
- * 56x56, 1x1, 1.04 and 1.04. */
-enum { FAR_OUTPUT_BYTES = 8 << 20, SHORT_K = 64 };
+/* Outputs larger than the first come mostly from memory, larger than the second from beyond L2. With few k-iterations between the stores of two
+ * tiles, prefetching a tile's lines beats waiting in the stores; with very few only if they come from memory. Times with over times without, one
+ * core of Zen 5, output not used for long and just used: 3000x3000x16 0.73 and 0.73, 2048x2048x64 0.60 and 0.89; smaller outputs,
+ * 1200x1200x16, 0.71 and 1.21; 96 -> 576, 56x56, 1x1, 1.04 and 1.04. Zen 3 beside other virtual machines, 56x56, 1x1: 64 -> 256 0.82 and 0.72,
+ * 96 -> 256 0.77 (just used); quieter, 48, 128, 256 -> 256 1.06, 0.97, 0.96; 32 -> 256 1.15. */
+enum { FAR_OUTPUT_BYTES = 8 << 20, OUTPUT_BYTES = 1 << 20, SHORT_K = 64, LONG_K = 256 };
 
 static int wants_output_prefetch(const pysim_nest *n) {
-    return n->windows * n->filters * n->out_bytes > FAR_OUTPUT_BYTES && n->channels * n->rows * n->taps <= SHORT_K;
+    const int64_t bytes = n->windows * n->filters * n->out_bytes, k = n->channels * n->rows * n->taps;
+    return k <= LONG_K && bytes > (k < SHORT_K ? FAR_OUTPUT_BYTES : OUTPUT_BYTES);
 }
 
 /* Smaller inputs stay in any L2, so prefetches of their lines only cost instructions (times: lab/notebook/cpu-kernels.md). */
