@@ -11,7 +11,7 @@
 #include "pysim.h"
 #include "abi/status.h"
 
-enum { WORD = 8, CHAINS = 4, SAMPLES = 24 /* a multiple of CHAINS */, LINE = 64 };
+enum { WORD = 8, CHAINS = 4, SAMPLES = 24 /* a multiple of CHAINS */, LINE = 64, AHEAD = 24 /* single words */ };
 static const uint64_t PRIME = 0x9E3779B97F4A7C15u; // odd, its bits without order: 2^64 over the golden ratio
 
 static uint64_t mix(uint64_t h, uint64_t word) {
@@ -68,6 +68,7 @@ pysim_status pysim_fingerprints(int64_t count, const void *const *memory, const 
     for (int64_t i = 0; i < count; i++) {
         if (bytes[i] < 0 || (bytes[i] && !memory[i])) return pysim_fail(PYSIM_BAD_ARGUMENT, "block %lld has no memory", (long long)i);
         if (i + 1 < count && bytes[i + 1] > 0) fetch(memory[i + 1], bytes[i + 1], whole_bytes);
+        if (bytes[i] <= WORD && i + AHEAD < count) __builtin_prefetch(memory[i + AHEAD]);
         const uint64_t now = fingerprint(memory[i], bytes[i], whole_bytes);
         if (now != fingerprints[i]) changed[(*changes)++] = i;
         fingerprints[i] = now;
