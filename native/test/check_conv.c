@@ -113,9 +113,8 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
         c->filters = (c->filters + row->filters - 1) / row->filters * row->filters;
         c->input_block = c->output_block = row->lane_filters;
     }
-    /* one channel, one filter each */
     if ((row->lane_filters > 1 && check_is_direct(row)) || check_is_taps(row) || check_is_last(row))
-        c->groups = c->channels = c->filters, channels = 1;
+        c->groups = c->channels = c->filters, channels = 1; /* one channel, one filter each */
     if (check_is_last(row) || check_is_pixels(row)) c->input_block = (int32_t)c->channels, c->output_block = (int32_t)c->filters;
     c->kernel_h = size[0], c->kernel_w = size[1];
     c->stride_h = stride[0], c->stride_w = stride[1];
