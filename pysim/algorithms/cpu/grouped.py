@@ -109,36 +109,38 @@ def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float,
     )
 
 
+@lru_cache(maxsize=64)
+def touched_channels(w: Conv, lanes: int) -> float:
+    """Channels of the lines that a block of filters reads, in the mean: whole blocks, of one group or of two."""
+    first = np.arange(0, w.filters, lanes) // w.group_filters * w.group_channels // lanes
+    last = (np.arange(lanes - 1, w.filters, lanes) // w.group_filters + 1) * w.group_channels
+    return float(np.mean(-(-last // lanes) - first) * lanes)
+
+
 def described(w: Conv, rows: Rows) -> LoopNest:
     """The loop nest of native/algorithms/grouped/grouped.c."""
     size, (high, _) = w.element_bytes, grouped_tile()
     lanes = np.array([float(kernel.lane_filters) for kernel in rows.kernels])
-    pairs, panels = ceil_div(w.out_h, high), np.maximum(1.0, w.group_filters / lanes)
-    together = np.maximum(1.0, lanes / w.group_filters)  # groups of a block
+    pairs, blocks = ceil_div(w.out_h, high), w.filters / lanes
     loops = (
         Loop("images", "images", 1, w.batch),
-        Loop("groups", "groups", together, w.groups / together),
-        Loop("blocks of filters", "filters", np.minimum(lanes, w.group_filters), panels),
+        Loop("blocks of filters", "blocks", 1, blocks),
         Loop("pairs of rows", "rows", 1, pairs),
     )
-    images, groups, deep = Extent(1.0, w.batch), Extent(1.0, w.groups), w.group_channels * size
+    images, of_filters = Extent(1.0, w.batch), Extent(lanes, w.filters)
+    new = w.channels / blocks  # channels that a block reads and the one before does not, in the mean
+    read = np.array([touched_channels(w, kernel.lane_filters) for kernel in rows.kernels])
     kept = min(w.height, (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1)
-    image = float(deep * kept * w.width)
-    shared = float(max(0, w.dilation_h * (w.kernel_h - 1) + 1 - w.stride_h) * w.width * deep)
-    out, weights = w.windows * size, float(deep * w.taps)
-    filters = Extent(1.0, w.group_filters)
+    image = float(kept * w.width * size)
+    shared = float(max(0, w.dilation_h * (w.kernel_h - 1) + 1 - w.stride_h) * w.width * size)
+    out, weights = float(w.windows * size), float(w.group_channels * w.taps * size)
+    deep = Extent(new, float(w.channels), np.maximum(0.0, read - new))
     operands = (
-        Operand("input", {"images": images, "groups": groups, "rows": Extent(image / pairs, image, shared)}, "pairs of rows"),
-        Operand("filters", {"groups": groups, "filters": Extent(weights, weights * w.group_filters)}, "pairs of rows"),
-        Operand(
-            "output",
-            {"images": images, "groups": groups, "filters": filters, "rows": Extent(out / pairs, float(out))},
-            "pairs of rows",
-            written=True,
-        ),
+        Operand("input", {"images": images, "blocks": deep, "rows": Extent(image / pairs, image, shared)}, "pairs of rows"),
+        Operand("filters", {"blocks": Extent(lanes * weights, w.filters * weights)}, "pairs of rows"),
+        Operand("output", {"images": images, "blocks": of_filters, "rows": Extent(out / pairs, out)}, "pairs of rows", written=True),
     )
-    total = {"images": w.batch, "groups": w.groups, "filters": w.group_filters, "rows": pairs}
-    return LoopNest(loops, operands, total, lanes.size)
+    return LoopNest(loops, operands, {"images": w.batch, "blocks": blocks, "rows": pairs}, lanes.size)
 
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
