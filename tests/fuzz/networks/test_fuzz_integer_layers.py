@@ -251,8 +251,9 @@ MADE = [conv, conv, conv, residual, residual, product, product, pair, pool, conc
 @inputs(20_000)
 @given(st.sampled_from(MADE), st.sampled_from(["s8", "f32"]), st.booleans(), st.integers(0, 2**32 - 1))
 def test_integer_layers_equal_onnxs_text(tmp_path_factory, make, rows, in_store, seed):
-    """`in_store`: all rows add residuals in their stores, else tiles alone do."""
+    """`in_store`: all rows add residuals in their stores but those of pairs, which Winograd runs, too, and that adds none; else tiles
+    alone do."""
     case, right = make(np.random.default_rng(seed), tmp_path_factory.getbasetemp())
-    with mock.patch.object(plan, "ADDING_FORMS", {row.form for row in kernels()} if in_store else plan.ADDING_FORMS):
+    with mock.patch.object(plan, "ADDING_FORMS", {row.form for row in kernels()} - {"pairs"} if in_store else plan.ADDING_FORMS):
         result = case.result(rows)
     np.testing.assert_array_equal(result, right, strict=True)
