@@ -29,6 +29,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
+from pysim.record.cost import Cost
 from pysim.record.description import seconds_text
 from pysim.record.html import table
 from pysim.record.plan import Layout, Plan, Request
@@ -264,6 +265,7 @@ def _with_seconds(node: Node, request: Request) -> tuple[Plan, float]:
     bounded = planned(request._replace(bounded=True))
     in_rows = (found := cpu_kernel(bounded.kernel)) is not None and found.in_rows > 0
     share = (LISTED_TOGETHER if in_rows else LISTED) * beyond_16_bits(node.attributes["weights"], in_rows) if bounded != plan else 0.0
+    assert isinstance(bounded.cost, Cost)
     longer = (1 + share * min(1.0, bounded.cost.terms["kernel"] / bounded.cost.cycles)) * (bounded.seconds or math.inf)
     return (bounded, longer) if longer < seconds else (plan, seconds)
 
