@@ -174,7 +174,7 @@ static const struct {
     FIELD(I32, of.conv.dtype, 6, CONV, BAD_ARGUMENT, "dtype"), FIELD(I32, of.conv.dtype, -1, CONV, BAD_ARGUMENT, "dtype"),
     FIELD(I32, of.conv.dtype, PYSIM_F16, CONV, UNSUPPORTED, "f16"), FIELD(I32, of.conv.dtype, PYSIM_S32, CONV, UNSUPPORTED, "s32"),
     FIELD(I32, of.conv.input_block, -1, CONV, BAD_ARGUMENT, "input_block"), FIELD(I32, of.conv.input_block, 3, CONV, BAD_ARGUMENT, "input_block"),
-    FIELD(I32, of.conv.output_block, 2, CONV, BAD_ARGUMENT, "output_block"),
+    FIELD(I32, of.conv.output_block, 4, CONV, BAD_ARGUMENT, "output_block"),
     FIELD(I32, of.conv.input_block, 2, CONV_PLAN, UNSUPPORTED, "planes"), FIELD(I32, of.conv.output_block, 3, CONV_PLAN, UNSUPPORTED, "planes"),
     HUGE_(of.conv, batch, CONV), HUGE_(of.conv, height, CONV), HUGE_(of.conv, width, CONV), HUGE_(of.conv, pad_top, CONV), HUGE_(of.conv, pad_left, CONV),
     HUGE_(of.conv, pad_bottom, CONV), HUGE_(of.conv, pad_right, CONV), HUGE_(of.conv, dilation_h, CONV), HUGE_(of.conv, dilation_w, CONV),
