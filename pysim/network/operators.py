@@ -379,8 +379,6 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
     since, better = _BETTER_LATER.get(node.op_type, (opset, opset))
     if since <= opset < better:
         opset, node = better, _without(node, "spatial")
-    if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, opset):
-        raise ProblemError(f"{about}: {_unknown(node.op_type, opset)}")
     kinds = dict(onnx.TensorProto.DataType.items())
     ends = [
         [onnx.helper.make_tensor_value_info(name, kinds.get(elements.get(name, ""), 0), None) for name in dict.fromkeys(names)]
@@ -391,7 +389,8 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
     try:
         ready = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
     except Exception as error:  # various types for an unknown operator, domain or version
-        told = " ".join(str(error).split(", schema.has_function")[0].split())
+        unknown = node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type)
+        told = _unknown(node.op_type) if unknown else " ".join(str(error).split(", schema.has_function")[0].split())
         raise ProblemError(f"{about}: {told}") from None
 
     def evaluate(inputs: Sequence[Array]) -> Sequence[Any]:
@@ -400,15 +399,12 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
     return evaluate
 
 
-def _unknown(name: str, opset: int) -> str:
-    """What is wrong with the name of an operator that ONNX lacks in a version."""
+def _unknown(name: str) -> str:
+    """What is wrong with the name of an operator that no version of ONNX has."""
     import onnx
 
-    if onnx.defs.has(name):
-        since = min(one.since_version for one in onnx.defs.get_all_schemas_with_history() if (one.domain, one.name) == ("", name))
-        return f"the model is of opset {opset}, and ONNX has this operator from opset {since} on"
     close = nearest(name, [one.name for one in onnx.defs.get_all_schemas() if not one.domain])
-    return f"opset {opset} of ONNX has no such operator" + (f'; did you mean "{close}"?' if close else "")
+    return "ONNX has no such operator" + (f'; did you mean "{close}"?' if close else "")
 
 
 def _without(node: Any, default: str) -> Any:

@@ -39,16 +39,10 @@ def test_operators_that_the_onnx_package_lacks_or_defines_otherwise_equal_onnxru
     equal([helper.make_node(op, ["x"], ["y"], **how)], shape)
 
 
-@pytest.mark.parametrize(
-    ("op", "opset", "why"),
-    [
-        ("Frobnicate", 17, "opset 17 of ONNX has no such operator"), ("Rellu", 17, 'has no such operator; did you mean "Relu"?'),
-        ("Swish", 17, "the model is of opset 17, and ONNX has this operator from opset 24 on"),
-    ],
-)  # fmt: skip
-def test_an_operator_that_onnx_lacks_is_told_in_a_sentence(op, opset, why):
+@pytest.mark.parametrize(("op", "why"), [("Frobnicate", "ONNX has no such operator"), ("Rellu", 'no such operator; did you mean "Relu"?')])
+def test_an_operator_that_onnx_lacks_is_told_in_a_sentence(op, why):
     with pytest.raises(ProblemError, match=re.escape(why)):
-        equal([helper.make_node(op, ["x"], ["y"])], (2, 3), opset=opset)
+        equal([helper.make_node(op, ["x"], ["y"])], (2, 3), opset=17)
 
 
 def test_indices_may_leave_some_of_the_other_axes():
