@@ -220,8 +220,8 @@ typedef struct {
     int32_t in_rows;      /* filters are read where they lie if they are rows of k, a multiple of so many of them; 0: never */
     int32_t panel_bytes;  /* of an element in panels, where it is not the operands': forms pairs and pixels, form tiles in FP32; else 0 */
     int32_t filter_bytes; /* of an element in panels of filters, where these differ: forms bounded and pixels; else 0 */
-    void (*bound)(int64_t k,
-                  void *panel); /* forms bounded and pixels: called for each packed panel of weights of k iterations; else NULL */
+    /* Forms bounded and pixels: called for each packed panel of weights of k iterations; else NULL */
+    void (*bound)(int64_t k, void *panel);
     pysim_direct_kernel direct; /* rows of depthwise.inc */
     pysim_skinny_kernel skinny; /* rows of skinny.inc */
     pysim_phases_kernel phases; /* rows of polyphase.inc: this and `pack` */

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "algorithm.h"
+#include "grouped/direct_rows.h"
 #include "portable/depthwise_portable.h"
 
 enum {
@@ -94,18 +94,12 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *
                           (int)of->conv->input_block, (int)of->conv->output_block, row->info.name, block > 1 ? "blocks" : "planes",
                           (long long)block);
     if ((row->info.lane_filters > 1 || by_taps(row) || by_last(row)) && (of->channels > 1 || of->filters > 1))
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; group_finite have %lld and %lld",
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; groups have %lld and %lld",
                           row->info.name, (long long)of->channels, (long long)of->filters);
     if (is_volume(of->conv) && strcmp(row->info.form, "rows") != 0)
         return pysim_fail(PYSIM_UNSUPPORTED, "depth is %lld and kernel_d %lld; kernel %s computes images", (long long)of->conv->depth,
                           (long long)of->conv->kernel_d, row->info.name);
-    if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->channels != of->channels || s->k2 != 1 || s->k3 != 1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT,
-                          "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; kernel %s has one "
-                          "schedule: 0, 0, %lld, 1, 1",
-                          (int)s->stationary, (int)s->pack, (long long)s->channels, (long long)s->k2, (long long)s->k3, row->info.name,
-                          (long long)of->channels);
-    return PYSIM_OK;
+    return pysim_check_only_schedule(s, of->channels, row);
 }
 
 /* No nest runs. Its only use here is the workspace size: one panel of `schedule.windows` elements per thread. */
@@ -128,21 +122,6 @@ static pysim_status open_depthwise(const pysim_problem *p, const pysim_schedule 
     if (!by_planes(&n->row)) return PYSIM_OK;
     n->schedule.pack = PYSIM_PACK_TILES;
     return planes_elements(&of, n->row.info.lane_filters, &n->schedule.windows);
-}
-
-#define DEFINE_PREPARE(T, name)                                                                                                  \
-    static void name(int64_t groups, int64_t taps, int64_t block, const T *filters, T *to) {                                     \
-        for (int64_t g = 0; g < groups; g++)                                                                                     \
-            for (int64_t tap = 0; tap < taps; tap++) to[(g / block * taps + tap) * block + g % block] = filters[g * taps + tap]; \
-    }
-DEFINE_PREPARE(float, prepare_f32)
-DEFINE_PREPARE(double, prepare_f64)
-
-static void prepare_depthwise(const pysim_job *job, const char *filters, char *prepared) {
-    const pysim_conv *c = &job->problem.conv;
-    const int64_t taps = c->kernel_h * c->kernel_w, block = job->nest.row.info.lane_filters;
-    if (c->dtype == PYSIM_F64) prepare_f64(c->groups, taps, block, (const double *)(const void *)filters, (double *)(void *)prepared);
-    else prepare_f32(c->groups, taps, block, (const float *)(const void *)filters, (float *)(void *)prepared);
 }
 
 /* Tests the exponents' bits: GCC vectorises that, but not isfinite(). */
@@ -285,5 +264,10 @@ static void run_depthwise(const pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_depthwise = {
-    .open = open_depthwise, .prepare = prepare_depthwise, .run = run_depthwise, .finishes = 1, .blocks = 1, .quantised = 1, .volumes = 1};
+const pysim_algorithm pysim_algorithm_depthwise = {.open = open_depthwise,
+                                                   .prepare = pysim_prepare_blocks,
+                                                   .run = run_depthwise,
+                                                   .finishes = 1,
+                                                   .blocks = 1,
+                                                   .quantised = 1,
+                                                   .volumes = 1};

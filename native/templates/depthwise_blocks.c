@@ -172,12 +172,12 @@ enum { ROWS_AHEAD = 96, LINE = 64 / sizeof(T) }; /* rows of filters ahead, as `d
 
 /* A tile of a block of filters. */
 typedef struct {
-    const T *x, *w;                  /* the tile's first tap in channel 0 of the image; filters */
-    T *out;                          /* the tile's first output */
-    int64_t channels, first, second; /* of a group; the first channel of the block's first group, and of its second one */
-    int64_t plane, row, out_row,
-        pitch;                     /* elements between blocks of the input, kernel rows, input rows of two rows of outputs, and these */
-    int64_t kernel_h, top, bottom; /* kernel rows; from the first to behind the last one inside the image for any row of outputs */
+    const T *x, *w;                     /* the tile's first tap in channel 0 of the image; filters */
+    T *out;                             /* the tile's first output */
+    int64_t channels, first, second;    /* of a group; the first channel of the block's first group, and of its second one */
+    int64_t plane, row;                 /* elements between blocks of the input, and between kernel rows */
+    int64_t out_row, pitch;             /* between the input rows of two rows of outputs, and between these */
+    int64_t kernel_h, top, bottom;      /* kernel rows; from the first to behind the last one inside the image for any row of outputs */
     int64_t rows, from[ROWS], to[ROWS]; /* rows of outputs; kernel rows inside the image of each */
     int partial;                        /* whether one of them lacks any from the first to the last one */
     int without_first, without_last;    /* EDGE: whether the first and the last input column are outside the image */
@@ -270,7 +270,7 @@ INLINE void grouped_row(const pysim_direct *of, GROUPED_TILE *t, const T *x, T *
     int64_t at = -c->pad_left;
     for (int64_t tile = 0, wide; tile < tiles; tile++, at += wide * c->stride_w, out += wide * LANES) {
         wide = narrow + (tile < wider);
-        t->without_first = at<0, t->without_last = at + (wide - 1) * c->stride_w + TAPS> c->width;
+        t->without_first = (at < 0), t->without_last = (at + (wide - 1) * c->stride_w + TAPS > c->width);
         t->x = x + at * LANES, t->out = out;
         by[c->stride_w - 1][t->without_first || t->without_last][split](wide, t);
     }

@@ -5,7 +5,7 @@
  * in a fixed order, so the bits do not depend on the number of threads. */
 #include <string.h>
 
-#include "algorithms/algorithm.h"
+#include "direct_rows.h"
 #include "kernel_of_blocks.h"
 
 enum { EPILOGUE_BYTES = 16 << 10 }; /* of results between two calls of the epilogue */
@@ -51,13 +51,7 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *
                           (int)of->conv->input_block, (int)of->conv->output_block, row->info.name, (long long)lanes);
     const char *why = unfit(of, lanes);
     if (why) return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s cannot compute this convolution: %s", row->info.name, why);
-    if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->channels != of->channels || s->k2 != 1 || s->k3 != 1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT,
-                          "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; kernel %s has one "
-                          "schedule: 0, 0, %lld, 1, 1",
-                          (int)s->stationary, (int)s->pack, (long long)s->channels, (long long)s->k2, (long long)s->k3, row->info.name,
-                          (long long)of->channels);
-    return PYSIM_OK;
+    return pysim_check_only_schedule(s, of->channels, row);
 }
 
 static pysim_status open_grouped(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
@@ -70,23 +64,6 @@ static pysim_status open_grouped(const pysim_problem *p, const pysim_schedule *s
     job->prepared_bytes = job->operands.second.bytes;
     job->operands.second.name = "packed filters";
     return PYSIM_OK;
-}
-
-#define DEFINE_PREPARE(T, name)                                                                              \
-    static void name(int64_t filters, int64_t channels, int64_t taps, int64_t lanes, const T *from, T *to) { \
-        for (int64_t f = 0; f < filters; f++)                                                                \
-            for (int64_t k = 0; k < channels * taps; k++)                                                    \
-                to[(f / lanes * channels * taps + k) * lanes + f % lanes] = from[f * channels * taps + k];   \
-    }
-DEFINE_PREPARE(float, prepare_f32)
-DEFINE_PREPARE(double, prepare_f64)
-
-static void prepare_grouped(const pysim_job *job, const char *filters, char *prepared) {
-    const pysim_conv *c = &job->problem.conv;
-    const int64_t channels = c->channels / c->groups, taps = c->kernel_h * c->kernel_w, lanes = job->nest.row.info.lane_filters;
-    if (c->dtype == PYSIM_F64)
-        prepare_f64(c->filters, channels, taps, lanes, (const double *)(const void *)filters, (double *)(void *)prepared);
-    else prepare_f32(c->filters, channels, taps, lanes, (const float *)(const void *)filters, (float *)(void *)prepared);
 }
 
 /* Some blocks of filters and rows of one image. */
@@ -129,4 +106,4 @@ static void run_grouped(const pysim_job *job, const pysim_call *call) {
 }
 
 const pysim_algorithm pysim_algorithm_grouped = {
-    .open = open_grouped, .prepare = prepare_grouped, .run = run_grouped, .finishes = 1, .blocks = 2};
+    .open = open_grouped, .prepare = pysim_prepare_blocks, .run = run_grouped, .finishes = 1, .blocks = 2};

@@ -41,8 +41,8 @@ struct pysim_nest {
     int64_t filter_pitch, filter_step; /* elements between k and between rows of A if A is read in place; else 0 */
     int64_t filter_row;                /* elements between rows of A if they are packed in the run, along k; else 0 */
     int64_t overread; /* of so many filters read in place whole groups of k may be read in rows of A whose last group is partial */
-    int64_t
-        row_panel; /* of rows that read filters in place: panels of them are rows of whole groups of k, so many bytes apart; 0: blocks of rows */
+    /* Panels of filters are rows of whole groups of k, so many bytes apart, as rows that read them in place take them; 0: blocks of rows */
+    int64_t row_panel;
     char *output;
     int64_t output_pitch; /* elements between filters */
     double alpha, beta;
