@@ -106,7 +106,7 @@ def load(
 def _cpu(machine: str | Machine | Gpu) -> Machine:
     """The CPU that a model is planned for. A GPU is refused as such, whether one is here or not."""
     on = None if machine == host.CUDA else host.any_machine(machine)
-    if isinstance(on, Machine):
-        return host.runnable(machine)  # type: ignore[arg-type]  # a CPU
+    if isinstance(on, Machine) and not isinstance(machine, Gpu):
+        return host.runnable(machine)
     name = on.name if on else machine
     raise PlanError(f"models run on CPUs, and {name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")

@@ -2,6 +2,8 @@
 """Groups in channel blocks that need not be whole ones: right beside float64, refused by the model where the library refuses, the same
 bits for any number of threads. Every row against guard pages: native/test/check_conv.c."""
 
+from typing import cast
+
 import msgspec
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from pysim.api import Plan
 from pysim.check.bounds import gamma
 from pysim.errors import PysimError
 from pysim.problem.conv import Conv
-from pysim.record.plan import on_cpu
+from pysim.record.plan import Layout, on_cpu
 from pysim.registry.cpu import Kernel, grouped_kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime.cpu_launch import Launch
@@ -49,8 +51,8 @@ def runs(row: Kernel) -> None:
 
 
 def plan_of(problem: Conv, row: Kernel) -> Plan:
-    layout = f"nchw{row.lane_filters}c"
-    return pysim.plan(problem, layout=layout, algorithm=grouped.NAME, micro_kernel=row.name)  # type: ignore[arg-type]
+    layout = cast("Layout", f"nchw{row.lane_filters}c")
+    return pysim.plan(problem, layout=layout, algorithm=grouped.NAME, micro_kernel=row.name)
 
 
 @pytest.mark.parametrize("row", grouped_kernels(), ids=lambda row: row.name)
