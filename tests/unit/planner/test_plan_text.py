@@ -53,6 +53,12 @@ def test_a_plan_document_has_the_promised_names(text: str) -> None:
     assert any(item["cost"] == document["cost"] and item["tile"] == document["tile"] for item in document["considered"])
 
 
+@pytest.mark.parametrize("text", [LAYER, "gemm:2218x2636x436", "gemm:1132x2890x3333", "conv:g1mb2ic464ih34oc16kh1sh1dh1ph0"])
+def test_a_plan_costs_to_the_bit_what_it_costs_among_more_schedules(text: str) -> None:
+    document = plan(text, "zen4").to_dict()  # what is considered is predicted with the best of every kind
+    assert document["cost"] in [item["cost"] for item in document["considered"]]
+
+
 def test_the_csa_document_has_the_papers_integers() -> None:
     document = plan("conv:mb1ic64ih56oc64kh3ph1", "power10-e1050", model="csa").to_dict()
     assert document["schedule"] == "input_stationary"

@@ -80,7 +80,7 @@ def traffic(table: Table, streams: TableStreams, cycles: Array | float = 0.0) ->
         share *= streams.bytes
         missed = np.minimum(share, missed, out=share)
         for shares, span in zip(streams.shares, streams.columns, strict=True):
-            of_level[:, span] = shares @ missed[:, span]
+            np.einsum("rs,sn->rn", shares, missed[:, span], out=of_level[:, span])
         seen = np.minimum(1.0, (of_level[::2] + of_level[1::2]) / distinct)
     return moved
 
