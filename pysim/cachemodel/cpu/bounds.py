@@ -21,6 +21,7 @@ Worked number: with 1,000 channels of f32, a tile of 32 windows has k = 128,000 
 holds neither until the next use: all filters are read from beyond it for each of the K tiles of windows.
 """
 
+import itertools
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ import numpy as np
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN
 from pysim.cachemodel.cpu.nest_loops import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED, raw_input
+from pysim.cachemodel.cpu.reuse.loops import as_rows
 from pysim.cachemodel.cpu.reuse.occupancy import CERTAIN_LINES
 from pysim.machine.cpu import Level
 
@@ -36,7 +38,8 @@ _NORMAL = ((-1.0, 0.158), (0.0, 0.341), (1.0, 0.341), (2.0, 0.136))  # z, and wh
 
 
 class _Uses(NamedTuple):
-    """Uses of OPERANDS in turn (rows) for each schedule: `size` bytes are used again after at least `kept` + `streamed` + `outputs` bytes.
+    """Uses of OPERANDS in turn (rows) for each schedule: `size` bytes are used again after at least `between` bytes of kept tiles, of
+    streamed tiles and of outputs.
 
     `distinct`: the most distinct bytes that kept tiles, streamed tiles and outputs may have. `raw`: bytes of the kept and of the streamed
     operand in memory, which lie between its first uses (the last two rows) in two runs, too; `others`: the share of the other operand that
@@ -44,9 +47,7 @@ class _Uses(NamedTuple):
     """
 
     size: Array
-    kept: Array
-    streamed: Array
-    outputs: Array
+    between: Array
     distinct: Array
     raw: Array
     others: Array
@@ -66,79 +67,108 @@ def _steps(level: Level) -> tuple[tuple[float, float], ...]:
 def least_traffic(table: Table, tiled: bool = True) -> Array:
     """Bytes that each supplier delivers at least, as `occupancy.traffic`. Not `tiled`: whatever the sets of kept and streamed tiles are
     (`tilings.sets`)."""
-    rates, keeps, uses = table.rates, table.keeps_windows, _uses(table, tiled)
-    nest, levels = rates.nest, rates.machine.levels
-    moved, missed = np.zeros((len(levels), 2 * len(OPERANDS), keeps.size)), uses.size
-    of_filters, in_panels = FILTERS if nest.filters_packed else PACKED, 1.0 if nest.windows_packed else table.packed
-    distance = uses.kept + uses.streamed + uses.outputs
+    uses, levels = _uses(table, tiled), table.rates.machine.levels
+    before, distance = uses.size, uses.between.sum(axis=0)
+    missed, crossed = np.empty((len(levels), *before.shape)), np.empty((len(levels), *uses.distinct.shape))
     distance[-2:] += uses.raw + uses.others * uses.raw[::-1]
-    for level, of_level in zip(levels, moved, strict=True):
-        certain = np.zeros(uses.size.shape)
-        for least, share in _steps(level):
-            certain += share * (distance >= least)
-        certain *= uses.size
-        missed = np.minimum(missed, certain, out=certain)
-        kept, streamed, outputs = missed[0] + missed[1], missed[2] + missed[3], missed[4]
-        of_level[2 * PACKED] = np.where(keeps, kept, streamed) * in_panels
-        of_level[2 * INPUT] = np.where(keeps, kept, streamed) * (1 - in_panels)
-        of_level[2 * PACKED + 1] = missed[5] + missed[6]
-        of_level[2 * (PACKED if nest.windows_packed else INPUT)] += np.where(keeps, missed[7], missed[8])
-        of_level[2 * of_filters] += np.where(keeps, streamed, kept)
-        of_level[2 * FILTERS] += np.where(keeps, missed[8], missed[7])
-        of_level[2 * OUTPUT + 1] = outputs
+    for level, of_level, of_operands in zip(levels, missed, crossed, strict=True):
+        certain = sum(share * (distance >= least) for least, share in _steps(level))
+        before = np.minimum(before, certain * uses.size, out=of_level)
+        of_operands[...] = before[:5:2]  # of kept tiles, of streamed tiles, of outputs
+        of_operands[:2] += before[1:4:2]
         if level is not levels[-1]:
-            seen = np.minimum(1.0, np.array([kept, streamed, outputs]) / uses.distinct)
-            distance = seen[0] * uses.kept + seen[1] * uses.streamed + seen[2] * uses.outputs
-            crossed = np.minimum(uses.raw, missed[-2:] + uses.in_place * np.array([kept, streamed]))
-            distance[-2:] += crossed + uses.others * crossed[::-1]
+            distance = np.einsum("on,oun->un", np.minimum(1.0, of_operands / uses.distinct), uses.between)
+            raw = np.minimum(uses.raw, before[-2:] + uses.in_place * of_operands[:2])
+            distance[-2:] += raw + uses.others * raw[::-1]
+    return _of_operands(table, crossed, missed)
+
+
+def _of_operands(table: Table, crossed: Array, missed: Array) -> Array:
+    """What misses each level, by operands: `crossed` of kept tiles, streamed tiles and outputs, of the uses that are `missed`."""
+    nest, keeps = table.rates.nest, table.keeps_windows
+    moved = np.zeros((len(missed), 2 * len(OPERANDS), keeps.size))
+    (kept, streamed, outputs), (first_k, first_s) = crossed.swapaxes(0, 1), missed.swapaxes(0, 1)[-2:]
+    windows, in_panels = np.where(keeps, kept, streamed), 1.0 if nest.windows_packed else table.packed
+    moved[:, 2 * PACKED] = windows * in_panels
+    moved[:, 2 * INPUT] = windows * (1 - in_panels)
+    moved[:, 2 * PACKED + 1] = missed[:, 5] + missed[:, 6]
+    moved[:, 2 * (PACKED if nest.windows_packed else INPUT)] += np.where(keeps, first_k, first_s)
+    moved[:, 2 * (FILTERS if nest.filters_packed else PACKED)] += np.where(keeps, streamed, kept)
+    moved[:, 2 * FILTERS] += np.where(keeps, first_s, first_k)
+    moved[:, 2 * OUTPUT + 1] = outputs
     return moved
+
+
+def _tiles(table: Table) -> tuple[Array, Array]:
+    """Numbers of kept and of streamed tiles (rows) for each schedule: of the tiles; bytes of all and of one for a set of channels; outputs
+    of one and of all along their side; whether the run packs them; bytes of a pass over the operand, without kernel rows in padding, and in
+    memory; the share of it that an image has."""
+    rates, nest, keeps, channels = table.rates, table.rates.nest, table.keeps_windows, table.channels
+    size, panel = nest.element_bytes, rates.packed_window
+    window = np.where(table.packed > 0, panel, panel if nest.windows_packed else size)  # bytes for one channel
+    reads, all_filters = nest.repeats * nest.group_channels, rates.stored_tile * rates.filter_tiles
+    in_memory: Array | float = 0.0
+    if not nest.fresh_input:  # what was just written may be near
+        in_memory = reads * np.where(table.packed > 0, raw_input(rates).of_tiles(rates.window_tiles), nest.windows * window)
+    windows = as_rows(
+        keeps.size,
+        rates.window_tiles,
+        channels * nest.windows * window,
+        channels * np.minimum(rates.windows, nest.windows) * window,
+        rates.windows,
+        nest.windows,
+        table.packed,
+        reads * nest.windows * window,
+        in_memory,
+        1 / nest.batch,
+    )
+    filters = as_rows(
+        keeps.size,
+        rates.filter_tiles,
+        channels * all_filters,
+        channels * rates.stored_tile,
+        rates.filters,
+        nest.group_filters,
+        not nest.filters_packed,
+        reads * rates.filter_tile * rates.filter_tiles,
+        nest.groups * nest.group_channels * (all_filters if nest.filters_packed else nest.group_filters * size),
+        1.0,
+    )
+    return np.where(keeps, windows, filters), np.where(keeps, filters, windows)
 
 
 def _uses(table: Table, tiled: bool) -> _Uses:
     """The uses above: two of k, two of s, that of o; k and s after the run has packed them; and the first uses of their operands. Not
     `tiled`: each at the least distance that any sets of tiles have, and as many as all sets have."""
-    rates, nest, keeps = table.rates, table.rates.nest, table.keeps_windows
-    size, repeats, sets = nest.element_bytes, nest.repeats, np.ceil(nest.group_channels / table.channels)
-    window = np.where((table.packed > 0) | nest.windows_packed, rates.packed_window, size)  # bytes for one channel
-    all_filters = rates.stored_tile * rates.filter_tiles
+    nest, channels, count = table.rates.nest, table.channels, table.channels.size
+    one, zero, sets, repeats = np.ones(count), np.zeros(count), np.ceil(nest.group_channels / channels), nest.repeats
+    (
+        (n_k, all_k, k, tile_k, most_k, packed_k, pass_k, first_k, image_k),
+        (n_s, all_s, s, tile_s, most_s, packed_s, pass_s, first_s, image_s),
+    ) = _tiles(table)
+    k_packed, s_packed = packed_k > 0, packed_s > 0
 
-    def roles(windows: Array | float, filters: Array | float) -> tuple[Array, Array]:
-        """Numbers of the kept and of the streamed operand."""
-        return np.where(keeps, windows, filters), np.where(keeps, filters, windows)
-
-    channels, one, zero = table.channels, np.ones(keeps.size), np.zeros(keeps.size)
-    all_k, all_s = roles(channels * nest.windows * window, channels * all_filters)
-    k, s = roles(channels * np.minimum(rates.windows, nest.windows) * window, channels * rates.stored_tile)
-    n_k, n_s = roles(rates.window_tiles, rates.filter_tiles)
     k2, k3 = (np.minimum(table.k2, n_s), np.minimum(table.k3, n_k)) if tiled else (one, one)
     sets_s, sets_k, packings = (np.ceil(n_s / k2), np.ceil(n_k / k3), n_k / k3) if tiled else (one, one, one)
     k2_s, k3_k = np.minimum(k2 * s, all_s), np.minimum(k3 * k, all_k)
     near_s, near_k = np.where(k3 > 1, k2_s, s), np.where(sets_s > 1, k3_k, k)
-    packed_k, packed_s = (packed > 0 for packed in roles(table.packed, float(not nest.filters_packed)))
-    refilled_k, refilled_s = np.where(packed_k, near_k, all_k), np.where(packed_s, k2_s, all_s)  # panels are filled again for each set
+    refilled_k, refilled_s = np.where(k_packed, near_k, all_k), np.where(s_packed, k2_s, all_s)  # panels are filled again for each set
     most_in_k, most_in_s = (refilled_k, refilled_s) if tiled else (all_k, all_s)
     all_k, all_s = refilled_k, refilled_s
 
-    (tile_k, tile_s), (most_k, most_s) = roles(rates.windows, rates.filters), roles(nest.windows, nest.group_filters)
-    high_1, high_k3, high = tile_k, np.minimum(k3 * tile_k, most_k), np.minimum(n_k * tile_k, most_k)  # outputs of kept tiles
+    high_k3, high = np.minimum(k3 * tile_k, most_k), np.minimum(n_k * tile_k, most_k)  # outputs of kept tiles
     wide_1, wide_k2, wide = (nest.result_bytes * np.minimum(tiles * tile_s, most_s) for tiles in (1, k2, n_s))  # bytes of streamed tiles
-    o, k2_o, k2_k3_o, k3_o, all_o = high_1 * wide_1, high_1 * wide_k2, high_k3 * wide_k2, high_k3 * wide, high * wide
+    o, k2_o, k2_k3_o, k3_o, all_o = tile_k * wide_1, tile_k * wide_k2, high_k3 * wide_k2, high_k3 * wide, high * wide
 
-    reads = repeats * nest.group_channels  # bytes of a pass over each operand, without kernel rows in padding
-    pass_k, pass_s = roles(reads * nest.windows * window, reads * rates.filter_tile * rates.filter_tiles)
-    raw_windows = reads * np.where(table.packed > 0, raw_input(rates).of_tiles(rates.window_tiles), nest.windows * window)
-    raw_windows *= not nest.fresh_input  # what was just written may be near
-    raw_filters = nest.groups * nest.group_channels * (all_filters if nest.filters_packed else nest.group_filters * size)
-    first_k, first_s = raw = np.array(roles(raw_windows, raw_filters))
     tiles = k + s + PANEL_ALIGN * (n_k + n_s)  # partial tiles and lines
     operands, out = repeats * sets * (most_in_k + most_in_s) + tiles, repeats * all_o
     near_o, far_o = o + k2_k3_o - k2_o, k2_o + k3_o - k2_k3_o
     if tiled:
-        again_s = (pass_s * (n_k - sets_k), k, k2_s, k2_o)
-        next_s = (pass_s * np.where(packed_s, n_k / k3, sets_k - 1), near_k * ~packed_s, all_s, far_o * ~packed_s)
+        again_s, unpacked_s = (pass_s * (n_k - sets_k), k, k2_s, k2_o), 1 - packed_s
+        next_s = (pass_s * np.where(s_packed, packings, sets_k - 1), near_k * unpacked_s, all_s, far_o * unpacked_s)
         before_k = near_o + all_o - k3_o
     else:
-        again_s, next_s = (pass_s * (n_k - 1), np.where(packed_s, zero, k), s, np.where(packed_s, zero, o)), (zero, zero, zero, zero)
+        again_s, next_s = (pass_s * (n_k - 1), np.where(s_packed, zero, k), s, np.where(s_packed, zero, o)), (zero, zero, zero, zero)
         before_k = o
     uses = (
         (pass_k * (n_s - sets_s), k, s, o),
@@ -146,11 +176,13 @@ def _uses(table: Table, tiled: bool) -> _Uses:
         again_s,
         next_s,
         (out * sets, all_k, all_s, all_o),
-        (np.where(packed_k, pass_k, zero), near_k, zero, zero),
-        (np.where(packed_s, pass_s * packings, zero), zero, k2_s, zero),
-        (first_k, zero, np.where(packed_k, all_s, near_s), np.where(packed_k, all_o, before_k)),
-        (first_s, near_k, np.where(packed_s, all_s, zero), np.where(packed_s, k3_o, far_o)),
+        (packed_k * pass_k, near_k, zero, zero),
+        (packed_s * pass_s * packings, zero, k2_s, zero),
+        (first_k, zero, np.where(k_packed, all_s, near_s), np.where(k_packed, all_o, before_k)),
+        (first_s, near_k, np.where(s_packed, all_s, zero), np.where(s_packed, k3_o, far_o)),
     )
-    sizes, kept, streamed, of_outputs = (np.array(column) for column in zip(*uses, strict=True))
-    others = np.array(roles(1 / nest.batch, 1.0))[::-1] * (1 - np.minimum(1.0, channels / nest.group_channels))
-    return _Uses(sizes, kept, streamed, of_outputs, np.array([operands, operands, out]), raw, others, ~np.array([packed_k, packed_s]))
+    sizes, *distances = zip(*uses, strict=True)
+    others = as_rows(count, image_s, image_k) * (1 - np.minimum(1.0, channels / nest.group_channels))
+    raw, in_place = as_rows(count, first_k, first_s), 1 - as_rows(count, packed_k, packed_s)
+    between = as_rows(count, *itertools.chain(*distances)).reshape(3, -1, count)
+    return _Uses(as_rows(count, *sizes), between, as_rows(count, operands, operands, out), raw, others, in_place)

@@ -33,7 +33,7 @@ from pysim.registry.cpu import Kernel, kernels
 FEW = 32  # sets or schedules, which are not worth bounds on their traffic
 NEAR = 1.05  # times the least compute: sets that may well be the best
 SLACK = 1.04  # of the best schedule over the least bound of a set, mostly
-FIRST_SCHEDULES = 32  # of least bounds, that are predicted first
+FIRST_SCHEDULES = 96  # of least bounds, that are predicted first
 ROUNDING = 1 + 1e-9  # bounds and predictions add in another order
 
 

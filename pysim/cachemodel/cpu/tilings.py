@@ -10,7 +10,7 @@ Worked number: 784 window tiles in parts of at most 160 are 5 parts of 157 tiles
 
 import itertools
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,28 +142,33 @@ def table(rates: Rates) -> Table:
 def sets(rates: Rates, channels: int | None = None) -> Table:
     """The kernels, loop orders, places of the windows and sets of channels of all candidates. K2 and K3, which `tiled` adds, are those of
     the least compute: sets of all kept tiles. `channels`: the only size of a set."""
-    places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
-    kernels = range(len(rates.kernels))
-    legal = [
-        (keeps, place, at)
-        for keeps, place, at in itertools.product((True, False), places, kernels)
-        if place or rates.nest.windows_packed or rates.kernels[at].group == 1  # groups of k are packed
-    ]
-    keeps, packed, kernel = (np.array(column) for column in zip(*legal, strict=True))
-    # Sums of bytes are rescaled in the store, so a tile has all channels
-    rescales = np.array([rates.kernels[at].group > 1 and rates.nest.dtype == "s8" for at in kernel])
-    of, total = rates.of(kernel), rates.nest.group_channels
-    window, out = _window_bytes(of, packed), of.windows * of.filters * rates.nest.result_bytes
+    nest = rates.nest
+    keeps, packed, kernel, rescales, split = _without_sizes(rates.kernels, nest.in_place, nest.windows_packed)
+    of, total = rates.of(kernel), nest.group_channels
+    window, out = _window_bytes(of, packed), of.windows * of.filters * nest.result_bytes
     most = (usable(_level(rates, 0)) - out) / (window + of.stored_tile)
     if channels is None:
-        sizes, new = _with_own(np.array(_channel_parts(total, rates.nest.taps)), balanced(total, most))  # channels that fit L1
+        sizes, new = _with_own(np.array(_channel_parts(total, nest.taps)), balanced(total, most))  # channels that fit L1
     else:
         sizes, new = np.full((kernel.size, 1), float(channels)), np.ones((kernel.size, 1), dtype=bool)
-    long = np.array([rates.kernels[at].split and rates.nest.taps == 1 for at in kernel])[:, None] & (sizes > _SPLIT_SET)
-    row, column = np.nonzero(new & ((sizes == total) | ~rescales[:, None]) & ((channels is not None) | ~long))
+    whole, short = ~rescales[:, None] | (sizes == total), ~split[:, None] | (nest.taps > 1) | (sizes <= _SPLIT_SET)
+    row, column = np.nonzero(new & whole & ((channels is not None) | short))
     of, keeps = of.of(row), keeps[row]
     kept = np.where(keeps, of.window_tiles, of.filter_tiles)
     return Table(of, keeps, kernel[row], packed[row], sizes[row, column], np.ones(row.size), kept)
+
+
+@lru_cache(maxsize=256)
+def _without_sizes(kernels: tuple[Kernel, ...], in_place: bool, windows_packed: bool) -> tuple[NDArray[Any], ...]:
+    """Columns of `sets`, whatever the sizes: `keeps_windows`, `packed` and `kernel` of a table, whether sums of bytes are rescaled in the
+    store, so that a tile has all channels, and whether operands are split."""
+    places = (0.0,) if windows_packed else (1.0, 0.0) if in_place else (1.0,)
+    legal = [
+        (keeps, place, at, one.group > 1 and one.dtype == "s8", one.split)
+        for keeps, place, (at, one) in itertools.product((True, False), places, enumerate(kernels))
+        if place or windows_packed or one.group == 1  # groups of k are packed
+    ]
+    return tuple(np.array(column) for column in zip(*legal, strict=True))
 
 
 def tiled(sets: Table) -> tuple[Table, NDArray[np.int64]]:

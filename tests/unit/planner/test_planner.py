@@ -444,7 +444,7 @@ def test_alternatives_are_predicted_when_they_are_read_and_are_those_of_all_plan
 
 
 @pytest.mark.parametrize("name", ["zen4", "power10-e1050"])
-@pytest.mark.parametrize("text", ["gemm:300x705x353", "gemm:33x1030x640:nt", "conv:ic48ih16oc26kh3ph1", "conv:ic64ih14oc256kh1"])
+@pytest.mark.parametrize("text", ["gemm:300x705x353", "gemm:33x1030x640:nt", "conv:ic48ih16oc26kh3ph1", "conv:ic256ih28oc256kh1"])
 def test_the_best_of_several_nests_is_among_the_schedules_that_are_predicted(text: str, name: str) -> None:
     problem, on = parse(text), machine.load(name)
     nests = [nest_of(problem), *([unpacked.nest_of(problem)] if isinstance(problem, Gemm) else [])]
