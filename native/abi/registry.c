@@ -36,9 +36,11 @@ static int widest(void) {
     __atomic_store_n(&found, known, __ATOMIC_RELAXED);
     return known;
 }
-/* PYSIM_LACKS_PLAIN_C; an exported plan lists the loops of its own target alone */
-extern __attribute__((weak)) const pysim_loops pysim_loops_f32__portable;
-static int lacks_plain_c(void) { return widest() == PORTABLE_ALONE && !&pysim_loops_f32__portable; }
+/* PYSIM_LACKS_OPERATORS; an exported plan lists the loops of its own target alone */
+extern __attribute__((weak)) const pysim_loops pysim_loops_f32__portable, pysim_loops_f32__avx2;
+static int lacks_operators(void) {
+    return widest() <= UP_TO_AVX2 && !&pysim_loops_f32__portable && (widest() == PORTABLE_ALONE || !&pysim_loops_f32__avx2);
+}
 /* A bit of EAX or ECX of a leaf of CPUID, read once into `found`: every run asks, and in a virtual machine the instruction leaves to the
  * hypervisor (5 us on a virtual Zen 3, as long as a small layer). */
 enum { IN_EAX, IN_ECX, NOT_SET = 1, SET };
@@ -55,7 +57,7 @@ static int has_bit(int *found, unsigned leaf, unsigned subleaf, int where, int b
 /* Compilers know the name of half numbers, f16c, late: bit 29 of ECX of leaf 1. Every CPU with AVX2 has them. */
 static int cpu_runs_avx2(void) {
     static int has_halves;
-    return widest() >= UP_TO_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+    return widest() >= UP_TO_AVX2 && !lacks_operators() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            has_bit(&has_halves, 1, 0, IN_ECX, 29);
 }
 static int cpu_runs_avx512(void) {
@@ -73,7 +75,7 @@ static int cpu_runs_amx(void) { return widest() >= ALL && cpu_runs_avx512() && p
 /* In place of amx on other CPUs, in builds for tests, where PYSIM_EMULATED is set. */
 static int cpu_runs_amx_emulated(void) { return !cpu_runs_amx() && cpu_runs_avx2() && getenv("PYSIM_EMULATED"); }
 #else
-static int lacks_plain_c(void) { return 0; }
+static int lacks_operators(void) { return 0; }
 static const char *pysim_amx_missing(void) { return "is an instruction set of another architecture"; }
 static int cpu_runs_amx(void) { return 0; }
 static int cpu_runs_amx_emulated(void) { return 0; }
@@ -83,7 +85,7 @@ static int cpu_runs_avx512vnni(void) { return 0; }
 static int cpu_runs_avx512bf16(void) { return 0; }
 static int cpu_runs_avxvnni(void) { return 0; }
 #endif
-static int cpu_runs_portable(void) { return !lacks_plain_c(); }
+static int cpu_runs_portable(void) { return !lacks_operators(); }
 #if defined(__powerpc64__) && defined(__LITTLE_ENDIAN__) && defined(__linux__)
 /* Power ISA 3.1 and its matrix unit, as the kernel grants them (a hypervisor may withhold either). Bits: linux, asm/cputable.h. */
 static int cpu_runs_mma(void) {
@@ -272,9 +274,12 @@ pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *ro
         if (!row->group) row->group = 1;
         return status;
     }
-    if (lacks_plain_c()) return pysim_fail(PYSIM_UNSUPPORTED, "%s", PYSIM_LACKS_PLAIN_C);
+    if (lacks_operators()) return pysim_fail(PYSIM_UNSUPPORTED, "%s", PYSIM_LACKS_OPERATORS);
     const char *why = strcmp(row->info.target, "amx") == 0 && row->run ? pysim_amx_missing() : NULL;
     if (why) return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs amx, which %s", row->info.name, why);
+    if (table[s->kernel].cpu_runs())
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s is not in this build; configure it with -Dtargets=all and a compiler that knows %s",
+                          row->info.name, row->info.target);
     return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", row->info.name, row->info.target);
 }
 

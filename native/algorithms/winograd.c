@@ -55,14 +55,15 @@ static int has_form(int64_t outputs, int64_t taps) {
         ;
 }
 
-/* A build for a CPU with AVX2 leaves out those in plain C (meson.build): AVX2's serve such rows, too. */
-static const pysim_winograd_transforms *transforms_of(const pysim_kernel_info *row, int *known) {
+/* Builds for one CPU leave out those of narrower vectors (meson.build): wider ones serve such rows, too, but not channel blocks. */
+static const pysim_winograd_transforms *transforms_of(const pysim_kernel_info *row, int *known, int *own) {
     const pysim_winograd_transforms *wider = NULL;
-    *known = 0;
+    *known = *own = 0;
     for (size_t i = 0; i < sizeof table / sizeof *table && !*known; i++)
         if (strcmp(table[i].dtype, pysim_dtype_name(row->dtype)) == 0) {
             *known = strcmp(table[i].target, row->target) == 0;
-            if (!*known || table[i].of) wider = table[i].of; /* the last line before the row's own */
+            *own = *known && table[i].of;
+            if (table[i].of) wider = table[i].of; /* else those of the last line before the row's own */
         }
     return *known ? wider : NULL;
 }
@@ -99,7 +100,7 @@ static shape shape_of(const pysim_job *job) {
     const pysim_conv *c = &job->own;
     const pysim_nest *n = &job->nest;
     const int64_t m = n->schedule.outputs;
-    int known;
+    int known, own;
     shape s = {
         .w =
             {
@@ -133,7 +134,7 @@ static shape shape_of(const pysim_job *job) {
         .block_panels = n->schedule.k2,
         .set_panels = n->schedule.k3,
         .set_channels = n->schedule.channels,
-        .transforms = transforms_of(&n->row.info, &known),
+        .transforms = transforms_of(&n->row.info, &known, &own),
     };
     s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs_h), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs_w);
     s.w.filter_pitch = s.w.out_d * s.w.out_h * s.w.out_w;
@@ -223,7 +224,7 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     const int64_t high = c->kernel_h > 1 ? s->outputs : 1, wide = c->kernel_w > 1 ? s->outputs : 1; /* a tile */
     pysim_nest *n = &job->nest;
     int64_t p, q, tiles;
-    int known;
+    int known, own;
     pysim_status status = check_problem(c, s);
     if (status == PYSIM_OK) status = pysim_check_conv(c, &p, &q, NULL);
     if (status != PYSIM_OK) return status;
@@ -243,12 +244,15 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     if (status != PYSIM_OK) return status;
     status = check_blocks(c, &n->row);
     if (status != PYSIM_OK) return status;
-    transforms_of(&n->row.info, &known);
+    transforms_of(&n->row.info, &known, &own);
     if (n->row.info.filters > PYSIM_WINOGRAD_MAX_PANEL_TILES || n->row.info.windows > MAX_PANEL_FILTERS)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd takes kernels of up to %d windows x %d filters, and %s is wider",
                           (int)MAX_PANEL_FILTERS, (int)PYSIM_WINOGRAD_MAX_PANEL_TILES, n->row.info.name);
     if (!known)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd has no transforms for %s of %s", pysim_dtype_name(c->dtype),
+                          n->row.info.target);
+    if (!own && pysim_max(c->input_block, c->output_block) > 1)
+        return pysim_fail(PYSIM_UNSUPPORTED, "this build leaves out %s's transforms of channel blocks; configure it with -Dtargets=all",
                           n->row.info.target);
     n->filters = pysim_ceil_div(tiles, tiles_of_panel(tiles, pysim_ceil_div(q, wide), n->row.info.filters)) * n->row.info.filters;
     status = pysim_nest_schedule(n, s, 0);

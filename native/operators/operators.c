@@ -35,7 +35,7 @@ pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops) {
     const pysim_status status = pysim_check_dtype(dtype);
     if (status != PYSIM_OK) return status;
     *loops = pysim_loops_for(dtype);
-    if (!*loops && (dtype == PYSIM_F32 || dtype == PYSIM_F64)) return pysim_fail(PYSIM_UNSUPPORTED, "%s", PYSIM_LACKS_PLAIN_C);
+    if (!*loops && (dtype == PYSIM_F32 || dtype == PYSIM_F64)) return pysim_fail(PYSIM_UNSUPPORTED, "%s", PYSIM_LACKS_OPERATORS);
     return *loops ? PYSIM_OK : pysim_fail(PYSIM_UNSUPPORTED, "dtype is %s; operators are for f32 and f64", pysim_dtype_name(dtype));
 }
 

@@ -4,8 +4,9 @@
 #define PYSIM_OPERATORS_H
 #include "loops.h"
 
-/* Why a build for a CPU with AVX2 refuses plain C alone (meson.build): its operators in plain C are left out, and no kernel runs. */
-#define PYSIM_LACKS_PLAIN_C "PYSIM_MAX_TARGET=portable needs operators in plain C, which this build leaves out; configure it with -Dtargets=all"
+/* Why a build for one CPU refuses narrower vectors alone (meson.build): their operators are left out, and no kernel runs. */
+#define PYSIM_LACKS_OPERATORS \
+    "the widest vectors that PYSIM_MAX_TARGET allows have no operators in this build, which leaves them out; configure it with -Dtargets=all"
 
 pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops);
 pysim_status pysim_check_positive(const char *what, const int64_t *values, int32_t count);

@@ -269,11 +269,13 @@ TILES_TO8(5, 1, UNIT)
 TILES_TO8(5, 2, PAIRS)
 TILES_TO8(7, 1, UNIT)
 TILES_TO8(7, 2, PAIRS)
+#ifdef SEVERAL
 TILES_OF(1, 1, UNIT, 4, SEVERAL)
 TILES_OF(1, 1, PAIRS, 4, SEVERAL)
 TILES_OF(1, 1, STRIDED, 4, SEVERAL)
 SEVERAL_TO4(3, 1, UNIT, SEVERAL)
 SEVERAL_TO4(3, 2, PAIRS, SEVERAL)
+#endif
 
 /* Instances for rows of tiles in the middle of the image and at its top or bottom, by the number of kernel rows that share loads (1, 3,
  * 5, 7), the column mapping, and the rows of the tile (the largest tile only, if no rows share loads). Corners skip missing rows. */
@@ -284,10 +286,14 @@ static const tile_functions single_filter[4][3][MAX_ROWS - MIN_ROWS + 1] = {
     {TILE_PAIRS_TO8(5, UNIT), TILE_PAIRS_TO8(5, PAIRS)},
     {TILE_PAIRS_TO8(7, UNIT), TILE_PAIRS_TO8(7, PAIRS)},
 };
+#ifdef SEVERAL
 static const tile_functions several_filters[2][3][SEVERAL_ROWS - MIN_SEVERAL_ROWS + 1] = {
     {{TILE_PAIR(1, UNIT, 4, SEVERAL)}, {TILE_PAIR(1, PAIRS, 4, SEVERAL)}, {TILE_PAIR(1, STRIDED, 4, SEVERAL)}},
     {SEVERAL_PAIRS(3, UNIT, SEVERAL), SEVERAL_PAIRS(3, PAIRS, SEVERAL)},
 };
+#else
+#define several_filters single_filter /* no row of the file has tiles of several filters */
+#endif
 
 static int column_mode(const pysim_conv *c) {
     if (c->stride_w == 1) return UNIT;

@@ -16,7 +16,6 @@ INLINE VEC v_load_first(const T *p, const int count) {
 enum { MASKS_ARE_CHEAP = 1 };
 enum { SHIFTS_ARE_CHEAP = 1 };
 
-#define SEVERAL 4
 #include "depthwise.h"
 
 DEFINE_ROWS(f32_rows_64x1__avx512, 8, 1)

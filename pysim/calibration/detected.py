@@ -39,7 +39,7 @@ import platform
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -56,7 +56,7 @@ from pysim.machine.quantity import Number, Source, facts, with_sources
 from pysim.measure.cpu_load import Watch
 from pysim.measure.parallel_probe import all_at_once, one_by_one
 from pysim.measure.speed import LINE_SECONDS, PLAIN
-from pysim.registry.cpu import of_tiles, probed_dtype, results_of_multiply_add
+from pysim.registry.cpu import cpu_kernels, of_tiles, probed_dtype, results_of_multiply_add
 
 PROBE_SECONDS = 0.02
 TEAM_SECONDS = 0.08  # of all cores at once, which start up to 20 ms apart, since each makes its buffer first
@@ -113,6 +113,17 @@ def _targets(probes: Probes) -> list[str]:
     limit = os.environ.get("PYSIM_MAX_TARGET")
     within = f" under PYSIM_MAX_TARGET={limit}, which you may unset" if limit else ""
     raise MachineError(f"the native library has no kernel that this CPU can run{within}; reinstall it with `pip install .`")
+
+
+@lru_cache(maxsize=16)
+def as_built(machine: Machine, available: frozenset[str]) -> Machine:
+    """The machine with what the library has of each unit: one that was built for this CPU may lack kernels of channel blocks of
+    narrower vectors. `available`: names of the kernels that run here; if there are none, nothing is known."""
+    blocked = {row.target for row in cpu_kernels() if row.in_blocks}
+    have = {row.target for row in cpu_kernels() if row.in_blocks and row.name in available}
+    lacking = blocked - have if available else set()
+    units = tuple(msgspec.structs.replace(unit, planes_alone=unit.target in lacking or None) for unit in machine.core.units)
+    return msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, units=units))
 
 
 def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief: bool = False) -> Detected:

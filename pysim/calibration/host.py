@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pysim.calibration.detected import Probes, measure
+from pysim.calibration.detected import Probes, as_built, measure
 from pysim.calibration.detection_cache import Kept, can_keep, kept_of, recall, remember
 from pysim.calibration.linux import CPUINFO, SYSFS, Cpu, Geometry, core_count, getconf, read_caches, read_cpu
 from pysim.errors import MachineError, MissingError
@@ -52,19 +52,20 @@ def detect(
     """The machine "host". A result is kept as TOML in `cache_dir` (the user's cache) and reused while `cached`.
 
     Raises MachineError where Linux does not report the cache geometry or a probe measures nonsense, MissingError without the native
-    library. An invalid cache file is replaced. If none can be written, detection is brief, and its result is kept for this process.
+    library. An invalid cache file is replaced. If none can be written, detection is brief, and its result is kept for this process. Which
+    kernels the library lacks is not kept, since another one may be there the next time.
     """
     cpu, caches, kept = _reported(sysfs, cpuinfo, run_getconf, cache_dir or user_cache())
     with _detecting:  # threads that measure at the same time would disturb one another
         if cached and kept and (known := recall(kept.quiet) or _while_busy(kept.loaded)):
-            return known
+            return _as_built(known, probes)
         if probes is None:
             from pysim.runtime import cpu as runtime
 
             probes = runtime
         brief = cached and not (kept and can_keep(kept))
         if brief and (known := _unkept.get((cpu, *caches))):
-            return known
+            return _as_built(known, probes)
         found = measure(cpu, caches, core_count(sysfs), probes, brief)
         text = to_toml(found.machine)
         machine = loads(text, "host")
@@ -74,7 +75,21 @@ def detect(
             _unkept[(cpu, *caches)] = machine
         elif kept:
             remember(kept.loaded if found.loaded else kept.quiet, text)
-        return machine
+        return _as_built(machine, probes)
+
+
+def _as_built(on: Machine, probes: Probes | None) -> Machine:
+    try:
+        return as_built(on, probes.available_kernels() if probes else _available())
+    except MissingError:  # without the library nothing runs, but plans can be made
+        return on
+
+
+@lru_cache(maxsize=1)
+def _available() -> frozenset[str]:
+    from pysim.runtime import cpu as runtime
+
+    return runtime.available_kernels()
 
 
 @lru_cache(maxsize=8)

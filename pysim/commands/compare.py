@@ -55,7 +55,7 @@ WORKSPACES = {
     "--seconds",
     "min_seconds",
     type=Number(0, 3600),
-    default=0.2,
+    default=0.1,
     show_default=True,
     help="Seconds of samples per library; on a CPU, timing stops earlier once all medians are known to half a percent.",
 )

@@ -188,11 +188,16 @@ def _kernels() -> Check:
     targets: dict[str, list[bool]] = {}
     for row in cpu_kernels():
         targets.setdefault(row.target, []).append(row.name in available)
-    text = [
-        f"{target} {sum(runs)} of {len(runs)}" + ("" if any(runs) else " (needs another CPU or another build)")
-        for target, runs in targets.items()
-    ]
+    text = [f"{target} {sum(runs)} of {len(runs)}{_why(target, runs, available)}" for target, runs in targets.items()]
     return Check("kernels", "ok" if available else "missing", ", ".join(text))
+
+
+def _why(target: str, runs: list[bool], available: frozenset[str]) -> str:
+    """Why not all kernels of a target run."""
+    missing = [row for row in cpu_kernels() if row.target == target and row.name not in available]
+    if any(runs) and missing and all(row.in_blocks for row in missing):
+        return " (this build leaves out those of channel blocks; PYSIM_TARGETS=all tools/setup)"
+    return "" if all(runs) else " (needs another CPU or another build)"
 
 
 def _store() -> Check:

@@ -36,7 +36,7 @@ class Networks(NamedTuple):
         return max(code, 1) if self.failed or not all(one.correct for one in self.comparisons) else code
 
 
-def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: bool, min_seconds: float = 0.2) -> Networks:
+def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: bool, min_seconds: float = 0.1) -> Networks:
     """Compares every model file among the words as a whole; one that cannot run as a whole is reported on stderr."""
     named = [(word, model) for word in words if (model := model_file(word.strip())) is not None]
     if not named:

@@ -91,7 +91,7 @@ class Unit(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_un
 
     A multiply-add is what the kernel registry counts as one: `lane_windows` x `lane_filters` outputs (a vector; a 4x4
     update of `mma`; a single FP32 output of `portable`, which the compiler vectorises as it can). `tile_store_cycles`: of storing a tile
-    of form tiles, beyond its vectors.
+    of form tiles, beyond its vectors. `planes_alone`: this computer's library has none of its kernels of channel blocks (`as_built`).
     """
 
     target: Text
@@ -105,6 +105,7 @@ class Unit(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_un
     tile_store_cycles: Number | None = None
     short_calls: ShortCalls | None = None
     types: tuple[OfType, ...] = ()
+    planes_alone: bool | None = None
 
     def lanes(self, size: int) -> int:
         """Elements of `size` bytes in a vector."""

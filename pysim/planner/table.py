@@ -34,7 +34,7 @@ from pysim.record.schedule import AnySchedule
 from pysim.registry.cpu import Kernel, cpu_kernel, loop_nest
 from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
 
-_TELLING_CODES = ("memory", "accuracy", "size", "shape", "machine")  # of rejections, the most telling first
+_TELLING_CODES = ("build", "memory", "accuracy", "size", "shape", "machine")  # of rejections, the most telling first
 LIMIT_GROWTH = 1.5  # factor on the limit of a kind that had no schedule within it
 NEAR = 2.5  # algorithms whose bounds are at most that many times the least are costed with it
 TIE = 1e-12  # share of a time by which equal times may differ

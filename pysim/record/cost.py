@@ -5,10 +5,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-# slower: legal, but takes longer; type, shape: the kernel does not support them; machine: it lacks what the kernel needs; size: sizes that
-# the kernel cannot count; memory: workspace above the limit; accuracy: error above the requested limit; ablation: built only to measure
-# what it leaves out; replaced: another kernel is always faster
-Code = Literal["slower", "type", "shape", "machine", "size", "memory", "accuracy", "ablation", "replaced"]
+# slower: legal, but takes longer; type, shape: the kernel does not support them; machine: it lacks what the kernel needs; build: the
+# library was built without it; size: sizes that the kernel cannot count; memory: workspace above the limit; accuracy: error above the
+# requested limit; ablation: built only to measure what it leaves out; replaced: another kernel is always faster
+Code = Literal["slower", "type", "shape", "machine", "build", "size", "memory", "accuracy", "ablation", "replaced"]
 
 
 class Cost(msgspec.Struct, frozen=True):

@@ -133,6 +133,11 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         return self.form in ("fused", "chain")
 
     @cached_property
+    def in_blocks(self) -> bool:
+        """Whether its operands are channel blocks (NCHWc)."""
+        return self.form in ("blocks", "grouped", "nchwc")
+
+    @cached_property
     def along_filters(self) -> bool:
         """Whether the vector lanes hold filters alone, so that a tile is transposed when it is stored."""
         return self.lane_filters > self.lane_windows == 1

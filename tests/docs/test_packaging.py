@@ -79,12 +79,16 @@ def test_a_build_for_this_computer_leaves_out_what_its_cpu_does_not_run(tmp_path
     }
     assert plain_alone <= compiled["all"]
     assert compiled["host"].isdisjoint(plain_alone) if "avx2" in runs else plain_alone <= compiled["host"]
+    narrow = {one for one in compiled["all"] if one[0] in ("avx2_f32", "avx2_f64")}
+    kept = {one for one in narrow if one[1] in ("polyphase", "skinny")} if "avx512" in runs else narrow
+    assert len(kept) >= 4 and (compiled["host"] & narrow == kept if "avx2" in runs else True)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 alone has several vector widths")
 @pytest.mark.skipif(not shutil.which("cc"), reason="a C compiler builds it")
-def test_plain_c_alone_is_refused_where_its_operators_are_not_built(tmp_path: Path) -> None:
-    """The table of kernels without the operators in plain C, as a build for this computer has it."""
+@pytest.mark.parametrize("most", ["portable", "avx2"])
+def test_narrow_vectors_alone_are_refused_where_their_operators_are_not_built(most: str, tmp_path: Path) -> None:
+    """The table of kernels without operators in plain C and AVX2, as a build for this computer has it."""
     plain = [ROOT / "native" / name for name in ("abi/registry.c", "abi/status.c", "operators/operators.c", "portable/portable.c")]
     command = ["cc", "-shared", "-fPIC", "-w", "-I", ROOT / "native", *plain, "-o", tmp_path / "table.so"]
     stub = tmp_path / "integers.c"
@@ -99,9 +103,9 @@ table.pysim_last_error.restype = ctypes.c_char_p
 print(table.pysim_last_error().decode())
 """
     run = [sys.executable, "-c", text, tmp_path / "table.so"]
-    said = subprocess.run(run, env=os.environ | {"PYSIM_MAX_TARGET": "portable"}, capture_output=True, text=True, check=False, timeout=250)
+    said = subprocess.run(run, env=os.environ | {"PYSIM_MAX_TARGET": most}, capture_output=True, text=True, check=False, timeout=250)
     assert said.stdout.splitlines()[0] == "[True, True] 0", said.stderr
-    assert "PYSIM_MAX_TARGET=portable" in said.stdout and "-Dtargets=all" in said.stdout
+    assert "PYSIM_MAX_TARGET" in said.stdout and "-Dtargets=all" in said.stdout
 
 
 def test_the_cuda_kernels_are_found_in_a_distribution_of_their_own(tmp_path: Path) -> None:

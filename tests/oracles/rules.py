@@ -5,7 +5,7 @@ Written for the reader, not for speed: a way is a small object, a set is a list 
 searching. Nothing here knows how the native library stores anything.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 MASK = (1 << 64) - 1
 
@@ -38,7 +38,10 @@ class OneCache:
         self.streams = []  # (page, last line, direction), last used first
 
     def find(self, line):
-        return next((way for way in self.sets[line % self.spec.sets] if way and way.line == line), None)
+        for way in self.sets[line % self.spec.sets]:
+            if way and way.line == line:
+                return way
+        return None
 
     def use(self, way):
         self.clock += 1
@@ -85,7 +88,7 @@ class Rules:
     def __init__(self, specs, cores=1, seed=0):
         self.specs, self.cores = specs, cores
         self.caches = [[OneCache(spec, seed + (i << 32) + c) for c in range(1 if spec.shared else cores)] for i, spec in enumerate(specs)]
-        self.count = [{} for _ in specs]
+        self.count = [defaultdict(Counter) for _ in specs]
         self.private = sum(not spec.shared for spec in specs) if cores > 1 else 0
         self.pending = []
 
@@ -99,7 +102,9 @@ class Rules:
         return cache, line, cache.find(line)
 
     def add(self, i, owner, **events):
-        self.count[i].setdefault(owner, Counter()).update(events)
+        count = self.count[i][owner]
+        for name, number in events.items():  # an update of the counter takes three times as long
+            count[name] += number
 
     def access(self, address, size, write, owner=0, core=0):
         line = self.specs[0].line_bytes

@@ -118,7 +118,7 @@ class Candidates(NamedTuple):
 @lru_cache(maxsize=64)
 def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout, accuracy: Accuracy) -> tuple[model.Cases, Array]:
     """The cases (kernel, shape) of a problem, and `model.least_cycles` by m, kernel and set of channels."""
-    rows = [kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel, accuracy=accuracy).kernels if _suits(kernel, layout)]
+    rows = [kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel, accuracy=accuracy).kernels if _suits(kernel, on, layout)]
     cases = tuple((kernel, model.shape_of(problem, kernel, m, layout)) for m in outputs_of(problem) for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
     return cases, bounds.reshape(-1, max(1, len(rows)), bounds.shape[1])
@@ -149,10 +149,11 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
     return Candidates(bounds.min(axis=(0, 2)), table, beyond)
 
 
-def _suits(kernel: Kernel, layout: Layout = "nchw") -> bool:
+def _suits(kernel: Kernel, on: Machine, layout: Layout = "nchw") -> bool:
     """Whether a kernel stores its lanes, which hold filters here, without transposing, and its target has transforms. In channel blocks, a
     vector must be a block."""
-    if layout != "nchw" and (kernel.form != "win" or blocks_of(layout)[1] != kernel.lane_windows):
+    fits = kernel.form == "win" and blocks_of(layout)[1] == kernel.lane_windows
+    if layout != "nchw" and (not fits or on.unit_of(kernel.target).planes_alone):
         return False
     sized = kernel.filters <= MAX_PANEL_TILES and kernel.windows <= MAX_PANEL_FILTERS
     return sized and not kernel.along_filters and (kernel.target, kernel.dtype) in winograd_transforms()
@@ -168,7 +169,7 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
         raise PlanError(f"the named plan's kernel {quoted(named)} is no {problem.dtype} kernel of {on.name}; {choose(named, known)}")
     if (
         s.outputs not in outputs_of(problem)
-        or not _suits(kernel, request.layout)
+        or not _suits(kernel, on, request.layout)
         or (s.windows, s.filters) != (kernel.windows, kernel.filters)
     ):
         raise PlanError(

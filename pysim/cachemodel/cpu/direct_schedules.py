@@ -16,7 +16,7 @@ from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.reuse.loops import Array, as_rows
-from pysim.cachemodel.cpu.tilings import row_refuses
+from pysim.cachemodel.cpu.tilings import build_refuses, row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
@@ -138,7 +138,8 @@ class ListedAlgorithm(NamedTuple):
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
         """Why a kernel of the problem's type cannot run."""
         reason = row_refuses(kernel, request.cpu, request.micro_kernel)
-        return reason or self.unfit(request.problem, kernel, self.layout_of(kernel, request.layout))
+        reason = reason or self.unfit(request.problem, kernel, self.layout_of(kernel, request.layout))
+        return reason or build_refuses(kernel, request.cpu)
 
     def request_of(self, kernel: Kernel, request: Request) -> Request:
         """A request with the layout that a kernel reads and writes."""

@@ -52,6 +52,13 @@ def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: MicroKernel) -> 
     return None
 
 
+def build_refuses(kernel: Kernel, machine: Machine) -> Reason | None:
+    """Whether the machine's library was built without a row that its unit runs."""
+    if kernel.in_blocks and machine.unit_of(kernel.target).planes_alone:
+        return Reason("build", f"the library of {machine.name} leaves it out; with -Dtargets=all (PYSIM_TARGETS=all tools/setup) it has it")
+    return None
+
+
 def _form_refuses(kernel: Kernel, form: Forms) -> Reason | None:
     forms = (form,) if isinstance(form, str) else form
     if kernel.form in forms if forms is not None else not (kernel.lists and kernel.in_rows):

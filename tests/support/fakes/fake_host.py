@@ -11,6 +11,7 @@ from pysim.calibration.host import detect
 from pysim.calibration.linux import Geometry
 from pysim.machine.cpu import Machine
 from pysim.measure.cpu_load import Load
+from pysim.registry.cpu import cpu_kernels
 
 GENOA = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nmodel\t: 1\n"
 ICE_LAKE = "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 106\nmodel name : Intel(R) Xeon(R) Gold 6338 CPU\n"
@@ -27,7 +28,8 @@ class FakeProbes:
         self.together: list[int] = []  # of several at once
 
     def available_kernels(self) -> frozenset[str]:
-        return frozenset(f"f32_win_8x4__{target}" for target in self.targets)
+        rows = {row.name for row in cpu_kernels() if row.target in self.targets}
+        return frozenset(rows | {f"f32_win_8x4__{target}" for target in self.targets})
 
     def probe_clock(self) -> float:
         return self.rates["clock"]

@@ -13,13 +13,15 @@ from fake_host import ICE_LAKE, ZEN4_CACHES, FakeProbes, cpuinfo, no_getconf, ot
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pysim
 from pysim.calibration import detected, host
 from pysim.calibration.host import detect
 from pysim.calibration.linux import Cpu, Geometry, getconf, read_caches, read_cpu
 from pysim.calibration.nearest_machine import relative
-from pysim.errors import MachineError, MissingError
+from pysim.errors import MachineError, MissingError, PlanError
 from pysim.machine.load import load, loads
 from pysim.machine.write import to_toml
+from pysim.registry.cpu import cpu_kernels
 
 if TYPE_CHECKING:
     from pysim.machine.cpu import Level, Memory
@@ -430,3 +432,16 @@ def test_the_cache_lies_where_xdg_says_or_under_home(sysfs: Path, cpuinfo: Path,
         (file,) = where.iterdir()
         assert file.name.startswith("host-") and file.suffix == ".toml"
         os.unlink(file)
+
+
+def test_channel_blocks_that_the_library_leaves_out_are_not_planned_and_the_reason_names_the_build() -> None:
+    on, names = load("zen4"), frozenset(row.name for row in cpu_kernels())
+    assert detected.as_built(on, names) == on == detected.as_built(on, frozenset())
+    built = detected.as_built(on, names - {row.name for row in cpu_kernels() if row.target == "avx2" and row.in_blocks})
+    assert [unit.target for unit in built.core.units if unit.planes_alone] == ["avx2"]
+    assert loads(to_toml(built), "x") == built
+    for text in ("conv:mb1ic16ih13oc16kh3ph1", "conv:mb1ic16ih13oc16kh4kw3", "conv:g16mb1ic16ih13oc16kh3ph1"):
+        assert "avx2" in pysim.plan(text, on, layout="nchw8c").name
+        with pytest.raises(PlanError, match=r"avx2: the library of zen4 leaves it out; with -Dtargets=all"):
+            pysim.plan(text, built, layout="nchw8c")
+        assert pysim.plan(text, built).name == pysim.plan(text, on).name

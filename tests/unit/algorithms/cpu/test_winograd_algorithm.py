@@ -78,7 +78,7 @@ def operands(w: Conv) -> tuple[Any, Any, Any]:
 def schedules(w: Conv) -> list[Schedule]:
     """A schedule of each m on each kernel that this computer has, of tiles that do not divide what there is."""
     here, channels = runtime.available_kernels(), model.channels_of(w)
-    rows = [row for row in kernels() if row.name in here and row.dtype == w.dtype and winograd._suits(row)]
+    rows = [row for row in kernels() if row.name in here and row.dtype == w.dtype and winograd._suits(row, ZEN4)]
     return [
         Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, (channels + 1) // 2, 2, 2, winograd.NAME, m)
         for row in rows
