@@ -337,9 +337,9 @@ def _of_kernel(gpu: Gpu, kernel: GemmKernel, attributes: Attributes, compiled: b
     in_registers = kernel.k_major > 1 and of.trans_a
     base, work, family = by_tiles(gpu, of, tiles, kernel.families, attributes, attributes.efficiency, in_registers)
     boxes: dict[str, Number] = {}
-    if tiles.by_warpgroups and not tiles.promotion:  # boxes along k shrink to the rows that there are, except multicast ones
+    if tiles.by_warpgroups and not tiles.promotion:  # boxes along k have the rows that a tile needs, except multicast ones
         if tiles.cluster_columns == 1 and (kernel.k_major == 1 or not of.trans_a):
-            boxes["box_m"] = SWIZZLE_ROWS
+            boxes["box_m"] = tiles.cluster_rows
         if tiles.cluster_rows == 1 and (kernel.k_major > 0 or of.trans_b):
             boxes["box_n"] = SWIZZLE_ROWS
     if tiles.k_warps > 1:  # a block takes all of k, and reads only the rows that there are

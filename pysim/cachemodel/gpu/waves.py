@@ -21,8 +21,8 @@ power       Multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / 
 L2          Each block (or cluster, whose blocks share loads) reads its rows of A and columns of B and writes its tile. Simultaneous
             requests for the same bytes cost repeat_share each after the first (the L2 request coalescer, LRC, in NVIDIA Nsight Compute's
             documentation). TMA transfers whole boxes: a part outside the operand takes as long as a part inside (H200, f16, 128 x 64
-            tiles: 41 us for 8 x 4096 x 4096, 25 us for 128 x 4096 x 4096). A box row that crosses a line boundary costs SPLIT_LINE_COST
-            times its second line. TMA fills box rows behind an operand's end; where that is inside a sector, all SMs together fill
+            tiles: 41 us for 8 x 4096 x 4096, 25 us for 128 x 4096 x 4096), so boxes of A have only the rows of even tiles. A box row
+            that crosses a line boundary costs SPLIT_LINE_COST times its second line. TMA fills box rows behind an operand's end; where that is inside a sector, all SMs together fill
             row_ends_per_cycle of them. C is priced in runs of 64 bytes; a partly filled sector costs PARTIAL_SECTOR_COST times its unused
             bytes. Bytes from memory pass through L2, too. L2 limits a launch by its rate, by the port of each active SM, and by what its
             GPCs (groups of SMs) take: each GPC requests the same bytes once, if its blocks need them simultaneously.
@@ -134,8 +134,8 @@ class Columns(NamedTuple):
     max_cluster_splits: Number  # split-K up to this many parts is reduced in a cluster
     part_unit: Number  # 0, or the k of whose multiples a block adds all split-K parts itself, at no cost
     pingpong: Number  # whether two sets of warpgroups alternate between main loop and epilogue
-    box_m: Number  # a single tile's TMA boxes have a multiple of this many rows of A
-    box_n: Number  # the same of B
+    box_m: Number  # each tile's TMA boxes have equally many rows of A, a multiple of this
+    box_n: Number  # a single tile's have a multiple of this many rows of B
     launch_seconds: Number
     block_cycles: Number
     step_cycles: Number
@@ -349,7 +349,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, of: Counts, hot: bool) -> Traff
     served = sum(size * (1 + SPLIT_LINE_COST * (lines - 1)) * (repeat + (1 - repeat) * alone) for size, lines, alone in sides)
     split_lines = sum(size * (lines - 1) for size, lines, _ in sides)
     # TMA fills the parts of boxes outside an operand, which takes as long as the parts inside
-    m = np.where(of.tiles_m > 1, of.tiles_m * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
+    m = np.ceil(c.m / of.tiles_m / c.box_m) * c.box_m * of.tiles_m
     n = np.where(of.tiles_n > 1, of.tiles_n * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
     boxes = (c.a_parts * m * of.tiles_n + c.b_parts * n * of.tiles_m) * (of.all_iterations * c.block_k) * c.element_bytes
     outside = np.where(c.producer > 0, np.maximum(0, boxes - requested), 0)
