@@ -126,9 +126,11 @@ def sampled(case: Case) -> NDArray[np.intp]:
 
 
 class _Batch(NamedTuple):
-    """The launches of all cases as one table, with kernels of efficiency 1; the kernel and family index of each column."""
+    """The launches of all cases as one table, with kernels of efficiency 1; the cycles that arithmetic takes of a k-iteration, and the
+    kernel and family index of each column."""
 
     columns: waves.Columns
+    arithmetic: Floats
     table: waves.Table
     seconds: Floats
     weight: Floats
@@ -166,9 +168,11 @@ def fit(measured: Sequence[Measured], known: Known, moved: Moved) -> Fitted:
 def _batch(gpu: Gpu, cases: Sequence[Case], kernels: Sequence[GemmKernel], parameters: "_Parameters") -> _Batch:
     plain = {k.name: msgspec.structs.replace(gemm.attributes_of(k, parameters.known), efficiency=1.0) for k in kernels}
     number = {k.name: place for place, k in enumerate(kernels)}
-    own, tables, weights, seconds, of, first = [], [], [], [], list[int](), 0
+    own, arithmetic, tables, weights, seconds, of, first = [], [], [], [], [], list[int](), 0
     for case in cases:
-        own += [one.columns for one in gemm.variants(gpu, case.problem, case.kernels, plain) if one.columns]
+        variants = gemm.variants(gpu, case.problem, case.kernels, plain)
+        own += [one.columns for one in variants if one.columns]
+        arithmetic += [one.work.arithmetic for one in variants if one.columns and one.work]
         some = sampled(case)
         table = case.table.select(some)
         tables.append(table._replace(variant=table.variant + first))
@@ -180,14 +184,15 @@ def _batch(gpu: Gpu, cases: Sequence[Case], kernels: Sequence[GemmKernel], param
     table = waves.Table(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
     kernel = np.array(of)
     family = np.array([parameters.families.index(family_name(gpu, k)) for k in kernels])[kernel]
-    return _Batch(columns_of(own), table, np.concatenate(seconds), np.concatenate(weights), kernel, family)
+    return _Batch(columns_of(own), np.array(arithmetic), table, np.concatenate(seconds), np.concatenate(weights), kernel, family)
 
 
 def _with(gpu: Gpu, families: Sequence[str], efficiencies: Floats, batch: _Batch) -> waves.Columns:
     """The columns of a batch with these constants and efficiencies."""
     found, share, constants = batch.columns, efficiencies[batch.kernel], [gpu.model.families[name] for name in families]
     own = {name: np.array([getattr(one, name).value for one in constants])[batch.family] for name in OF_FAMILY}
-    return found._replace(iteration=found.iteration / share, lone=found.lone / share, **own)
+    iteration = np.maximum(batch.arithmetic, found.iteration / share)
+    return found._replace(iteration=iteration, lone=found.lone * iteration / found.iteration, **own)
 
 
 def _sparsity(batches: Sequence[_Batch], parameters: "_Parameters") -> Any:

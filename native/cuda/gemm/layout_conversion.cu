@@ -105,21 +105,32 @@ __device__ void transpose(unsigned (&w)[4]) {
 template <class T>
 __device__ void transpose_square(T *to, int64_t to_pitch, const T *from, int64_t from_pitch, int64_t rows, int64_t columns, int64_t row0,
                                  int64_t column0) {
-    constexpr int N = 4 / sizeof(T);
+    constexpr int N = 4 / sizeof(T), SQUARES = 32 / ROWS;
     __shared__ unsigned tile[N][32][33];
     const int x = threadIdx.x, y = threadIdx.y;
+    const int64_t row = row0 + x * N, left = rows - row;
+    const auto from_column = [&](int square, int i) { return column0 + (y + square * ROWS) * N + i; };
+    unsigned word[SQUARES][N]; /* all loads are in flight before the first store */
 #pragma unroll
-    for (int square = y; square < 32; square += ROWS) {
-        unsigned word[N];
-        const int64_t row = row0 + x * N;
+    for (int square = 0; square < SQUARES; square++)
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const int64_t column = column0 + square * N + i;
-            word[i] = column < columns ? word_of(from + column * from_pitch + row, rows - row) : 0u;
+            const int64_t column = from_column(square, i);
+            word[square][i] = column < columns && left >= N ? *(const unsigned *)(from + column * from_pitch + row) : 0u;
         }
-        transpose(word);
+    if (left > 0 && left < N)
 #pragma unroll
-        for (int i = 0; i < N; i++) tile[i][x][square] = word[i];
+        for (int square = 0; square < SQUARES; square++)
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const int64_t column = from_column(square, i);
+                if (column < columns) word[square][i] = word_of(from + column * from_pitch + row, left);
+            }
+#pragma unroll
+    for (int square = 0; square < SQUARES; square++) {
+        transpose(word[square]);
+#pragma unroll
+        for (int i = 0; i < N; i++) tile[i][x][y + square * ROWS] = word[square][i];
     }
     __syncthreads();
 #pragma unroll

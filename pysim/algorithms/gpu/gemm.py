@@ -283,10 +283,10 @@ class Reading(NamedTuple):
         (copy_a, pitch_a), (copy_b, pitch_b) = operands(problem, kernel)
         own, made = computed(problem, kernel), [copy for copy in (copy_a, copy_b) if copy]
         columns = sizes_of(own, kernel.tiles.parts) | {"conversions": len(made), "conversion_bytes": bytes_of(made, problem.element_bytes)}
+        strips = STRIPS_COST if columns["unaligned_c"] and columns["result_bytes"] == 4 and own is problem else 1
         columns["unaligned_c"] = columns["unaligned_c"] or own is not problem  # a transposed tile is stored in pieces
         ends_a, ends_b = row_ends(problem, kernel)
         lines_a, lines_b = lines_of_row(pitch_a), lines_of_row(pitch_b)
-        strips = STRIPS_COST if columns["unaligned_c"] and columns["result_bytes"] == 4 else 1
         by_tma: dict[str, Number] = {"lines_a": lines_a, "lines_b": lines_b, "row_ends_a": ends_a, "row_ends_b": ends_b}
         by_tma["unaligned_c"] = columns["unaligned_c"] * strips
         return cls(own, _in_order(_DENSE_ROWS | columns), _in_order(columns | by_tma))
@@ -307,10 +307,10 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         if not (found := readings.get(key)):
             reading = Reading.of(problem, kernel)
             found = readings[key] = reading, Layouts.of(reading.own)
-        (own, columns, by_tma), layouts = found
+        (_, columns, by_tma), layouts = found
         variant, of_kernel = _of_kernel(gpu, kernel, attributes, kernel.name in known, layouts)
         both = Columns(*(by_tma if tiles.producer else columns), *of_kernel)
-        if tiles.producer and attributes.local_bytes and own.element_bytes == 4 and both.unaligned_c:
+        if tiles.producer and attributes.local_bytes and both.unaligned_c > 1:
             both = both._replace(unaligned_c=both.unaligned_c + SPILLED_STRIPS_COST * attributes.local_bytes)
         result.append(variant._replace(columns=both))
     return result
@@ -337,9 +337,9 @@ def _of_kernel(gpu: Gpu, kernel: GemmKernel, attributes: Attributes, compiled: b
     in_registers = kernel.k_major > 1 and of.trans_a
     base, work, family = by_tiles(gpu, of, tiles, kernel.families, attributes, attributes.efficiency, in_registers)
     boxes: dict[str, Number] = {}
-    if tiles.by_warpgroups and not tiles.promotion:  # boxes along k shrink to the rows that there are, except multicast ones
+    if tiles.by_warpgroups and not tiles.promotion:  # boxes along k have the rows that a tile needs, except multicast ones
         if tiles.cluster_columns == 1 and (kernel.k_major == 1 or not of.trans_a):
-            boxes["box_m"] = SWIZZLE_ROWS
+            boxes["box_m"] = tiles.cluster_rows
         if tiles.cluster_rows == 1 and (kernel.k_major > 0 or of.trans_b):
             boxes["box_n"] = SWIZZLE_ROWS
     if tiles.k_warps > 1:  # a block takes all of k, and reads only the rows that there are
@@ -373,6 +373,8 @@ def by_tiles(
     ragged = tuple(mainloop.loads_of_element(tiles, aligned) for aligned in of.aligned)
     work = mainloop.work(gpu, tiles, of.trans_a, of.trans_b, ragged, a_in_registers, of.one_row)
     name, family = constants_of(gpu, families)
+    most = work.cycles / work.arithmetic  # a k-iteration takes at least what its multiply-adds do
+    efficiency = min(efficiency or family.efficiency.value, most)
     return product_columns.columns_of(gpu, tiles, attributes, work, family, efficiency), work, name
 
 

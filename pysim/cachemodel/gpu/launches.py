@@ -430,19 +430,20 @@ class Launches:
 
 
 def hidden(waves_: Floats, exponent: Number = waves.OVERLAP_EXPONENT) -> dict[str, float]:
-    """Overlapped cycles of each of WAVE_TERMS, from cycles by (full waves, last wave), and the exponent by which compute and traffic add.
+    """Overlapped cycles of each of WAVE_TERMS, from cycles by (full waves, last wave), and the exponent by which main loop and traffic add.
 
-    The smaller of main loop and power, and of L2 and memory, is hidden wholly. The larger two overlap: the smaller of these hides their sum
-    less what both take together.
+    Of main loop and power the one that takes less with the traffic is hidden wholly, and so is the smaller of L2 and memory. The two that
+    are left overlap: the smaller of these hides their sum less the wave's cycles.
     """
     result = [0.0] * len(WAVE_TERMS)
     for wave in waves_.tolist():
-        compute, hidden_compute = (0, 1) if wave[0] >= wave[1] else (1, 0)
         transfer, hidden_transfer = (2, 3) if wave[2] >= wave[3] else (3, 2)
-        result[hidden_compute] += wave[hidden_compute]
+        together = [float(one) for one in waves.with_traffic(wave[0], wave[1], wave[transfer], exponent)]
+        compute = int(together[1] > together[0])
+        result[1 - compute] += wave[1 - compute]
         result[hidden_transfer] += wave[hidden_transfer]
-        smaller = min(compute, transfer, key=lambda i: wave[i])
-        result[smaller] += wave[compute] + wave[transfer] - waves.overlapped(wave[compute], wave[transfer], exponent)
+        smaller = compute if wave[compute] < wave[transfer] else transfer
+        result[smaller] += wave[compute] + wave[transfer] - together[compute]
     return {name: value for name, value in zip(WAVE_TERMS, result, strict=True) if value}
 
 

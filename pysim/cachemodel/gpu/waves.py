@@ -6,11 +6,12 @@ tiles, or their split-K parts, are distributed over `items` blocks (stream-K: as
 blocks at once, so blocks run in waves. All cycles are of frequency_hz; p is the kernel's pipe.
 
     seconds  = launch + (waves + prologue/epilogue + split-K fix-up + layout conversion) / frequency
-    waves    = sum over (full waves, last wave) of  (compute^e + transfer^e)^(1/e)      e = 2; f64 on tensor cores: 4
-    compute  = max(main loop, power)      transfer = max(L2, memory)
+    waves    = sum over (full waves, last wave) of  max((main loop^e + transfer^e)^(1/e), (power^f + transfer^f)^(1/f))
+    transfer = max(L2, memory)      e = 2, f = 3; f64 on tensor cores: both 4
 
 iteration   SM cycles of one k-iteration of one block: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
-            schedulers) / efficiency (`mainloop`). The efficiency is the kernel's where it was measured, else its family's.
+            schedulers) / efficiency (`mainloop`), at least what multiply-adds take. The efficiency is the kernel's where it was measured,
+            else its family's.
 lone        Cycles of a k-iteration of a block that has the SM for itself: max(iteration, latency / max(1, stages - 1)) + step_cycles.
             One stage needs two barriers, so step_cycles counts twice. Fewer than four warps leave sub-cores idle.
 main loop   Full waves x k-iterations x ((occupancy x iteration)^2 + lone^2)^(1/2), and the last wave with the blocks left for an SM. The
@@ -21,10 +22,11 @@ power       Multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / 
 L2          Each block (or cluster, whose blocks share loads) reads its rows of A and columns of B and writes its tile. Simultaneous
             requests for the same bytes cost repeat_share each after the first (the L2 request coalescer, LRC, in NVIDIA Nsight Compute's
             documentation). TMA transfers whole boxes: a part outside the operand takes as long as a part inside (H200, f16, 128 x 64
-            tiles: 41 us for 8 x 4096 x 4096, 25 us for 128 x 4096 x 4096). A box row that crosses a line boundary costs SPLIT_LINE_COST
-            times its second line. TMA fills box rows behind an operand's end; where that is inside a sector, all SMs together fill
-            row_ends_per_cycle of them. C is priced in runs of 64 bytes; a partly filled sector costs PARTIAL_SECTOR_COST times its unused
-            bytes. Bytes from memory pass through L2, too. L2 limits a launch by its rate, by the port of each active SM, and by what its
+            tiles: 41 us for 8 x 4096 x 4096, 25 us for 128 x 4096 x 4096), so boxes of A have only the rows of even tiles. A box row
+            that crosses a line boundary costs SPLIT_LINE_COST times its second line. TMA fills box rows behind an operand's end; where
+            that is inside a sector, all SMs together fill row_ends_per_cycle of them. C is priced in runs of 64 bytes; a partly filled
+            sector costs PARTIAL_SECTOR_COST times its unused bytes. Bytes from memory pass through L2, too. L2 limits a launch by its
+            rate, by the port of each active SM, and by what its
             GPCs (groups of SMs) take: each GPC requests the same bytes once, if its blocks need them simultaneously.
 memory      Bytes that miss L2: bytes / min(memory rate, active SMs x memory port). `traffic` says which blocks share panels of A and B and
             when a panel is read again. A "hot" run may find its operands in L2; in a "cold" run every first touch misses.
@@ -68,6 +70,9 @@ ROUNDED_DOWN = 1 - 1e-9  # bounds and predictions add in another order
 # Of compute and traffic, and of blocks of an SM: the larger, the better they overlap. An instruction of f64 keeps the pipe busy for 32
 # cycles, so loads hide behind it: 4 is the best of 2, 3, 4 and 6 for products not fitted (lab/notebook/gpu-model.md)
 OVERLAP_EXPONENT, F64_OVERLAP_EXPONENT = 2.0, 4.0
+# Of power and traffic: waiting takes no power, so they add less than a main loop and traffic. 3 is the best of 2, 3, 4, 6 and none for
+# 950 products in graphs (lab/notebook/gpu-model.md)
+POWER_EXPONENT = 3.0
 TYPICAL_ACCUMULATORS, ACCUMULATOR_SHARE = 64, 0.25  # per thread: block_cycles is of that many; the share that grows with their number
 PINGPONG_EXPOSED = 0.85  # share of a tile's prologue and epilogue beyond the other warpgroups' main loop: both use one store path
 FIXUP_LOADS_IN_FLIGHT = 16  # partial sums that a thread loads before it waits
@@ -134,8 +139,8 @@ class Columns(NamedTuple):
     max_cluster_splits: Number  # split-K up to this many parts is reduced in a cluster
     part_unit: Number  # 0, or the k of whose multiples a block adds all split-K parts itself, at no cost
     pingpong: Number  # whether two sets of warpgroups alternate between main loop and epilogue
-    box_m: Number  # a single tile's TMA boxes have a multiple of this many rows of A
-    box_n: Number  # the same of B
+    box_m: Number  # each tile's TMA boxes have equally many rows of A, a multiple of this
+    box_n: Number  # a single tile's have a multiple of this many rows of B
     launch_seconds: Number
     block_cycles: Number
     step_cycles: Number
@@ -240,10 +245,16 @@ def overlapped(one: Number, other: Floats, exponent: Number = OVERLAP_EXPONENT) 
     return found
 
 
+def with_traffic(main_loop: Floats, power: Floats, transfer: Floats, exponent: Number = OVERLAP_EXPONENT) -> tuple[Floats, Floats]:
+    """Cycles of a main loop beside its traffic, and those in which the chip's power suffices for both."""
+    return overlapped(main_loop, transfer, exponent), overlapped(power, transfer, np.maximum(exponent, POWER_EXPONENT))
+
+
 def wave_cycles(waves: Floats, exponent: Number = OVERLAP_EXPONENT) -> Floats:
     """Cycles of all waves, from those by (full, last) and WAVE_TERMS."""
-    compute, transfer = np.maximum(waves[:, ::2], waves[:, 1::2]).swapaxes(0, 1)
-    return overlapped(compute, transfer, exponent).sum(axis=0)
+    main_loop, power, l2, memory = waves.swapaxes(0, 1)
+    found: Floats = np.maximum(*with_traffic(main_loop, power, np.maximum(l2, memory), exponent))
+    return found.sum(axis=0)
 
 
 def _exponent(c: Columns) -> Number:
@@ -349,7 +360,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, of: Counts, hot: bool) -> Traff
     served = sum(size * (1 + SPLIT_LINE_COST * (lines - 1)) * (repeat + (1 - repeat) * alone) for size, lines, alone in sides)
     split_lines = sum(size * (lines - 1) for size, lines, _ in sides)
     # TMA fills the parts of boxes outside an operand, which takes as long as the parts inside
-    m = np.where(of.tiles_m > 1, of.tiles_m * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
+    m = np.ceil(c.m / of.tiles_m / c.box_m) * c.box_m * of.tiles_m
     n = np.where(of.tiles_n > 1, of.tiles_n * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
     boxes = (c.a_parts * m * of.tiles_n + c.b_parts * n * of.tiles_m) * (of.all_iterations * c.block_k) * c.element_bytes
     outside = np.where(c.producer > 0, np.maximum(0, boxes - requested), 0)

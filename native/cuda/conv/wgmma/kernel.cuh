@@ -32,10 +32,12 @@ struct Gathered {
     using Arguments = Windows;
     static constexpr bool RAGGED = false, OWN_STORE = false;
     template <class> static constexpr bool CONDITIONAL = false;
+    template <class> static constexpr bool EVEN = false;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
     /* Whether the input is planes as they lie; else TMA gathers pixels. */
     template <class S> static __device__ bool planes(const Windows &c) { return !S::Element::SPLIT && S::TAPS == 1 && !c.pitch; }
+    template <class S> static int rows_of_tile(const Windows &) { return S::BLOCK_M; }
     template <class S, class Take> static __device__ void with_majors(const Windows &c, Take take) {
         constexpr std::integral_constant<int, 0> K;
         if constexpr (S::Element::SPLIT > 0 || S::TAPS > 1) take(K, K);
@@ -67,7 +69,7 @@ struct Gathered {
             const int line = quotient(tap, c.kernel_w), t = c.volumes ? quotient(line, c.kernel_h) : 0;
             behind = t * c.dilation_d, down = (line - t * c.kernel_h) * c.dilation_h, across = (tap - line * c.kernel_w) * c.dilation_w;
         }
-        static __device__ int bytes_a(const Windows &) { return S::A_ROWS * S::ROW; }
+        static __device__ int bytes_a(const Windows &, int) { return S::A_ROWS * S::ROW; }
         static __device__ int bytes_b(const Windows &) { return S::B_BYTES; }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
             if (planes<S>(c)) return load_planes(to, map, barrier, blocks);
@@ -119,7 +121,7 @@ struct Gathered {
     /* Calls use(Order, product, target, row) for the group of a tile; ONE: one instance for both orders. NHWC: rows of C. NCHW: neighbouring windows are
      * neighbours in memory. */
     template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Windows &c, const StoreTerms &terms,
-                                                                                               const Tile &t, int row, Use use) {
+                                                                                               const Tile &t, int row, int, Use use) {
         const Problem p = of_group<S>(c, t, row);
         const auto by = [&](auto order) {
             const bool rows = order.by_rows();
@@ -142,7 +144,8 @@ struct Gathered {
 
     /* Of either layout by one program. */
     template <class S, class Acc> static __device__ void store_reduced(const Windows &c, const Tile &t,
-                                                                       const ClusterReduction<S, Acc> &reduction, int row, int column) {
+                                                                       const ClusterReduction<S, Acc> &reduction, int row, int,
+                                                                       int column) {
         const Problem p = of_group<S>(c, t, row);
         const EpilogueTerms<typename Arithmetic<Acc>::type> e(p);
         const bool rows = c.nhwc, pairs = rows && in_whole_pairs(p);

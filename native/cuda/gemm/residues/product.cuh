@@ -21,6 +21,8 @@ struct Stacked : hopper::Matrices {
     using Arguments = Moduli;
     static constexpr bool OWN_STORE = true;
     template <class> static constexpr bool CONDITIONAL = true;
+    template <class> static constexpr bool EVEN = false;
+    template <class S> static int rows_of_tile(const Moduli &) { return S::BLOCK_M; }
     static __device__ const Problem &product(const Moduli &of) { return of.product; }
     static __device__ bool b_is_one(const Moduli &) { return false; }
     static __device__ bool skips(const Moduli &of) { return refuses(of.verdict); }
@@ -30,7 +32,7 @@ struct Stacked : hopper::Matrices {
     template <class S> struct Shares : Matrices::Shares<S> {
         __device__ Shares(const Moduli &of, int m, int n, int step)
             : Matrices::Shares<S>(of.product, m, m / of.rows * of.product.n + n, step) {}
-        static __device__ int bytes_a(const Moduli &) { return S::A_BYTES; }
+        static __device__ int bytes_a(const Moduli &, int) { return S::A_BYTES; }
         static __device__ int bytes_b(const Moduli &) { return S::B_BYTES; }
     };
     template <class S> static hopper::StoreTerms store_terms(const Moduli &) { return {}; }

@@ -79,15 +79,15 @@ __device__ __forceinline__ void store_by_strips(Order<ORDER> order, const Proble
 /* A thread's first row in its warpgroup's part of the tile. */
 __device__ inline int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
-/* Calls use(Order, target) for a product's C; each order has its own instance, as few kernels have both. */
-template <class S, class Use> __device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms, Use use) {
+/* Calls use(Order, target) for the rows of a product's C up to `end`; each order has its own instance, as few kernels have both. */
+template <class S, class Use> __device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms, int end, Use use) {
     const bool transposed = S::DTYPE == PYSIM_TF32 && p.transposed;
-    const int length = transposed ? p.m : p.n;
+    const int length = transposed ? end : p.n;
     const auto place = [&](int along, bool &here) {
         here = along < length;
         return along;
     };
-    const Target target{place, p.ldc, transposed ? p.n : p.m, length, terms.by_line, terms.vectors, terms.direct};
+    const Target target{place, p.ldc, transposed ? p.n : end, length, terms.by_line, terms.vectors, terms.direct};
     if constexpr (S::DTYPE != PYSIM_TF32) use(Order<BY_ROWS>(), target);
     else if (transposed) use(Order<BY_COLUMNS>(), target);
     else use(Order<BY_ROWS>(), target);

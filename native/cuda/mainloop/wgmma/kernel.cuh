@@ -82,19 +82,13 @@ __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrie
         else tensor_load(to, map, barrier, inner, outer);
 }
 
-/* Rows of the TMA boxes of a K-major operand with `rows` rows. If a tile has more rows than the operand, the box is cut to whole atoms of eight rows,
- * because TMA fills out-of-bounds rows more slowly than it loads. The stale rest of the stage affects no element of C. */
-template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whole) {
-    const int atoms = (rows + 7) / 8 * 8;
-    return whole || atoms > SHARE ? SHARE : atoms;
-}
-
 /* The operands of C = op(A) op(B). Their layouts are run-time values; only the loads and the products have code per layout. */
 struct Matrices {
     using Arguments = Problem;
     static constexpr bool RAGGED = true;     /* not for convolutions: their rows are seldom ragged, and their kernels are the largest */
     static constexpr bool OWN_STORE = false; /* true: store() stores a tile's sums (gemm/residues/product.cuh) */
-    template <class S> static constexpr bool CONDITIONAL = S::DTYPE == BF16X6; /* a launch may do nothing: skips() */
+    template <class S> static constexpr bool EVEN = S::CLUSTER_N == 1 && S::Element::SPLIT == 0; /* tiles may have fewer rows: even_rows */
+    template <class S> static constexpr bool CONDITIONAL = S::DTYPE == BF16X6;                   /* a launch may do nothing: skips() */
     static __device__ const Problem &product(const Problem &p) { return p; }
     static __device__ bool skips(const Problem &p) {
         if (!p.only_if) return false;
@@ -118,8 +112,9 @@ struct Matrices {
     template <class S> static __device__ bool b_is_mn_major(const Problem &p) {
         return S::Element::MN_MAJOR && S::Element::SPLIT == 0 && !p.trans_b;
     }
-    template <class S> static __host__ __device__ int box_a(const Problem &p) {
-        return box_rows<S::A_SHARE>(p.m, p.trans_a || S::CLUSTER_N > 1 || S::Element::SPLIT > 0);
+    /* Rows of A in a block's tile; of transposed results whole vectors. */
+    template <class S> static int rows_of_tile(const Problem &p) {
+        return EVEN<S> && !p.trans_a ? even_rows(p.m, S::BLOCK_M, S::CLUSTER_M, p.transposed ? 8 : 1) : S::BLOCK_M;
     }
     template <class S> static __host__ __device__ int box_b(const Problem &p) {
         return box_rows<S::B_SHARE>(p.n, !p.trans_b || S::CLUSTER_M > 1 || S::Element::SPLIT > 0);
@@ -131,7 +126,7 @@ struct Matrices {
         int m, n;
         __device__ Shares(const Problem &p, int m, int n, int) : p(p), m(m), n(n) {}
         /* Bytes of each operand in a stage. */
-        static __device__ int bytes_a(const Problem &p) { return S::A_BYTES / S::A_SHARE * box_a<S>(p); }
+        static __device__ int bytes_a(const Problem &, int rows) { return S::A_BYTES / S::BLOCK_M * rows; }
         static __device__ int bytes_b(const Problem &p) { return S::B_BYTES / S::B_SHARE * box_b<S>(p); }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
             load<S, S::A_SHARE, S::BLOCK_M, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, a_is_mn_major<S>(p), blocks);
@@ -151,12 +146,13 @@ struct Matrices {
     }
     /* Calls use(Order, product, target, row) for a tile with first row `row`; ONE: one instance for both orders of results, where both exist. */
     template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms,
-                                                                                               const Tile &, int row, Use use) {
-        hopper::with_target<S>(p, terms, [&](auto order, const auto &target) { use(order, p, target, row); });
+                                                                                               const Tile &, int row, int end, Use use) {
+        hopper::with_target<S>(p, terms, min(end, p.m), [&](auto order, const auto &target) { use(order, p, target, row); });
     }
     template <class S, class Acc> static __device__ void store_reduced(const Problem &p, const Tile &,
-                                                                       const ClusterReduction<S, Acc> &reduction, int row, int column) {
-        hopper::store_reduced(p, reduction, row, column);
+                                                                       const ClusterReduction<S, Acc> &reduction, int row, int end,
+                                                                       int column) {
+        hopper::store_reduced(p, reduction, row, min(end, p.m), column);
     }
 };
 
@@ -176,6 +172,7 @@ struct Precomputed {
     Grid grid;
     StoreTerms store;
     Raster raster;
+    int rows;      /* of A in a block's tile, where these are even */
     bool releases; /* the next launch, when the last loads are issued */
 };
 
@@ -202,9 +199,10 @@ __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorM
                        S::STAGES % grid.steps == 0;
     int loads = 0; /* of B, until each stage holds its part */
     bool began = false;
-    const int bytes_a = Operands::template Shares<S>::bytes_a(arguments), bytes_b = Operands::template Shares<S>::bytes_b(arguments);
+    const int rows = Operands::template EVEN<S> ? precomputed.rows : S::BLOCK_M;
+    const int bytes_a = Operands::template Shares<S>::bytes_a(arguments, rows), bytes_b = Operands::template Shares<S>::bytes_b(arguments);
     for (Tile t; work.next(t);) {
-        const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
+        const int m = (t.i * S::CLUSTER_M + rank_m) * rows + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
         typename Operands::template Shares<S> shares(arguments, m, n, t.begin);
         if (!began) {
             began = true;
@@ -339,11 +337,12 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
         const auto last = [&] {
             if (S::SETS > 1 && lane == 0) barrier_arrive(shared.multiplied(set));
         };
-        const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
+        const int rows = Operands::template EVEN<S> ? precomputed.rows : S::BLOCK_M;
+        const int first = (t.i * S::CLUSTER_M + rank_m) * rows, first_row = first + row, end = first + rows,
                   first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
         if constexpr (!Operands::OWN_STORE)
             if (p.beta != 0 && !cluster_split)
-                Operands::template with_target<S, true>(arguments, store, t, first_row,
+                Operands::template with_target<S, true>(arguments, store, t, first_row, end,
                                                         [&](auto order, const Problem &of, const auto &target, int first) {
                                                             fetch_before<S>(order, of, target, first, first_column);
                                                         });
@@ -365,7 +364,7 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             if (cluster_split) {
                 const ClusterReduction<S, Acc> reduction(shared.data, place.part, p.splits, thread);
                 reduction.exchange(acc);
-                Operands::store_reduced(arguments, t, reduction, first_row, first_column);
+                Operands::store_reduced(arguments, t, reduction, first_row, end, first_column);
                 return;
             }
             if (t.parts > 1) {
@@ -374,13 +373,13 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
                 partials.sum_parts(work, t, acc);
             }
             if (store.path == STRIPS)
-                Operands::template with_target<S, true>(arguments, store, t, first_row,
+                Operands::template with_target<S, true>(arguments, store, t, first_row, end,
                                                         [&](auto order, const Problem &of, const auto &target, int first) {
                                                             store_by_strips<S>(order, of, target, first, first_column, acc);
                                                         });
             else
                 Operands::template with_target<S, false>(
-                    arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
+                    arguments, store, t, first_row, end, [&](auto order, const Problem &of, const auto &target, int first) {
                         store_directly<S, Operands::RAGGED>(order, store.path, of, target, first, first_column, acc);
                     });
         }
@@ -467,7 +466,8 @@ cudaError_t start(const CUtensorMap &a, const CUtensorMap &b, typename Operands:
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const bool cluster_split = is_cluster_split_k(p);
     const dim3 blocks = place_blocks(p, grid, clusters_at_once<S>(kernel, sms), cluster_split, S::BLOCKS);
-    const Precomputed once = {grid, Operands::template store_terms<S>(arguments), grid.raster(p), releases(p, S::BYTES, blocks, sms)};
+    const Precomputed once = {grid, Operands::template store_terms<S>(arguments), grid.raster(p),
+                              Operands::template rows_of_tile<S>(arguments), releases(p, S::BYTES, blocks, sms)};
     return launch_with({S::BLOCKS, p.follows || early, cluster_split ? p.splits : 1}, kernel, blocks, S::THREADS, S::SHARED_BYTES, stream,
                        a, b, once, arguments);
 }
@@ -481,7 +481,7 @@ template <class S> cudaError_t launch(const Problem &problem, int sms, cudaStrea
     Problem p = problem;
     CUtensorMap a, b;
     const Encode encode = encoder().call;
-    const int box_a = Matrices::box_a<S>(p), box_b = Matrices::box_b<S>(p);
+    const int box_a = Matrices::rows_of_tile<S>(p) / S::CLUSTER_N, box_b = Matrices::box_b<S>(p);
     cudaError_t error = encoder().error;
     if (error == cudaSuccess)
         error =

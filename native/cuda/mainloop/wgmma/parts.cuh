@@ -147,9 +147,9 @@ __device__ __forceinline__ void store_four(const EpilogueTerms<T> &e, const Acc 
 /* Whether pairs of columns of C are aligned words. */
 __device__ inline bool in_whole_pairs(const Problem &p) { return p.ldc % 2 == 0 && (uintptr_t)p.c % (2 * bytes_of_result(p)) == 0; }
 
-/* Stores this block's share of a reduced tile; `row`, `column`: the first of the warpgroup. */
+/* Stores this block's share of a reduced tile, rows up to `end`; `row`, `column`: the first of the warpgroup. */
 template <class S, class Acc> __device__ __forceinline__ void store_reduced(const Problem &p, const ClusterReduction<S, Acc> &reduction,
-                                                                            int row, int column) {
+                                                                            int row, int end, int column) {
     row += row_of_thread(), column += threadIdx.x % 4 * 2;
     const EpilogueTerms<typename Arithmetic<Acc>::type> e(p);
     const bool transposed = S::DTYPE == PYSIM_TF32 && p.transposed, by_row = (p.by_row != 0) != transposed;
@@ -157,7 +157,7 @@ template <class S, class Acc> __device__ __forceinline__ void store_reduced(cons
     reduction.store(row, column, [&](int at_row, int at, const Acc(&v)[4]) {
         store_four<S>(
             e, v, pairs, [&](int h, int i) { return transposed ? (at + i) * p.ldc + at_row + 8 * h : (at_row + 8 * h) * p.ldc + at + i; },
-            [&](int h, int i) { return at_row + 8 * h < p.m && at + i < p.n; },
+            [&](int h, int i) { return at_row + 8 * h < end && at + i < p.n; },
             [&](int h, int i) { return by_row ? min(at_row + 8 * h, p.m - 1) : min(at + i, p.n - 1); });
     });
 }

@@ -66,5 +66,18 @@ struct Shape {
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
 };
 
+/* Rows of the TMA boxes of a K-major operand with `rows` rows. If a tile has more rows than the operand, the box is cut to whole atoms of eight rows,
+ * because TMA fills out-of-bounds rows more slowly than it loads. The stale rest of the stage affects no element of C. */
+template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whole) {
+    const int atoms = (rows + 7) / 8 * 8;
+    return whole || atoms > SHARE ? SHARE : atoms;
+}
+
+/* Rows of a tile of an operand with `rows` rows, where all tiles of up to `most` rows are to have equally many, multiples of `unit`: TMA fills rows behind
+ * the operand's end more slowly than it loads. A cluster has `blocks` tiles. */
+inline int even_rows(int rows, int most, int blocks, int unit) {
+    const int tiles = ceil_div(rows, most * blocks) * blocks;
+    return ceil_div(ceil_div(rows, tiles), unit) * unit;
+}
 }
 #endif

@@ -100,7 +100,7 @@ def predicted(problem: Gemm, kernel: GemmKernel) -> waves.Prediction:
 
 
 def test_boxes_of_the_copy_engine_are_filled_whole():
-    """8 rows of a tile of 128 come in boxes of 8; 136, of which the second tile has 8, in boxes of 128, for whole tiles."""
+    """8 rows of a tile of 128 come in boxes of 8, 136 in two boxes of 68; where blocks share A's rows, in two of 128."""
     problem = Gemm(m=8, n=4096, k=4096, dtype="f16")
     a, b, c = 2 * 8 * 4096, 2 * 4096 * 4096, 2 * 8 * 4096
     found = predicted(problem, WGMMA)
@@ -110,7 +110,10 @@ def test_boxes_of_the_copy_engine_are_filled_whole():
     )
     threads = predicted(problem, simt)
     assert threads.traffic.l2_bytes[0] == a * 64 + b + c
-    two, four = (predicted(Gemm(m=m, n=4096, k=4096, dtype="f16"), WGMMA) for m in (136, 256))
+    ragged = Gemm(m=136, n=4096, k=4096, dtype="f16")
+    assert predicted(ragged, WGMMA).traffic.l2_bytes[0] == 17 * (a * 64 + c) + 2 * b
+    shared = msgspec.structs.replace(WGMMA, cluster_n=2)
+    two, four = (predicted(msgspec.structs.replace(ragged, m=m), shared) for m in (136, 256))
     results = two.traffic.l2_bytes[0] - 17 * c, four.traffic.l2_bytes[0] - 32 * c
     assert results[0] == pytest.approx(results[1], rel=1e-3)
 
