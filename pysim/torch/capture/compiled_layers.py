@@ -2,7 +2,8 @@
 """The layers of a graph that PyTorch's compiler will compile: which pysim's kernels compute, and the operators and inputs put in for them.
 
     taken    convolution and what fuses into it -> pysim::layer, where its plan is predicted to win (`layers.compiler_seconds`)
-    kept     the compiler's, but with weights in the type and memory format that its library would otherwise convert them to in each call
+    kept     the compiler's, but with weights in the type and memory format that its library would otherwise convert them to in each call,
+             or with those of several products of one value behind each other (`joint_products`)
 
 Operands made of parameters are further inputs of the graph, behind its own.
 """
@@ -23,7 +24,8 @@ from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.torch import operators
 from pysim.torch.capture.between import is_fused, is_static
-from pysim.torch.capture.effects import Effects, name_of_operator
+from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
+from pysim.torch.capture.joint_products import insert_joint, joint_products
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewriting import layer_of
 from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, converted_seconds, form_seconds, library_seconds, own_seconds
@@ -76,7 +78,8 @@ class Taken(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A layer that the compiler computes from its weights and bias in the type and memory format that its library multiplies in."""
+    """A layer that the compiler computes from its weights and bias in the type and memory format that its library multiplies in; or several
+    as one, whose weights and then biases are the parameters."""
 
     layer: FusedLayer
     parameters: tuple[int | None, ...]
@@ -85,10 +88,13 @@ class Kept(NamedTuple):
     has: tuple[bool, ...]
 
     def operands(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        w, bias = given = _given(self.parameters, inputs)
+        given = _given(self.parameters, inputs)
+        weights, biases = (given[at : at + len(given) // 2] for at in (0, len(given) // 2))
 
         def compute() -> tuple[Any, ...]:
-            return w.detach().to(self.dtype, memory_format=self.form), None if bias is None else bias.detach().to(self.dtype)
+            w, *others = [one.detach().to(self.dtype, memory_format=self.form) for one in weights]
+            bias = [one.detach().to(self.dtype) for one in biases if one is not None]
+            return torch.cat([w, *others]) if others else w, None if not bias else torch.cat(bias) if others else bias[0]
 
         operands: tuple[Any, ...] = self.layer.derived.get(("kept", self.dtype, self.form), given, compute)
         return operands
@@ -150,6 +156,8 @@ def insert_layers(
     """The layers with operands of their own, and the nodes of the results that pysim computes."""
     places = {node.name: node for node in module.graph.nodes}
     taken, nodes, made = list[Taken | Kept](), list[fx.Node](), list[fx.Node]()
+    left = [(node, layer) for node, layer, one in chosen if one is None]
+    together = joint_products(module.graph, left, static, inputs, effects_of(module.graph), host.gpu_here()) if left else []
     for node, _, one in chosen:
         if one is None:
             continue
@@ -158,9 +166,14 @@ def insert_layers(
         taken.append(one)
         made += given
         nodes.append(result)
-    beside_ours = bool(taken)
-    for node, layer, one in chosen:
-        if one is None and (weights := _kept(node, layer, places, static, inputs, beside_ours)) is not None:
+    beside_ours, layers = bool(taken), {node.name: layer for node, layer in left}
+    for products in together:
+        joint = _joint(products, layers[products[0].name], places, static)
+        taken.append(joint)
+        made += insert_joint(module, products, joint.has[0], places)
+    joined = {node.name for products in together for node in products}
+    for node, layer in left:
+        if node.name not in joined and (weights := _kept(node, layer, places, static, inputs, beside_ours)) is not None:
             taken.append(weights)
             made += _insert_weights(module, places[node.name], weights)
     _append_inputs(module, made)
@@ -257,6 +270,14 @@ def _kept(
     if example.dtype is w.dtype and (not last or w.is_contiguous(memory_format=form)):
         return None
     return Kept(layer, positions, example.dtype, form, (bias is not None,))
+
+
+def _joint(products: Sequence[Node], layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int]) -> Kept:
+    """These products as one, in the type of the first one's result."""
+    given = [[places[name] if name else None for name in (*node.inputs[1:3], "")][:2] for node in products]
+    positions = tuple(None if one is None else static[one] for at in (0, 1) for one in [pair[at] for pair in given])
+    dtype = places[products[0].name].meta["example_value"].dtype
+    return Kept(layer, positions, dtype, torch.preserve_format, (positions[-1] is not None,))
 
 
 def _insert_weights(module: fx.GraphModule, node: fx.Node, one: Kept) -> list[fx.Node]:
