@@ -22,6 +22,7 @@ from torch.utils._triton import has_triton
 from pysim.calibration import host
 from pysim.logs import LOG
 from pysim.network.fusion import fuse
+from pysim.torch.capture.attention_masks import with_contiguous_rows
 from pysim.torch.capture.between import Between, seconds_between
 from pysim.torch.capture.compiled_layers import Chosen, Kept, Taken, choose_layers, fused_nodes, insert_layers
 from pysim.torch.capture.effects import Effects, effects_of
@@ -215,6 +216,7 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     made = fx.GraphModule(module, _copy(module.graph))
     remove_idle(made)
     before = effects_of(made.graph)
+    with_contiguous_rows(made.graph, before)
     written = {one for targets in before.writers.values() for one in targets}
     places = [node for node in made.graph.nodes if node.op == "placeholder"]
     if not before.needs_strides:
