@@ -9,7 +9,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.torch.capture import attention_masks, compiled  # noqa: E402
+from pysim.torch.capture import compiled  # noqa: E402
+from pysim.torch.capture.rewrites import attention_masks  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("slow_compiler", "on_gpu", "fresh_compiler")
 

@@ -12,7 +12,8 @@ from torch.nn import functional  # noqa: E402
 from torch_models import assert_close  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.torch.capture import compiled_layers, joint_products  # noqa: E402
+from pysim.torch.capture import compiled_layers  # noqa: E402
+from pysim.torch.capture.rewrites import joint_products  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("slow_compiler", "on_gpu", "fresh_compiler")
 PRODUCT = torch.ops.aten.addmm.default, torch.ops.aten.mm.default
