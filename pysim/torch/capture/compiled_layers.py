@@ -30,6 +30,7 @@ from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewrites.joint_products import insert_joint, joint_products
 from pysim.torch.capture.rewriting import layer_of
 from pysim.torch.layers.compiler_seconds import (
+    FOLDED_MARGIN,
     MARGIN,
     compiler_seconds,
     converted_seconds,
@@ -277,7 +278,7 @@ def _decided(
     has_shift = layer.epsilon is not None or given[1] is not None
     if layer.in_cuda_graph and not math.isinf(margin) and has_shift and dtype is operand.dtype and layer.folds(operand, w, problem):
         folded = folded_seconds(problem, on, adds)
-        if folded * (1 + margin) < min(seconds, expected):
+        if folded * (1 + FOLDED_MARGIN) < min(seconds, expected):
             layer.remember(layer.left(FOLDED, plan.problem, seconds, folded))
             return Folded(layer, positions, dtype)
     if math.isinf(margin) or seconds * (1 + margin) > expected:

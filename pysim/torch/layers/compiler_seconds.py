@@ -31,6 +31,7 @@ from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.expected_cpu import kind_of, work_of
 
 MARGIN = 0.02  # by which a plan must win
+FOLDED_MARGIN = 0.08  # and a library's kernel whose weights were rounded once more, since errors grow with each such layer
 FEW_CHANNELS = 8  # cuDNN has kernels of their own for images
 
 

@@ -39,7 +39,7 @@ from pysim.problem.text import Workload
 from pysim.problem.windows import conv_of
 from pysim.record.plan import Layout, Plan
 from pysim.runtime.arrays import ALIGNMENT_BYTES
-from pysim.torch.layers.compiler_seconds import MARGIN, folded_seconds
+from pysim.torch.layers.compiler_seconds import FOLDED_MARGIN, folded_seconds
 from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, memory_format_of
 from pysim.torch.layers.library_conv import convolution_relu
@@ -252,7 +252,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 return Choice(decision, with_prologue, True)
         if self.in_cuda_graph and self.epsilon is not None and self.folds(x, w, problem):
             folded = folded_seconds(problem, on, "add" in self.replaced)
-            if folded * (1 + MARGIN) < min(plan.seconds or 0.0, expected):
+            if folded * (1 + FOLDED_MARGIN) < min(plan.seconds or 0.0, expected):
                 return Choice(self.left(FOLDED, problem.text, plan.seconds or 0.0, folded), None, is_folded=True)
         if plan.seconds is not None and plan.seconds > expected:
             return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
