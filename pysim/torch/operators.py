@@ -2,6 +2,8 @@
 """pysim's convolutions and products as an operator of PyTorch, for graphs that a compiler lays out and fuses around it.
 
     pysim::layer(x, w, scale, shift, y, how)        y = act(scale conv(x, w) + shift), or the same plus what y was (a residual)
+    pysim::convolution_relu(x, w, shift, residual, stride, padding, dilation)
+                                                    max(0, conv(x, w) + shift + residual) by one kernel of PyTorch's library, cuDNN
 
 Operands are as the kernel reads them (`FusedLayer.gpu_operands`): images channels last, products as matrices of rows. Beside x, everything
 that is computed from parameters is an argument, and y is a tensor of the graph: the operator keeps nothing, and the compiler places what it
@@ -17,6 +19,7 @@ from pysim import planner
 from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.record.plan import Plan
+from pysim.torch.layers import library_conv
 from pysim.torch.layers.gpu_launch import GpuLaunch
 from pysim.torch.precision import NAMES, TENSORS
 
@@ -57,3 +60,12 @@ _LIBRARY.define(
 _LIBRARY.impl("layer", _layer, "CompositeExplicitAutograd")
 torch.library.register_fake("pysim::layer", _nothing, lib=_LIBRARY)
 layer = torch.ops.pysim.layer.default
+
+
+_LIBRARY.define(
+    "convolution_relu(Tensor x, Tensor w, Tensor shift, Tensor? residual, int[] stride, int[] padding, int[] dilation) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+_LIBRARY.impl("convolution_relu", library_conv.convolution_relu, "CompositeExplicitAutograd")
+torch.library.register_fake("pysim::convolution_relu", library_conv.result_of, lib=_LIBRARY)
+convolution_relu = torch.ops.pysim.convolution_relu.default

@@ -258,13 +258,13 @@ def _choice_told(key: Any, choice: Choice) -> list[Any]:
     if plan is not None and parse(plan.workload.text) != plan.workload:
         raise UntoldError(f"its layer {choice.decision.layer} is a problem that is more than its text says")
     named = None if plan is None else [plan.workload.text, plan.layout, plan.name]
-    return [kept(key), [*choice.decision], named, choice.uses_prologue]
+    return [kept(key), [*choice.decision], named, choice.uses_prologue, choice.is_folded]
 
 
 def _choice(document: Sequence[Any]) -> tuple[Any, Choice]:
-    key, decision, named, uses_prologue = document
+    key, decision, named, *how = document
     plan = None
     if named is not None:
         problem, layout, name = named
         plan = planner.plan(problem, host.gpu_here(), name=name, layout=layout)
-    return value_of(key, {}), Choice(Decision(*decision), plan, uses_prologue)
+    return value_of(key, {}), Choice(Decision(*decision), plan, *how)

@@ -54,6 +54,38 @@ def bert() -> nn.Module:
     return Encoder(of.BertModel(of.BertConfig(hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048)))
 
 
+def distilbert() -> nn.Module:
+    of = import_module("transformers")
+    return Encoder(of.DistilBertModel(of.DistilBertConfig(n_layers=4)))
+
+
+def roberta() -> nn.Module:
+    of = import_module("transformers")
+    return Encoder(of.RobertaModel(of.RobertaConfig(num_hidden_layers=4, max_position_embeddings=514)))
+
+
+def llama() -> nn.Module:
+    of = import_module("transformers")
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4}
+    return Hidden(of.LlamaModel(of.LlamaConfig(vocab_size=32000, **sizes)))
+
+
+class Pixels(nn.Module):
+    """A vision model of transformers as a function of images alone."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(pixel_values=x, return_dict=False)[0]
+
+
+def vit_of_transformers() -> nn.Module:
+    of = import_module("transformers")
+    return Pixels(of.ViTModel(of.ViTConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536)))
+
+
 def gpt2() -> nn.Module:
     of = import_module("transformers")
     return Hidden(of.GPT2Model(of.GPT2Config(n_layer=4)))
@@ -95,6 +127,26 @@ NETWORKS = {
     "fastvit_t8": _timm("fastvit_t8"),
     "mixer": _timm("mixer_b16_224"),
     "cspdarknet53": _timm("cspdarknet53"),
+    # not looked at while the choice was made or fitted
+    "vgg16": _torchvision("vgg16"),
+    "resnet18": _torchvision("resnet18"),
+    "wide_resnet50_2": _torchvision("wide_resnet50_2"),
+    "mobilenet_v2": _torchvision("mobilenet_v2"),
+    "shufflenet_v2": _torchvision("shufflenet_v2_x1_0"),
+    "mnasnet": _torchvision("mnasnet1_0"),
+    "squeezenet": _torchvision("squeezenet1_1"),
+    "regnet_x_800mf": _torchvision("regnet_x_800mf"),
+    "resnet34d": _timm("resnet34d"),
+    "darknet53": _timm("darknet53"),
+    "dpn68": _timm("dpn68"),
+    "selecsls42b": _timm("selecsls42b"),
+    "resnest14d": _timm("resnest14d"),
+    "convnextv2_atto": _timm("convnextv2_atto"),
+    "beit_base": _timm("beit_base_patch16_224", depth=4),
+    "distilbert": Network(distilbert, (128,), 30522),
+    "roberta": Network(roberta, (128,), 50265),
+    "llama": Network(llama, (256,), 32000),
+    "vit_of_transformers": Network(vit_of_transformers),
 }
 
 

@@ -23,9 +23,10 @@ from pysim.calibration import host
 from pysim.logs import LOG
 from pysim.network.fusion import fuse
 from pysim.torch.capture.between import Between, seconds_between
-from pysim.torch.capture.compiled_layers import Chosen, Kept, Taken, choose_layers, fused_nodes, insert_layers
+from pysim.torch.capture.compiled_layers import Chosen, Folded, Kept, Taken, choose_layers, fused_nodes, insert_layers
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
+from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
 from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.compiler_seconds import MARGIN, compile_seconds
@@ -44,7 +45,7 @@ class CompiledGraph:
     inputs that the graph writes to."""
 
     def __init__(
-        self, call: Callable[..., Any], layers: Sequence[Taken | Kept], captured: Callable[..., Any], written: Collection[int]
+        self, call: Callable[..., Any], layers: Sequence[Taken | Folded | Kept], captured: Callable[..., Any], written: Collection[int]
     ) -> None:
         self._call, self._layers, self._captured, self._written = call, layers, captured, tuple(written)
         self._known: tuple[Any, list[Any] | None] = (object(), None)
@@ -68,7 +69,7 @@ class CompiledGraph:
         return any(inputs[at].untyped_storage().data_ptr() in memory for at in read)
 
 
-def operands_of(layers: Sequence[Taken | Kept], inputs: Sequence[Any]) -> list[Any] | None:
+def operands_of(layers: Sequence[Taken | Folded | Kept], inputs: Sequence[Any]) -> list[Any] | None:
     """The layers' operands as a flat list; None if one has a scale that was folded at the capture: 16-bit weights may not hold it now."""
     operands = []
     for one in layers:
@@ -84,10 +85,10 @@ def saving(between: Between, layers: Sequence[FusedLayer]) -> float:
     computes only in a graph that is compiled."""
     saved = between.alone - between.fused
     for layer in layers:
-        for decision, plan, _ in layer.choices.values():
-            ours, compilers = decision.predicted_seconds, decision.torch_seconds
+        for choice in layer.choices.values():
+            ours, compilers = choice.decision.predicted_seconds, choice.decision.torch_seconds
             if not layer.geometry.is_plain:
-                saved += max(0.0, layer.alone_seconds - (ours or 0.0)) if plan is not None else 0.0
+                saved += max(0.0, layer.alone_seconds - (ours or 0.0)) if choice.plan is not None else 0.0
             elif ours and compilers:
                 saved += max(0.0, ours - compilers)
     return saved
@@ -195,7 +196,7 @@ class Laid(NamedTuple):
         means = [at for at in parameters if "running_mean" in places[at].name]
         return Compiled(call, [one.layer for one in self.chosen], parameters, means, repeatable)
 
-    def _insert(self, only_results: bool) -> list[Taken | Kept]:
+    def _insert(self, only_results: bool) -> list[Taken | Folded | Kept]:
         """Puts pysim's operators into the copy. Returns the layers with operands of their own."""
         module = self.module
         for one in self.chosen:
@@ -215,6 +216,7 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     made = fx.GraphModule(module, _copy(module.graph))
     remove_idle(made)
     before = effects_of(made.graph)
+    with_contiguous_rows(made.graph, before)
     written = {one for targets in before.writers.values() for one in targets}
     places = [node for node in made.graph.nodes if node.op == "placeholder"]
     if not before.needs_strides:

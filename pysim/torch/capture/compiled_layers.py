@@ -2,7 +2,9 @@
 """The layers of a graph that PyTorch's compiler will compile: which pysim's kernels compute, and the operators and inputs put in for them.
 
     taken    convolution and what fuses into it -> pysim::layer, where its plan is predicted to win (`layers.compiler_seconds`)
-    kept     the compiler's, but with weights in the type and memory format that its library would otherwise convert them to in each call
+    folded   convolution, norm, residual and ReLU -> pysim::convolution_relu, one kernel of the library, where that is
+    kept     the compiler's, but with weights in the type and memory format that its library would otherwise convert them to in each call,
+             or with those of several products of one value behind each other (`joint_products`)
 
 Operands made of parameters are further inputs of the graph, behind its own.
 """
@@ -23,12 +25,22 @@ from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.torch import operators
 from pysim.torch.capture.between import is_fused, is_static
-from pysim.torch.capture.effects import Effects, name_of_operator
+from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
+from pysim.torch.capture.rewrites.joint_products import insert_joint, joint_products
 from pysim.torch.capture.rewriting import layer_of
-from pysim.torch.layers.compiler_seconds import MARGIN, compiler_seconds, converted_seconds, form_seconds, library_seconds, own_seconds
+from pysim.torch.layers.compiler_seconds import (
+    FOLDED_MARGIN,
+    MARGIN,
+    compiler_seconds,
+    converted_seconds,
+    folded_seconds,
+    form_seconds,
+    library_seconds,
+    own_seconds,
+)
 from pysim.torch.layers.conv_forms import joined, joints_of
-from pysim.torch.layers.fused_layer import Decision, FusedLayer
+from pysim.torch.layers.fused_layer import FOLDED, Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
 from pysim.torch.precision import TENSORS, ModelAccuracy, settings, types_of
 
@@ -76,7 +88,8 @@ class Taken(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A layer that the compiler computes from its weights and bias in the type and memory format that its library multiplies in."""
+    """A layer that the compiler computes from its weights and bias in the type and memory format that its library multiplies in; or several
+    as one, whose weights and then biases are the parameters."""
 
     layer: FusedLayer
     parameters: tuple[int | None, ...]
@@ -85,13 +98,33 @@ class Kept(NamedTuple):
     has: tuple[bool, ...]
 
     def operands(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        w, bias = given = _given(self.parameters, inputs)
+        given = _given(self.parameters, inputs)
+        weights, biases = (given[at : at + len(given) // 2] for at in (0, len(given) // 2))
 
         def compute() -> tuple[Any, ...]:
-            return w.detach().to(self.dtype, memory_format=self.form), None if bias is None else bias.detach().to(self.dtype)
+            w, *others = [one.detach().to(self.dtype, memory_format=self.form) for one in weights]
+            bias = [one.detach().to(self.dtype) for one in biases if one is not None]
+            return torch.cat([w, *others]) if others else w, None if not bias else torch.cat(bias) if others else bias[0]
 
         operands: tuple[Any, ...] = self.layer.derived.get(("kept", self.dtype, self.form), given, compute)
         return operands
+
+
+class Folded(NamedTuple):
+    """A convolution that PyTorch's library computes with its norm, residual and ReLU; the norm's scale is in the weights."""
+
+    layer: FusedLayer
+    parameters: tuple[int | None, ...]
+    dtype: Any
+    form: Any = torch.channels_last
+    has: tuple[bool, ...] = (True,)
+
+    def operands(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
+        return self.layer.folded_operands(_given(self.parameters, inputs), self.dtype)
+
+    def holds(self, inputs: Sequence[Any]) -> bool:
+        """Whether the type holds the weights multiplied by the scale."""
+        return self.operands(inputs)[1] is not None
 
 
 def _given(positions: Sequence[int | None], inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -99,11 +132,11 @@ def _given(positions: Sequence[int | None], inputs: Sequence[Any]) -> tuple[Any,
 
 
 class Chosen(NamedTuple):
-    """A layer of the graph, and how pysim computes it; None: the compiler does."""
+    """A layer of the graph, and how it is computed; None: as the compiler does."""
 
     node: Node
     layer: FusedLayer
-    taken: Taken | None
+    taken: Taken | Folded | None
 
 
 def fused_nodes(graph: fx.Graph, effects: Effects) -> Sequence[Node]:
@@ -146,21 +179,30 @@ def _fuses_on(node: Node, layer: FusedLayer, places: dict[str, fx.Node], absorbe
 
 def insert_layers(
     module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], chosen: Sequence[Chosen]
-) -> tuple[list[Taken | Kept], list[fx.Node]]:
+) -> tuple[list[Taken | Folded | Kept], list[fx.Node]]:
     """The layers with operands of their own, and the nodes of the results that pysim computes."""
+    chosen = [one._replace(taken=None) if isinstance(one.taken, Folded) and not one.taken.holds(inputs) else one for one in chosen]
     places = {node.name: node for node in module.graph.nodes}
-    taken, nodes, made = list[Taken | Kept](), list[fx.Node](), list[fx.Node]()
+    taken, nodes, made = list[Taken | Folded | Kept](), list[fx.Node](), list[fx.Node]()
+    left = [(node, layer) for node, layer, one in chosen if one is None]
+    together = joint_products(module.graph, left, static, inputs, effects_of(module.graph), host.gpu_here()) if left else []
     for node, _, one in chosen:
         if one is None:
             continue
         one = one._replace(has=tuple(x is not None for x in one.operands(inputs)[1:]))
-        given, result = _insert(module, node, one, places)
+        insert: Any = _insert if isinstance(one, Taken) else _insert_folded
+        given, result = insert(module, node, one, places)
         taken.append(one)
         made += given
         nodes.append(result)
-    beside_ours = bool(taken)
-    for node, layer, one in chosen:
-        if one is None and (weights := _kept(node, layer, places, static, inputs, beside_ours)) is not None:
+    beside_ours, layers = bool(taken), {node.name: layer for node, layer in left}
+    for products in together:
+        joint = _joint(products, layers[products[0].name], places, static)
+        taken.append(joint)
+        made += insert_joint(module, products, joint.has[0], places)
+    joined = {node.name for products in together for node in products}
+    for node, layer in left:
+        if node.name not in joined and (weights := _kept(node, layer, places, static, inputs, beside_ours)) is not None:
             taken.append(weights)
             made += _insert_weights(module, places[node.name], weights)
     _append_inputs(module, made)
@@ -203,8 +245,8 @@ def _decided(
     inputs: Sequence[Any],
     margin: float,
     fuses_on: bool,
-) -> Taken | Decision:
-    """The layer as pysim computes it, or why it is left to the compiler."""
+) -> Taken | Folded | Decision:
+    """The layer as pysim or the library computes it with what follows, or why it is left to the compiler."""
     operands = [places[name] if name else None for name in node.inputs]
     parameters = [*operands[1:RESIDUAL_INPUT], *[None] * (RESIDUAL_INPUT - len(operands))]
     if not all(one is None or one in static for one in parameters):
@@ -233,6 +275,12 @@ def _decided(
     layer.alone_seconds = library_seconds(plan.workload, on) + converted_seconds(plan.workload, on, result.numel()) * operand.contiguous
     seconds = own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation) + own * (not fuses_on)
     expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
+    has_shift = layer.epsilon is not None or given[1] is not None
+    if layer.in_cuda_graph and not math.isinf(margin) and has_shift and dtype is operand.dtype and layer.folds(operand, w, problem):
+        folded = folded_seconds(problem, on, adds)
+        if folded * (1 + FOLDED_MARGIN) < min(seconds, expected):
+            layer.remember(layer.left(FOLDED, plan.problem, seconds, folded))
+            return Folded(layer, positions, dtype)
     if math.isinf(margin) or seconds * (1 + margin) > expected:
         return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     layer.remember(Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected), plan)
@@ -257,6 +305,14 @@ def _kept(
     if example.dtype is w.dtype and (not last or w.is_contiguous(memory_format=form)):
         return None
     return Kept(layer, positions, example.dtype, form, (bias is not None,))
+
+
+def _joint(products: Sequence[Node], layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int]) -> Kept:
+    """These products as one, in the type of the first one's result."""
+    given = [[places[name] if name else None for name in (*node.inputs[1:3], "")][:2] for node in products]
+    positions = tuple(None if one is None else static[one] for at in (0, 1) for one in [pair[at] for pair in given])
+    dtype = places[products[0].name].meta["example_value"].dtype
+    return Kept(layer, positions, dtype, torch.preserve_format, (positions[-1] is not None,))
 
 
 def _insert_weights(module: fx.GraphModule, node: fx.Node, one: Kept) -> list[fx.Node]:
@@ -310,12 +366,30 @@ def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx
             y = graph.call_function(joined, (y, *joints_of(phases)))
         elif is_sequence:
             y = graph.call_method("squeeze", (y, 2))
-    y.meta["example_value"] = example
+    _put(module.graph, node, y, places)
+    return given, y
+
+
+def _insert_folded(module: fx.GraphModule, node: Node, one: Folded, places: dict[str, fx.Node]) -> tuple[list[fx.Node], fx.Node]:
+    graph, anchor, geometry = module.graph, places[node.name], one.layer.geometry
+    with graph.inserting_before(anchor):
+        given = [graph.create_node("placeholder", f"pysim_{anchor.name}_{at}") for at in range(2)]
+        names = node.inputs[:1] + node.inputs[RESIDUAL_INPUT : RESIDUAL_INPUT + 1]
+        read = [graph.call_method("contiguous", (places[name],), {"memory_format": torch.channels_last}) for name in names]
+        x, residual, *_ = *read, None
+        y = graph.call_function(operators.convolution_relu, (x, *given, residual, *map(list, geometry[:3])))
+    _put(graph, node, y, places)
+    return given, y
+
+
+def _put(graph: fx.Graph, node: Node, y: fx.Node, places: dict[str, fx.Node]) -> None:
+    """Puts a value in the place of a layer's last operator."""
+    last = places[node.output]
+    y.meta["example_value"] = last.meta["example_value"]
     last.replace_all_uses_with(y)
     for gone in (*reversed(node.absorbed), node.name):
         graph.erase_node(places[gone])
     places[node.output] = y
-    return given, y
 
 
 def _append_inputs(module: fx.GraphModule, made: Sequence[fx.Node]) -> None:

@@ -39,16 +39,19 @@ from pysim.problem.text import Workload
 from pysim.problem.windows import conv_of
 from pysim.record.plan import Layout, Plan
 from pysim.runtime.arrays import ALIGNMENT_BYTES
+from pysim.torch.layers.compiler_seconds import FOLDED_MARGIN, folded_seconds
 from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, memory_format_of
+from pysim.torch.layers.library_conv import convolution_relu
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
 from pysim.torch.parameters import ParameterCache, changes_are_seen, needs_pytorch
-from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
+from pysim.torch.precision import HALF, NAMES, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
 
 Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, beta, mean, var of a norm on the input
 # Bounds of a filter's largest weight in f16: above the lower one, only weights below 2^-13 of the largest lose bits to f16's 2^-24 steps
 _MIN_F16, _MAX_F16 = 2.0**-12, 2.0**15
+FOLDED = "PyTorch's library is expected to be faster, with its norm and activation in one kernel"
 _CACHE_SIZE = 32  # kinds of inputs, and models that share the layer, for which it keeps its plan, launch and packed weights
 
 
@@ -73,6 +76,7 @@ class Choice(NamedTuple):
     decision: Decision
     plan: Plan | None
     uses_prologue: bool = False  # the kernel applies `input_op` in its prologue
+    is_folded: bool = False  # PyTorch's library computes it with its norm, residual and ReLU
 
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
@@ -166,6 +170,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         key, choice = self._choice_for(x, w, factor)
         if choice.plan is None:
             self._refuse_pytorch(choice.decision.reason)
+            if choice.is_folded and (y := self._by_library(x, parameters, residual)) is not None:
+                return y, None
             return self._fallback(x, parameters, residual, factor), None
         try:
             y, record = self._on_gpu(choice, key, x, parameters, residual, factor)
@@ -244,6 +250,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 reason = f"{with_prologue.name}, its input's {self.input_op.name} in the kernel"
                 decision = Decision(self.name, with_prologue.problem, "pysim", reason, seconds, expected + input_op_seconds)
                 return Choice(decision, with_prologue, True)
+        if self.in_cuda_graph and self.epsilon is not None and self.folds(x, w, problem):
+            folded = folded_seconds(problem, on, "add" in self.replaced)
+            if folded * (1 + FOLDED_MARGIN) < min(plan.seconds or 0.0, expected):
+                return Choice(self.left(FOLDED, problem.text, plan.seconds or 0.0, folded), None, is_folded=True)
         if plan.seconds is not None and plan.seconds > expected:
             return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
@@ -291,6 +301,16 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         problem = conv_of(x.shape, w.shape, stride, (*padding, *padding), dilation, groups, dtype)
         return problem if problem.is_volume == (x.dim() == 5) else None
 
+    def folds(self, x: Any, w: Any, problem: Workload) -> bool:
+        """Whether PyTorch's library has a kernel for a layer with its ReLU, and the copy of its weights is smaller than the result."""
+        if not isinstance(problem, Conv) or problem.is_volume or problem.groups > 1 or self.input_op is not None:
+            return False
+        if self.accuracy in ("ieee", "reproducible"):  # weights are rounded once more, and by which algorithm is the library's choice
+            return False
+        fits = self.geometry.is_plain and self.activation == "relu" and torch.backends.cudnn.enabled
+        types = problem.dtype in ("f16", "bf16", "tf32") and x.dtype is w.dtype is TENSORS[problem.dtype]
+        return bool(fits and types and w.numel() < problem.output_elements)
+
     def remember(self, decision: Decision, plan: Plan | None = None) -> None:
         """What was decided when the graph was compiled."""
         self._put(decision, Choice(decision, plan))
@@ -300,6 +320,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return Decision(self.name, problem, "torch", reason, *seconds)
 
     # The calls
+
+    def _by_library(self, x: Any, parameters: Parameters, residual: Any) -> Any:
+        """The result; None where the type does not hold the weights multiplied by the scale."""
+        problem: Any = self.problem_of(x, parameters[0], NAMES[x.dtype])
+        if residual is not None and (residual.dtype is not x.dtype or tuple(residual.shape) != problem.output_shape):
+            return None
+        w, shift = self.folded_operands(parameters[: RESIDUAL_INPUT - 1], x.dtype)
+        return None if shift is None else convolution_relu(x, w, shift, residual, *map(list, self.geometry[:3]))
 
     def _on_gpu(
         self, choice: Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
@@ -366,6 +394,19 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
         operands: tuple[Any, Any, Any]
         operands = self.derived.get((form, dtype, out, weights.device, mean_error, folds), parameters, compute)
+        return operands
+
+    def folded_operands(self, parameters: Parameters, dtype: Any) -> tuple[Any, Any]:
+        """Channels-last weights multiplied by the scale, and the shift, in this type; no shift where the type does not hold them."""
+
+        def compute() -> tuple[Any, Any]:
+            w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters)
+            scaled = w if scale is None else _scale_weights(w, scale)
+            if not _representable(scaled, dtype):
+                return w, None
+            return scaled.to(dtype).contiguous(memory_format=torch.channels_last), shift.to(dtype)
+
+        operands: tuple[Any, Any] = self.derived.get(("folded", dtype), parameters, compute)
         return operands
 
     def result_type(self, dtype: Any, parameters: Parameters, residual: Any) -> Any:
