@@ -90,10 +90,11 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
         .filter_row = g->trans_a ? 0 : g->lda,
     };
     const pysim_status status = row(s, g->dtype, &n->row);
-    if (status == PYSIM_OK && n->row.bound && (!n->row.in_rows || g->trans_a))
+    const int rows_of_a = pysim_reads_rows(&n->row);
+    if (status == PYSIM_OK && (rows_of_a ? g->trans_a : n->row.bound != NULL))
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s bounds weights beforehand, or reads rows of A in place", n->row.info.name);
     if (g->trans_a) n->filter_channels = pysim_max(ROWS_AT_ONCE, n->row.group);
-    if (n->row.bound) n->even_filters = 0, n->row_panel = pysim_nest_depth(n, s->channels);
+    if (rows_of_a) n->even_filters = 0, n->row_panel = pysim_nest_depth(n, s->channels);
     if (pysim_on_tiles(n)) n->even_filters = 0; /* a tile takes 16 or 32 filters, and fewer take as long */
     return status == PYSIM_OK ? pysim_nest_schedule(n, s, in_place_legal) : status;
 }

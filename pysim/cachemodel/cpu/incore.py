@@ -156,7 +156,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     last = nest.windows - (window_tiles - 1) * tile
     edge = (runs - nest.out_rows) * live_mean * nest.run_edge(kernel.windows, line)
     others, read = max(1, window_tiles - 1), read_rows(nest, line)
-    in_panel = min(kernel.filters, nest.group_filters) if kernel.form == "pixels" else kernel.filters
+    in_panel = min(kernel.filters, nest.group_filters) if kernel.reads_rows else kernel.filters
     stored = nest.taps * (size * nest.filters / filter_tiles if nest.filters_in_place else kernel.panel_bytes * in_panel)
     return (
         steps,
@@ -217,7 +217,7 @@ def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean
         gather = kernel.group * (GROUP_ROW_CYCLES + gather)
         pack = nest.repeats * taps / kernel.group * live_mean * vectors * (per_vector + gather)
         words = nest.group_channels / kernel.group * _packed_filters(nest, kernel)
-        each = ROW_WORD_CYCLES if kernel.form == "pixels" else GROUP_WORD_CYCLES
+        each = ROW_WORD_CYCLES if kernel.reads_rows else GROUP_WORD_CYCLES
         return pack, nest.repeats * words * each, runs, vectors
     transpose = log2(lanes)  # shuffles of a vector
     per_vector += SPLIT_CYCLES * kernel.split
