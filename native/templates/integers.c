@@ -113,6 +113,14 @@ INLINE void pair_run(const pysim_byte_pair *p, const int multiply, int64_t count
     }
 }
 
+static void table(const uint8_t *table, int64_t count, const uint8_t *x, uint8_t *y) {
+    int64_t i = 0;
+#ifdef V_TABLES
+    i = v_tables(table, count, x, y);
+#endif
+    for (; i < count; i++) y[i] = table[x[i]];
+}
+
 static void add(const pysim_byte_sum *s, pysim_byte of, int64_t count, const uint8_t *x, const uint8_t *residual, uint8_t *y) {
     const pysim_byte_sum own = *s; /* stores of bytes may change what pointers point to */
     const uint8_t flip = (uint8_t)own.flip;
@@ -338,9 +346,9 @@ static void pad(const pysim_byte_pad *p, const uint8_t *restrict x, uint8_t *res
 
 #include "integers/channels_last.h"
 
-#define TABLE(target, dtype)                                                                                               \
-    const pysim_integers pysim_integers__##target = {quantize, dequantize,    range,           sums, pair, add, pool, pad, \
-                                                     gather,   pool_channels, transposed_image};
+#define TABLE(target, dtype)                                                                                    \
+    const pysim_integers pysim_integers__##target = {quantize, dequantize, range, sums,   pair,          table, \
+                                                     add,      pool,       pad,   gather, pool_channels, transposed_image};
 #define PYSIM_INTEGERS(target, dtype) MINE(target, dtype, TABLE)(target, dtype)
 #include "integers.inc"
 #else

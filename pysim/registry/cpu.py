@@ -120,7 +120,8 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @cached_property
     def adds(self) -> bool:
         """Whether its store adds residuals of bytes as fast as an operator of their own. Other rows add them in a loop behind a tile's
-        store: 256 -> 1024 channels of 14x14 take 1.44 times as long with that loop as without a sum, 1.06 times with the operator (Zen 3)."""
+        store: 256 -> 1024 channels of 14x14 take 1.44 times as long with that loop as without a sum, 1.06 times with the operator
+        (Zen 3)."""
         return self.dtype == "s8" and (self.form == "tiles" or (self.target == "avx512vnni" and self.form in ("groups", "unpacked")))
 
     @cached_property

@@ -14,7 +14,7 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_kernels, kernels
 from pysim.runtime.cpu import aligned, available_kernels
 from pysim.runtime.cpu_launch import Launch, Prepared
-from pysim.runtime.integer_steps import Quantity, byte_sum_of
+from pysim.runtime.integer_steps import Quantity, byte_sum_of, table_step
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYSIM_EMULATED", "1")  # builds for tests have AMX's rows on CPUs without it
@@ -130,6 +130,15 @@ def test_stores_add_residuals_of_bytes_as_operators_one_by_one_do(row: Kernel) -
                     step()
         done += 1
     assert done > 5
+
+
+def test_tables_of_any_length() -> None:
+    random = np.random.default_rng(1)
+    for count in (*range(1, 140, 3), 1000, 4097):
+        x, table = elements(random, (count,), "u8"), elements(random, (256,), "u8")
+        y = np.zeros(count + 1, np.uint8)
+        table_step(y[:count], x, table)()
+        np.testing.assert_array_equal(y, [*table[x], 0])
 
 
 def test_factors_of_a_sum_are_those_of_all_bytes_or_none() -> None:
