@@ -45,7 +45,9 @@ def product_of(problem: Conv | Gemm) -> Gemm:
 
 @lru_cache(maxsize=64)
 def nest_of(problem: Conv | Gemm) -> loops.Nest:
-    gathered = isinstance(problem, Conv) and not problem.pointwise
+    gathered = (
+        problem.kernel_h * (problem.kernel_w if problem.dilation_w > 1 else 1) if isinstance(problem, Conv) and not problem.pointwise else 0
+    )
     batch = problem.batch if isinstance(problem, Conv) else 1
     own = {"in_place": True, "windows_packed": True, "windows_transposed": False, "filters_gathered": gathered, "batch": batch}
     return msgspec.structs.replace(loops.nest_of(product_of(problem)), **own)
