@@ -187,10 +187,11 @@ typedef struct {
     ALIKE(target##_bounded, dtype), .rescales = 1, .group = GROUP_##dtype, .in_rows = 1, .panel_bytes = 3, .filter_bytes = 1, \
         .bound = bound_pixels__##target
 #define PANELS_unpacked(target, dtype) PANELS_groups(target, dtype), .in_rows = 1
-#define PANELS_tiles(target, dtype)                                                                                                       \
-    .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target,                           \
-    .leave = leave_tiles__##target, .weight = weight_##dtype##__##target, .rescales = TILE_RESCALES_##dtype, .adds = TILE_RESCALES_##dtype, .group = TILE_DEPTH_##dtype, \
-    .panel_bytes = TILE_BYTES_##dtype, .in_rows = TILE_BYTES_##dtype ? 0 : PYSIM_TILE_ROWS
+#define PANELS_tiles(target, dtype)                                                                             \
+    .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target, \
+    .leave = leave_tiles__##target, .weight = weight_##dtype##__##target, .rescales = TILE_RESCALES_##dtype,    \
+    .adds = TILE_RESCALES_##dtype, .group = TILE_DEPTH_##dtype, .panel_bytes = TILE_BYTES_##dtype,              \
+    .in_rows = TILE_BYTES_##dtype ? 0 : PYSIM_TILE_ROWS
 #define TILE_RESCALES_f32 0
 #define TILE_RESCALES_bf16 0
 #define TILE_RESCALES_s8 1

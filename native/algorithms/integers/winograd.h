@@ -12,12 +12,12 @@
 
 enum {
     PYSIM_QUAD = 4,
-    PYSIM_QUADS = 4,                               /* of a panel */
+    PYSIM_QUADS = 4, /* of a panel */
     PYSIM_QUAD_LANES = PYSIM_QUAD * PYSIM_QUADS,
     PYSIM_QUAD_PLANES = 36,
-    PYSIM_QUAD_OUTPUTS = 16,                       /* of a tile */
-    PYSIM_QUAD_COLUMNS = 20,                       /* columns of the padded input that a quad reads, from its first on: */
-    PYSIM_QUAD_PITCH = PYSIM_QUAD * PYSIM_QUAD,    /* the next quad's first column lies as far behind */
+    PYSIM_QUAD_OUTPUTS = 16,                    /* of a tile */
+    PYSIM_QUAD_COLUMNS = 20,                    /* columns of the padded input that a quad reads, from its first on: */
+    PYSIM_QUAD_PITCH = PYSIM_QUAD * PYSIM_QUAD, /* the next quad's first column lies as far behind */
 };
 
 /* Rows of the padded input, unsigned bytes: row i of quad q in channel c is rows[q] + i*pitch + c*channel. */
