@@ -50,7 +50,7 @@ typedef struct {
     int swapped;           /* form groups, s8: filters are the unsigned operand, not windows */
     int both_signed;       /* form tiles, s8: neither is */
     pysim_rescale rescale; /* of s8: of the results; scales are those of this tile */
-    /* Filters are rows of whole groups of k, in place or in a panel, so many bytes apart: form pixels, and form tiles of 16 or 32; 0: a panel */
+    /* Filters are rows of whole groups of k, in place or in a panel, so many bytes apart: forms pixels and unpacked, and form tiles of 16 or 32; 0: a panel */
     int64_t filter_pitch;
     /* Form tiles, whose unit leaves the core's other units idle. Of split operands and rescaled sums: the tile before, which is stored beside the products of
      * this one, which waits then; or NULL. A call with no filters stores it. Results are complete only then. */
@@ -82,7 +82,7 @@ typedef struct pysim_waiting {
  * padded by zeros in one panel, and rows of windows may be read as whole vectors. Of s8, one operand is unsigned and `swapped` says which. Form
  * pairs: the same with two elements of k, each widened to 16 bits. Form bounded: as groups, windows unsigned; panels of filters are twice as
  * long, and `bound` bounds the weights of a packed one and fills its second half. Form pixels: the same of panels of windows, which are signed, and
- * filters are unsigned rows of whole groups of k, store->filter_pitch bytes apart.
+ * filters are unsigned rows of whole groups of k, store->filter_pitch bytes apart. Form unpacked: the same without bounds.
  *
  * Form tiles: panels of blocks of `group` k, of panel_bytes an element; the two panels differ (native/x86/amx/split.h). Windows are 4 bytes apart.
  * Both panels are padded by zeros to whole blocks. */
@@ -213,13 +213,15 @@ typedef struct {
     pysim_packer pack;                                             /* panels of windows, and of filters but for form tiles */
     pysim_packer pack_filters;                                     /* panels of filters */
     float (*weight)(const void *block, int64_t filter, int64_t k); /* of a block of filters that are not in panels as they are; else NULL */
-    void (*enter)(void);  /* form tiles: called by a thread before its first tile and after its last, */
-    void (*leave)(void);  /* or NULL */
-    int32_t rescales;     /* its store rescales sums of bytes: forms groups, pairs, bounded, pixels and tiles */
-    int32_t group;        /* elements of k beside each other in panels; 1 but for forms groups, pairs, bounded, pixels and tiles */
-    int32_t in_rows;      /* filters are read where they lie if they are rows of k, a multiple of so many of them; 0: never */
-    int32_t panel_bytes;  /* of an element in panels, where it is not the operands': forms pairs and pixels, form tiles in FP32; else 0 */
+    void (*enter)(void); /* form tiles: called by a thread before its first tile and after its last, */
+    void (*leave)(void); /* or NULL */
+    int32_t adds;        /* that store adds residuals of bytes, which may lie where the results will */
+    int32_t rescales;    /* its store rescales sums of bytes: forms groups, pairs, bounded, pixels, unpacked and tiles */
+    int32_t group;       /* elements of k beside each other in panels; 1 but for forms groups, pairs, bounded, pixels, unpacked and tiles */
+    int32_t in_rows;     /* filters are read where they lie if they are rows of k, a multiple of so many of them; 0: never */
+    int32_t panel_bytes; /* of an element in panels, where it is not the operands': forms pairs and pixels, form tiles in FP32; else 0 */
     int32_t filter_bytes; /* of an element in panels of filters, where these differ: forms bounded and pixels; else 0 */
+    const struct pysim_quad_transforms *quads; /* form pairs: transforms of Winograd's algorithm of bytes */
     /* Forms bounded and pixels: called for each packed panel of weights of k iterations; else NULL */
     void (*bound)(int64_t k, void *panel);
     pysim_direct_kernel direct; /* rows of depthwise.inc */
@@ -227,6 +229,9 @@ typedef struct {
     pysim_phases_kernel phases; /* rows of polyphase.inc: this and `pack` */
     pysim_nchwc_kernel nchwc;   /* rows of direct_nchwc.inc */
 } pysim_row;
+
+/* Whether it reads rows of filters one by one: forms pixels and unpacked, beside panels of windows made beforehand. */
+static inline int pysim_reads_rows(const pysim_row *row) { return row->in_rows == 1; }
 
 /* Finds the schedule's row for this dtype and this CPU, or fails with the reason. */
 pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *row);

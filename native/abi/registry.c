@@ -122,6 +122,8 @@ static int cpu_runs_mma(void) { return 0; }
 extern __attribute__((weak)) void bound_filters__avx2(int64_t, void *);
 extern __attribute__((weak)) void bound_pixels__avx2(int64_t, void *);
 PYSIM_PACKER(avx2_bounded, s8)
+PYSIM_PACKER(avx512vnni_pairs, s8)
+extern __attribute__((weak)) const struct pysim_quad_transforms pysim_quads_s8__avx2, pysim_quads_s8__avx512vnni;
 TILES_OF(amx, f32, 32, 32)
 TILES_OF(amx, bf16, 32, 32)
 TILES_OF(amx, s8, 32, 32)
@@ -173,17 +175,25 @@ typedef struct {
 #define PANELS_outer(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_chain(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_fused(target, dtype) ALIKE(target, dtype), .group = 1
-#define PANELS_groups(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = GROUP_##dtype
-#define PANELS_pairs(target, dtype) ALIKE(target, dtype), .rescales = 1, .group = 2, .panel_bytes = 2
+#define PANELS_groups(target, dtype) ALIKE(target, dtype), .rescales = 1, .adds = ADDS_##target, .group = GROUP_##dtype
+#define ADDS_avx512vnni 1
+#define ADDS_avxvnni 0
+#define ADDS_avx512bf16 0
+#define ADDS_avx2 0
+#define PANELS_pairs(target, dtype) PAIRS_##target(dtype), .rescales = 1, .group = 2, .panel_bytes = 2, .quads = &pysim_quads_s8__##target
+#define PAIRS_avx2(dtype) ALIKE(avx2, dtype)
+#define PAIRS_avx512vnni(dtype) ALIKE(avx512vnni_pairs, dtype)
 #define PANELS_bounded(target, dtype) \
     ALIKE(target##_bounded, dtype), .rescales = 1, .group = GROUP_##dtype, .filter_bytes = 3, .bound = bound_filters__##target
 #define PANELS_pixels(target, dtype)                                                                                          \
     ALIKE(target##_bounded, dtype), .rescales = 1, .group = GROUP_##dtype, .in_rows = 1, .panel_bytes = 3, .filter_bytes = 1, \
         .bound = bound_pixels__##target
-#define PANELS_tiles(target, dtype)                                                                                                       \
-    .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target,                           \
-    .leave = leave_tiles__##target, .weight = weight_##dtype##__##target, .rescales = TILE_RESCALES_##dtype, .group = TILE_DEPTH_##dtype, \
-    .panel_bytes = TILE_BYTES_##dtype, .in_rows = TILE_BYTES_##dtype ? 0 : PYSIM_TILE_ROWS
+#define PANELS_unpacked(target, dtype) PANELS_groups(target, dtype), .in_rows = 1
+#define PANELS_tiles(target, dtype)                                                                             \
+    .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype##_filters), .enter = enter_tiles__##target, \
+    .leave = leave_tiles__##target, .weight = weight_##dtype##__##target, .rescales = TILE_RESCALES_##dtype,    \
+    .adds = TILE_RESCALES_##dtype, .group = TILE_DEPTH_##dtype, .panel_bytes = TILE_BYTES_##dtype,              \
+    .in_rows = TILE_BYTES_##dtype ? 0 : PYSIM_TILE_ROWS
 #define TILE_RESCALES_f32 0
 #define TILE_RESCALES_bf16 0
 #define TILE_RESCALES_s8 1

@@ -43,7 +43,7 @@ static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, py
                           algorithms[s->algorithm].name);
     if (p->kind == PYSIM_CONV) job->problem.conv = pysim_as_volume(&p->conv);
     status = algorithm->open(&job->problem, s, row, job);
-    if (status == PYSIM_OK && job->nest.row.bound && job->nest.row.in_rows && !job->nest.windows_packed)
+    if (status == PYSIM_OK && pysim_reads_rows(&job->nest.row) && !job->nest.windows_packed)
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s reads panels of weights that were made beforehand; algorithm %s makes none",
                           job->nest.row.info.name, algorithms[s->algorithm].name);
     if (status == PYSIM_OK) job->algorithm = algorithm;
@@ -138,7 +138,7 @@ static pysim_status check_quantised(const pysim_job *job, const pysim_epilogue *
     if (e->scales && s->channels < job->nest.channels)
         return pysim_fail(PYSIM_UNSUPPORTED, "schedule.channels is %lld; sums that are scaled have one set of all %lld channels",
                           (long long)s->channels, (long long)job->nest.channels);
-    if (e->scales && s->windows * s->filters > PYSIM_TILE_RESULTS)
+    if (e->scales && !job->nest.row.rescales && s->windows * s->filters > PYSIM_TILE_RESULTS)
         return pysim_fail(PYSIM_UNSUPPORTED, "tiles of %lld x %lld are larger than those whose sums are scaled", (long long)s->windows,
                           (long long)s->filters);
     return PYSIM_OK;
@@ -149,9 +149,8 @@ static pysim_status check_run(const pysim_job *job, const pysim_call *call, int6
     pysim_status status = pysim_check_call(&job->problem, &job->operands, call->epilogue, call->first, call->second, call->result,
                                            call->workspace, workspace_bytes);
     if (status == PYSIM_OK && pysim_is_quantised(call->epilogue)) status = check_quantised(job, call->epilogue);
-    if (status == PYSIM_OK && call->epilogue->sum && call->epilogue->residual == call->result && !pysim_on_tiles(&job->nest))
-        status = pysim_fail(PYSIM_UNSUPPORTED, "the residual is the result, which kernel %s overwrites first: only tiles add in place",
-                            job->nest.row.info.name);
+    if (status == PYSIM_OK && call->epilogue->sum && call->epilogue->residual == call->result && !job->nest.row.adds)
+        status = pysim_fail(PYSIM_UNSUPPORTED, "the residual is the result, which kernel %s overwrites first", job->nest.row.info.name);
     if (status == PYSIM_OK) status = job_workspace(job, call->threads, &needed);
     if (status != PYSIM_OK) return status;
     if (!call->workspace || workspace_bytes < needed)

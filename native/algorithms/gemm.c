@@ -58,8 +58,11 @@ enum { ROWS_AT_ONCE = 16 };
 static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
     const pysim_gemm *g = n->problem;
     if (n->row_panel)
-        for (int64_t i = 0; i < nf; i++)
-            memcpy((char *)dst + i * n->row_panel, n->filter_data + ((f0 + i) * g->lda + c0) * n->bytes, (size_t)(nc * n->bytes));
+        for (int64_t i = 0; i < nf; i++) {
+            char *row = (char *)dst + i * n->row_panel;
+            memcpy(row, n->filter_data + ((f0 + i) * g->lda + c0) * n->bytes, (size_t)(nc * n->bytes));
+            memset(row + nc * n->bytes, 0, (size_t)((pysim_nest_depth(n, nc) - nc) * n->bytes)); /* zero weights times NaN are none */
+        }
     else if (g->trans_a)
         copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, n->flip, &n->row.pack_filters,
                   dst);
@@ -90,10 +93,11 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
         .filter_row = g->trans_a ? 0 : g->lda,
     };
     const pysim_status status = row(s, g->dtype, &n->row);
-    if (status == PYSIM_OK && n->row.bound && (!n->row.in_rows || g->trans_a))
+    const int rows_of_a = pysim_reads_rows(&n->row);
+    if (status == PYSIM_OK && (rows_of_a ? g->trans_a : n->row.bound != NULL))
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s bounds weights beforehand, or reads rows of A in place", n->row.info.name);
     if (g->trans_a) n->filter_channels = pysim_max(ROWS_AT_ONCE, n->row.group);
-    if (n->row.bound) n->even_filters = 0, n->row_panel = pysim_nest_depth(n, s->channels);
+    if (rows_of_a) n->even_filters = 0, n->row_panel = pysim_nest_depth(n, s->channels) * n->bytes;
     if (pysim_on_tiles(n)) n->even_filters = 0; /* a tile takes 16 or 32 filters, and fewer take as long */
     return status == PYSIM_OK ? pysim_nest_schedule(n, s, in_place_legal) : status;
 }

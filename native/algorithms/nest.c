@@ -229,7 +229,7 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
         n->row.strided((r1 - r0) * set->row_k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch,
                        nw, nf, &set->store);
     else n->row.run((r1 - r0) * set->row_k, filters + skipped, windows, set->window_pitch, out, n->output_pitch, nw, nf, &set->store);
-    if (n->rescale.sum && !pysim_on_tiles(n)) add_residual(set, out, nw, nf);
+    if (n->rescale.sum && !n->row.adds) add_residual(set, out, nw, nf);
     if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
 }
 

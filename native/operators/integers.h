@@ -33,6 +33,8 @@ typedef struct {
     void (*sums)(const pysim_sums *s, int64_t begin, int64_t end, const void *x, void *y);
     /* One run of the innermost axis. */
     void (*pair)(const pysim_byte_pair *p, int64_t count, int64_t a_step, int64_t b_step, const uint8_t *a, const uint8_t *b, uint8_t *y);
+    /* y = table[x]; y may be x. */
+    void (*table)(const uint8_t *table, int64_t count, const uint8_t *x, uint8_t *y);
     /* y = sum of x, which has `zero`, and a residual; y may be x. */
     void (*add)(const pysim_byte_sum *s, pysim_byte of, int64_t count, const uint8_t *x, const uint8_t *residual, uint8_t *y);
     void (*pool)(const pysim_byte_pool *p, int64_t planes, const uint8_t *x, uint8_t *y);

@@ -113,6 +113,14 @@ INLINE void pair_run(const pysim_byte_pair *p, const int multiply, int64_t count
     }
 }
 
+static void table(const uint8_t *table, int64_t count, const uint8_t *x, uint8_t *y) {
+    int64_t i = 0;
+#ifdef V_TABLES
+    i = v_tables(table, count, x, y);
+#endif
+    for (; i < count; i++) y[i] = table[x[i]];
+}
+
 static void add(const pysim_byte_sum *s, pysim_byte of, int64_t count, const uint8_t *x, const uint8_t *residual, uint8_t *y) {
     const pysim_byte_sum own = *s; /* stores of bytes may change what pointers point to */
     const uint8_t flip = (uint8_t)own.flip;
@@ -146,6 +154,9 @@ static int64_t pair_blocks(const pysim_byte_pair *p, int64_t count, const uint8_
 }
 #endif
 
+enum { BYTES_AT_ALL = 256 };
+
+/* With one b a run of twice as many elements as there are bytes, or more, is a table. */
 static void pair(const pysim_byte_pair *p, int64_t count, int64_t a_step, int64_t b_step, const uint8_t *a, const uint8_t *b, uint8_t *y) {
     if (a_step == 1 && b_step == 1) {
         if (p->multiply) pair_run(p, 1, count, 1, 1, a, b, y);
@@ -154,7 +165,13 @@ static void pair(const pysim_byte_pair *p, int64_t count, int64_t a_step, int64_
             pair_run(p, 0, count - done, 1, 1, a + done, b + done, y + done);
         }
     } else if (a_step == 1 && b_step == 0) {
-        if (p->multiply) pair_run(p, 1, count, 1, 0, a, b, y);
+        if (count >= 2 * BYTES_AT_ALL) {
+            uint8_t every[BYTES_AT_ALL], results[BYTES_AT_ALL];
+            for (int i = 0; i < BYTES_AT_ALL; i++) every[i] = (uint8_t)i;
+            if (p->multiply) pair_run(p, 1, BYTES_AT_ALL, 1, 0, every, b, results);
+            else pair_run(p, 0, BYTES_AT_ALL, 1, 0, every, b, results);
+            table(results, count, a, y);
+        } else if (p->multiply) pair_run(p, 1, count, 1, 0, a, b, y);
         else pair_run(p, 0, count, 1, 0, a, b, y);
     } else pair_run(p, p->multiply, count, a_step, b_step, a, b, y);
 }
@@ -338,9 +355,9 @@ static void pad(const pysim_byte_pad *p, const uint8_t *restrict x, uint8_t *res
 
 #include "integers/channels_last.h"
 
-#define TABLE(target, dtype)                                                                                               \
-    const pysim_integers pysim_integers__##target = {quantize, dequantize,    range,           sums, pair, add, pool, pad, \
-                                                     gather,   pool_channels, transposed_image};
+#define TABLE(target, dtype)                                                                                    \
+    const pysim_integers pysim_integers__##target = {quantize, dequantize, range, sums,   pair,          table, \
+                                                     add,      pool,       pad,   gather, pool_channels, transposed_image};
 #define PYSIM_INTEGERS(target, dtype) MINE(target, dtype, TABLE)(target, dtype)
 #include "integers.inc"
 #else

@@ -119,8 +119,8 @@ static void run_section(const char *name, void (*alone)(void), int32_t kernel, c
             alone();
         } else {
             for (int32_t round = 0; round < (check_given.quick ? 1 : ROUNDS); round++) {
-                if (!check_is_skinny(row)) check_conv(round, kernel, row);
-                if (!check_is_direct(row) && !check_is_phases(row) && !check_is_nchwc(row) && (!check_lists(row) || check_is_pixels(row)))
+                if (!check_is_skinny(row) && (!check_is_pixels(row) || row->dtype == PYSIM_S8)) check_conv(round, kernel, row);
+                if (!check_is_direct(row) && !check_is_phases(row) && !check_is_nchwc(row) && !check_lists(row))
                     check_gemm(round, kernel, row);
             }
             check_given.every = 1; /* of what follows */

@@ -99,11 +99,14 @@ static inline int check_is_blocks(const pysim_kernel_info *row) { return strcmp(
 static inline int check_is_grouped(const pysim_kernel_info *row) { return strcmp(row->form, "grouped") == 0; }
 static inline int check_is_last(const pysim_kernel_info *row) { return strcmp(row->form, "last") == 0; }
 static inline int check_is_taps(const pysim_kernel_info *row) { return strcmp(row->form, "taps") == 0; }
+/* It reads rows of A beside panels of B made beforehand. */
+static inline int check_is_pixels(const pysim_kernel_info *row) {
+    return strcmp(row->form, "pixels") == 0 || strcmp(row->form, "unpacked") == 0;
+}
 /* It bounds weights beforehand, and lists the rest: no product has them in A. */
-static inline int check_is_pixels(const pysim_kernel_info *row) { return strcmp(row->form, "pixels") == 0; }
-static inline int check_lists(const pysim_kernel_info *row) { return strcmp(row->form, "bounded") == 0 || check_is_pixels(row); }
+static inline int check_lists(const pysim_kernel_info *row) { return strcmp(row->form, "bounded") == 0; }
 static inline int check_is_groups(const pysim_kernel_info *row) {
-    return strcmp(row->form, "groups") == 0 || strcmp(row->form, "pairs") == 0 || check_lists(row);
+    return strcmp(row->form, "groups") == 0 || strcmp(row->form, "pairs") == 0 || check_lists(row) || check_is_pixels(row);
 }
 /* Its panels of B may be made beforehand. */
 static inline int check_is_packed(const pysim_kernel_info *row) {

@@ -37,7 +37,7 @@ _FOLDERS = {"avx2": "x86", "avx512": "x86", "mma": "power10", "portable": "porta
 # where functions of other files are looked for
 _ROOMS = ("abi", "algorithms", "algorithms/grouped", "algorithms/integers", "threads", "portable")
 _APART = {"abi/probe.c", "abi/worker.c"}
-NEST_FORMS = ("win", "fil", "outer", "groups", "pairs", "bounded", "fused")  # of rows of kernels.inc
+NEST_FORMS = ("win", "fil", "outer", "groups", "pairs", "bounded", "unpacked", "fused")  # of rows of kernels.inc
 _DEFINED = re.compile(r"^(?!static|extern|typedef|return|else)[a-z][\w *]*?\b(\w+)(?:\(| = )", re.MULTILINE)
 _BY_MACRO = re.compile(r"^DEFINE_\w+\((?:\w+, )?(\w+__\w+)", re.MULTILINE)
 _PASTED = re.compile(r"#define \w+\(([^)]*)\)((?:.*\\\n)*.*)")
@@ -165,7 +165,8 @@ def _closure(start: Iterable[str]) -> list[str]:
 def _flags(row: Kernel) -> str:
     """The flags of the file that defines a row's kernel."""
     groups = GROUPS.get((row.target, row.dtype))
-    return f"{groups}{' -DBOUNDED' * row.lists} -DTARGET={row.target}" if groups else FLAGS[row.target]
+    form = " -DBOUNDED" if row.lists else " -DPAIRS" if row.form == "pairs" else ""
+    return f"{groups}{form} -DTARGET={row.target}" if groups else FLAGS[row.target]
 
 
 def _vectors_of(target: str) -> str:

@@ -121,7 +121,8 @@ def test_a_cuda_library_that_numbers_other_things_is_refused(table, emulated, mo
 def test_names_are_built_from_columns_and_are_unique():
     names = [row.name for row in cpu_kernels()]
     assert len(set(names)) == len(names)
-    forms = "win|fil|groups|fused|chain|outer|rows|planes|blocks|taps|axpy|dot|phases|nchwc|tiles|pairs|bounded|pixels|last|grouped"
+    forms = "win|fil|groups|fused|chain|outer|tiles|pairs|bounded|pixels|unpacked"
+    forms += "|rows|planes|blocks|taps|axpy|dot|phases|nchwc|last|grouped"
     assert all(
         re.fullmatch(rf"(f32|f64|bf16|s8)_({forms})_\d+x\d+__(avx512|avx512vnni|avx512bf16|avxvnni|avx2|amx|mma|portable)", name)
         for name in names

@@ -3,7 +3,7 @@
  * nest: pixels of the output are its filters, rows of k = [kernel row][kernel column][channel], and the convolution's filters its windows, in panels made
  * beforehand. Results of a pixel lie beside each other, so do their scales.
  *
- * Forms pixels and tiles read pixels of a 1x1 layer where they lie. Windows of other layers, and what lies beyond the image's last whole group, are gathered
+ * Forms pixels, unpacked and tiles read pixels of a 1x1 layer where they lie. Windows of other layers, and what lies beyond the image's last whole group, are gathered
  * as rows of whole groups; forms groups and pairs pack such rows as a product packs those of A. */
 #include <string.h>
 

@@ -75,11 +75,12 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     const shape own = shape_of(job);
     if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_TILES || s->channels != own.channels || s->k2 < 1 ||
         s->k2 > own.panels || s->k3 != 1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT,
-                          "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; integer_winograd has 0, 1, %lld, 1 to %lld "
-                          "panels of tiles, 1",
-                          (int)s->stationary, (int)s->pack, (long long)s->channels, (long long)s->k2, (long long)s->k3,
-                          (long long)own.channels, (long long)own.panels);
+        return pysim_fail(
+            PYSIM_BAD_ARGUMENT,
+            "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; integer_winograd has 0, 1, %lld, 1 to %lld "
+            "panels of tiles, 1",
+            (int)s->stationary, (int)s->pack, (long long)s->channels, (long long)s->k2, (long long)s->k3, (long long)own.channels,
+            (long long)own.panels);
     const int64_t filters[] = {c->groups, own.filter_panels, PYSIM_QUAD_PLANES, own.pairs * own.width * 4};
     status = pysim_product("the transformed filters' bytes", 4, filters, &job->prepared_bytes);
     const int64_t patches[] = {s->k2, own.pairs + 1, PYSIM_QUAD_PLANES * PYSIM_QUAD_LANES * 4};
@@ -222,13 +223,14 @@ static void multiply(const run *r, const char *filters, const char *patches, int
     const shape *s = r->s;
     const pysim_nest *n = &r->job->nest;
     const int64_t plane = PYSIM_QUAD_PLANES * PYSIM_QUAD_LANES, of_filters = s->pairs * s->width * 4;
-    const int64_t lanes = pysim_ceil_div(quads, 2) * 2 * PYSIM_QUAD; /* whole vectors */
+    const int64_t vector = r->transforms->vector_quads, lanes = pysim_ceil_div(quads, vector) * vector * PYSIM_QUAD; /* whole vectors */
     const pysim_store store = {.alpha = 1, .beta = 1, .bounds = pysim_unbounded(PYSIM_S8)};
     for (int64_t c = 0; c < s->channels; c += r->safe) {
         const int64_t pairs = pysim_ceil_div(pysim_min(r->safe, s->channels - c), 2), before = c / 2;
         for (int64_t i = 0; i < PYSIM_QUAD_PLANES; i++)
-            n->row.run(2 * pairs, filters + i * of_filters + before * s->width * 4, patches + i * s->plane_bytes + before * PYSIM_QUAD_LANES * 4,
-                       PYSIM_QUAD_LANES, products + i * PYSIM_QUAD_LANES, plane, lanes, nf, &store);
+            n->row.run(2 * pairs, filters + i * of_filters + before * s->width * 4,
+                       patches + i * s->plane_bytes + before * PYSIM_QUAD_LANES * 4, PYSIM_QUAD_LANES, products + i * PYSIM_QUAD_LANES,
+                       plane, lanes, nf, &store);
         for (int64_t f = 0; f < nf; f++)
             r->transforms->inverse(products + f * plane, quads, c > 0, sums + f * PYSIM_QUAD_OUTPUTS * PYSIM_QUAD_LANES);
     }
@@ -238,7 +240,8 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     const run *r = context;
     const shape *s = r->s;
     const pysim_conv *c = &r->job->problem.conv;
-    const int64_t image = item / (r->blocks * r->parts), block = item / r->parts % r->blocks, part = item % r->parts, group = image % c->groups;
+    const int64_t image = item / (r->blocks * r->parts), block = item / r->parts % r->blocks, part = item % r->parts,
+                  group = image % c->groups;
     const int64_t begin = block * s->panels / r->blocks, end = (block + 1) * s->panels / r->blocks;
     const int64_t map = s->out_h * s->out_w * r->out_bytes, first_row = begin * PYSIM_QUADS / s->quads_wide;
     const int64_t last_row = (pysim_min(end * PYSIM_QUADS, s->quads) - 1) / s->quads_wide, rows = (last_row - first_row + 1) * SIDE + 2;
@@ -288,7 +291,7 @@ static void run_winograd(const pysim_job *job, const pysim_call *call) {
     const shape s = shape_of(job);
     const pysim_conv *c = &job->problem.conv;
     pysim_nest n = job->nest;
-    run r = {.job = job, .call = call, .s = &s, .transforms = &pysim_quads_s8__avx2, .parts = 1};
+    run r = {.job = job, .call = call, .s = &s, .transforms = n.row.quads, .parts = 1};
     n.out_bytes = pysim_dtype_bytes(pysim_result_dtype(PYSIM_S8));
     pysim_nest_rescale(&n, call->epilogue, 0);
     r.rescale = n.rescale, r.out_bytes = n.out_bytes;
@@ -301,4 +304,5 @@ static void run_winograd(const pysim_job *job, const pysim_call *call) {
     pysim_parallel_for(images * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
-const pysim_algorithm pysim_algorithm_integer_winograd = {.open = open_winograd, .prepare = prepare_winograd, .run = run_winograd, .quantised = 1};
+const pysim_algorithm pysim_algorithm_integer_winograd = {
+    .open = open_winograd, .prepare = prepare_winograd, .run = run_winograd, .quantised = 1};

@@ -12,12 +12,12 @@
 
 enum {
     PYSIM_QUAD = 4,
-    PYSIM_QUADS = 4,                               /* of a panel */
+    PYSIM_QUADS = 4, /* of a panel */
     PYSIM_QUAD_LANES = PYSIM_QUAD * PYSIM_QUADS,
     PYSIM_QUAD_PLANES = 36,
-    PYSIM_QUAD_OUTPUTS = 16,                       /* of a tile */
-    PYSIM_QUAD_COLUMNS = 20,                       /* columns of the padded input that a quad reads, from its first on: */
-    PYSIM_QUAD_PITCH = PYSIM_QUAD * PYSIM_QUAD,    /* the next quad's first column lies as far behind */
+    PYSIM_QUAD_OUTPUTS = 16,                    /* of a tile */
+    PYSIM_QUAD_COLUMNS = 20,                    /* columns of the padded input that a quad reads, from its first on: */
+    PYSIM_QUAD_PITCH = PYSIM_QUAD * PYSIM_QUAD, /* the next quad's first column lies as far behind */
 };
 
 /* Rows of the padded input, unsigned bytes: row i of quad q in channel c is rows[q] + i*pitch + c*channel. */
@@ -34,14 +34,14 @@ typedef struct {
     int64_t pitch, quads;
 } pysim_quad_results;
 
-typedef struct {
+typedef struct pysim_quad_transforms {
     /* V = B^T (d - zero) B of all patches. */
     void (*patches)(const pysim_quads *of, int64_t plane_bytes, void *to);
     /* sums (+)= A^T products A / 576 of a filter, exactly, if the result is within 2^25. */
     void (*inverse)(const int32_t *products, int64_t quads, int adds, int32_t *sums);
     /* Results of bytes of a filter: its sums + bias within the bounds, rescaled. */
     void (*store)(const pysim_rescale *r, const int32_t *sums, int32_t bias, const pysim_bounds *bounds, const pysim_quad_results *to);
+    int64_t vector_quads; /* quads whose tiles fill a vector */
 } pysim_quad_transforms;
 
-extern __attribute__((weak)) const pysim_quad_transforms pysim_quads_s8__avx2;
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Micro-kernels and packing of forms `groups`, `pairs`, `bounded` and `pixels` (native/kernels.inc): 4 bytes of neighbouring k fill a lane of windows, and a filter's
+ * Micro-kernels and packing of forms `groups`, `pairs`, `bounded`, `pixels` and `unpacked` (native/kernels.inc): 4 bytes of neighbouring k fill a lane of windows, and a filter's
  * 4 bytes are broadcast. Of groups of bytes one operand is unsigned; packing makes it so by adding 128, and the caller's bias takes 128 times the
  * other's sum off again. Pairs are two bytes that packing widens to 16 bits, both signed. Compiled once per target and type; TARGET names the
  * target. */
@@ -14,13 +14,13 @@
 #else
 #define FORM groups
 #endif
-#if defined HALVES || WIDTH == 512
+#if defined HALVES || (WIDTH == 512 && !defined PAIRS)
 #include "pack.h"
 #else
 #include "pack_bytes.h"
 #endif
 #ifndef PACKING
-#if !defined HALVES && !defined BOUNDED
+#if !defined HALVES && !defined BOUNDED && !(defined PAIRS && WIDTH == 512)
 #include "portable/depthwise_portable.h"
 #ifdef PAIRS
 #include "depthwise_words.h"
@@ -39,12 +39,17 @@ enum { ROWS_AHEAD = 96, MIN_PREFETCHED_FILTERS = 5 };
     int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, \
         const pysim_store *store
 
-#ifdef PAIRS
+#if defined PAIRS && WIDTH == 512
+#define MULTIPLIED(sum, x, y) _mm512_dpwssd_epi32(sum, x, y)
+#elif defined PAIRS
 #define MULTIPLIED(sum, x, y) s_add(sum, I(madd_epi16)(x, y))
+#else
+#define MULTIPLIED(sum, x, y) s_dot(sum, x, y)
+#endif
+#ifdef PAIRS
 #define OPERAND_OF(x, is_unsigned) (x)
 typedef WORDS FACTORS;
 #else
-#define MULTIPLIED(sum, x, y) s_dot(sum, x, y)
 #define OPERAND_OF(x, is_unsigned) ((is_unsigned) ? unsigned_of(x) : signed_of(x))
 typedef OPERAND FACTORS;
 #endif
@@ -100,6 +105,17 @@ INLINE void store_scaled(const int nv, const int nf, int64_t first, SUMS acc[MAX
         }
         return;
     }
+#ifdef ADDS
+    if (r->sum) {
+        const uint8_t *residual = r->residual + first * out_pitch;
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++, to += out_pitch, residual += out_pitch) {
+            scales_of(r, nv, j, tail, by);
+            b_store_sum(r, nv, acc[j], by, residual, (uint8_t *)to, nw);
+        }
+        return;
+    }
+#endif
     const BYTE_ROW row = byte_row(r);
 #pragma GCC unroll 16
     for (int j = 0; j < nf; j++, to += out_pitch) {
@@ -212,7 +228,10 @@ enum { SWAPS = 2 };
 #define TO6(M, v) TO4(M, v) M(v, 5) M(v, 6)
 #define TO9(M, v) TO6(M, v) M(v, 7) M(v, 8) M(v, 9)
 #define TO14(M, v) TO9(M, v) M(v, 10) M(v, 11) M(v, 12) M(v, 13) M(v, 14)
-#if WIDTH == 512
+#if WIDTH == 512 && defined PAIRS
+#define SIZES(M) TO9(M, 1)
+#define ROWS(M) M(16, 8)
+#elif WIDTH == 512
 #define SIZES(M) TO14(M, 1) TO14(M, 2) TO9(M, 3) TO6(M, 4)
 #define ROWS(M) M(32, 14) M(48, 9) M(64, 6)
 #elif defined PRODUCTS || defined PAIRS
@@ -231,6 +250,9 @@ static const instance sizes[SWAPS][MAX_VECTORS + 1][MAX_FILTERS + 1] = {SIZES(LI
         sizes[SWAPS > 1 && store->swapped][(nw + LANES - 1) / LANES][nf](k, filters, f, windows, window_pitch, out, out_pitch, nw, store); \
     }
 ROWS(ROW)
+#if defined PRODUCTS && WIDTH == 512 && !defined PAIRS
+#include "unpacked.h"
+#endif
 #endif
 
 #ifdef PAIRS

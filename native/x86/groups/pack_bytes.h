@@ -97,7 +97,7 @@ INLINE void store_groups(const __m128i x[GROUP], uint32_t *to, int64_t count) {
     const __m128i groups[4] = {_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1), _mm256_castsi256_si128(second),
                                _mm256_extracti128_si256(second, 1)};
     if (count < STEP) store_some(groups, to, count);
-    else _mm256_storeu_si256((__m256i *)(void *)to, first), _mm256_storeu_si256((__m256i *)(void *)(to + LANES), second);
+    else _mm256_storeu_si256((__m256i *)(void *)to, first), _mm256_storeu_si256((__m256i *)(void *)(to + STEP / 2), second);
 #else
     const __m128i low2 = _mm_unpacklo_epi8(x[2], x[3]), high2 = _mm_unpackhi_epi8(x[2], x[3]);
     const __m128i groups[4] = {_mm_unpacklo_epi16(low, low2), _mm_unpackhi_epi16(low, low2), _mm_unpacklo_epi16(high, high2),
@@ -153,6 +153,8 @@ static void pack_any(const pysim_segment *s, int64_t j, uint32_t *dst) {
 
 #ifdef BOUNDED
 #define PACK3(dtype, target, what) pack_##dtype##__##target##_bounded_##what
+#elif defined PAIRS && WIDTH == 512
+#define PACK3(dtype, target, what) pack_##dtype##__##target##_pairs_##what
 #else
 #define PACK3(dtype, target, what) pack_##dtype##__##target##_##what
 #endif

@@ -6,14 +6,15 @@
  *   PRODUCTS  the CPU multiplies groups in one instruction (VNNI, AVX-VNNI, AVX512-BF16)
  *   PACKING   packing of groups alone, for rows of form tiles
  *   BOUNDED   form bounded (bounded.h)
+ *   PAIRS     form pairs; of 512 bits this form alone
  *
  * Without PRODUCTS a group is split into elements of even and of odd k, widened to FP32 or 16 bits (vpmaddwd). vpmaddubsw may
  * saturate: 255 * 127 + 255 * 127 leaves int16. Panels of bytes are widened while they are packed (PAIRS). */
 #include <immintrin.h>
 #include <string.h>
 
-#if !defined PRODUCTS && !defined HALVES && !defined PACKING && !defined BOUNDED
-#define PAIRS
+#if !defined PRODUCTS && !defined HALVES && !defined PACKING && !defined BOUNDED && !defined PAIRS
+#define PAIRS 1
 #endif
 
 #include "kernel.h"
@@ -26,6 +27,7 @@ enum { LANES = 16 };
 typedef __m512i WORDS;
 typedef __mmask16 MASK;
 INLINE WORDS w_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
+INLINE void w_store(void *p, WORDS x) { _mm512_storeu_si512(p, x); }
 INLINE MASK m_first(int64_t n) { return (MASK)(n >= LANES ? 0xFFFF : (1 << n) - 1); }
 INLINE WORDS w_and(WORDS a, WORDS b) { return _mm512_and_si512(a, b); }
 #else
@@ -33,6 +35,7 @@ INLINE WORDS w_and(WORDS a, WORDS b) { return _mm512_and_si512(a, b); }
 enum { LANES = 8 };
 typedef __m256i WORDS, MASK;
 INLINE WORDS w_load(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+INLINE void w_store(void *p, WORDS x) { _mm256_storeu_si256((__m256i *)p, x); }
 INLINE MASK m_first(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)pysim_min(n, LANES)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -133,14 +136,19 @@ INLINE BYTE_ROW byte_row(const pysim_rescale *r) {
     return (BYTE_ROW){_mm512_set1_ps(r->high), _mm512_set1_epi16((int16_t)zero), _mm512_set1_epi8((char)((int32_t)r->low + zero)),
                       _mm512_set1_epi8((char)flip), _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)};
 }
-INLINE __m512i b_halves(const BYTE_ROW *of, SUMS a, FLOATS by_a, SUMS b, FLOATS by_b) {
-    const __m512i first = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(a), by_a), of->high));
-    const __m512i second = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(b), by_b), of->high));
+INLINE __m512i b_whole(const BYTE_ROW *of, SUMS a, FLOATS by) {
+    return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(a), by), of->high));
+}
+INLINE __m512i b_packed(const BYTE_ROW *of, __m512i first, __m512i second) {
     return _mm512_adds_epi16(_mm512_packs_epi32(first, second), of->zero);
 }
-INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by, uint8_t *p, int64_t count) {
-    const __m512i low = b_halves(of, sums[0], by[0], sums[nv > 1], by[nv > 1]);
-    const __m512i high = nv > 2 ? b_halves(of, sums[nv > 2 ? 2 : 0], by[nv > 2 ? 2 : 0], sums[nv - 1], by[nv - 1]) : low;
+INLINE __m512i b_halves(const BYTE_ROW *of, SUMS a, FLOATS by_a, SUMS b, FLOATS by_b) {
+    return b_packed(of, b_whole(of, a, by_a), b_whole(of, b, by_b));
+}
+/* Whole numbers without the zero point as bytes. */
+INLINE void b_store_whole(const BYTE_ROW *of, const int nv, const __m512i *whole, uint8_t *p, int64_t count) {
+    const __m512i low = b_packed(of, whole[0], whole[nv > 1]);
+    const __m512i high = nv > 2 ? b_packed(of, whole[nv > 2 ? 2 : 0], whole[nv - 1]) : low;
     __m512i bytes = _mm512_max_epu8(_mm512_packus_epi16(low, high), of->least);
     bytes = _mm512_permutexvar_epi32(of->order, _mm512_xor_si512(bytes, of->flip));
     if (count < nv * LANES) _mm512_mask_storeu_epi8(p, ~0ull >> (64 - count), bytes);
@@ -150,6 +158,31 @@ INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, cons
         if (nv == 1) _mm_storeu_si128((__m128i *)(void *)p, _mm512_castsi512_si128(bytes));
         if (nv == 3) _mm_storeu_si128((__m128i *)(void *)(p + 32), _mm512_extracti32x4_epi32(bytes, 2));
     }
+}
+INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by, uint8_t *p, int64_t count) {
+    __m512i whole[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < nv; v++) whole[v] = b_whole(of, sums[v], by[v]);
+    b_store_whole(of, nv, whole, p, count);
+}
+/* The same with a residual added: pysim_byte_sum. */
+INLINE void b_store_sum(const pysim_rescale *r, const int nv, const SUMS *sums, const FLOATS *by, const uint8_t *residual, uint8_t *p,
+                        int64_t count) {
+    const pysim_byte_sum *s = r->sum;
+    const pysim_rescale to = {.result = s->result, .zero = s->zero, .low = s->low, .high = s->high};
+    const BYTE_ROW row = byte_row(&to);
+    const FLOATS least = _mm512_set1_ps(r->low), most = _mm512_set1_ps(r->high), shift = _mm512_set1_ps(s->shift);
+    __m512i whole[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < nv; v++) {
+        const MASK some = v < nv - 1 ? m_first(LANES) : m_first(count - v * LANES);
+        const __m128i bytes = _mm_xor_si128(_mm_maskz_loadu_epi8(some, residual + v * LANES), _mm_set1_epi8((char)s->flip));
+        const FLOATS y = _mm512_min_ps(_mm512_max_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums[v]), by[v]), least), most);
+        const FLOATS b = _mm512_fmadd_ps(_mm512_set1_ps(s->second), _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), shift);
+        const FLOATS t = _mm512_fmadd_ps(_mm512_set1_ps(s->first), _mm512_roundscale_ps(y, 0), b);
+        whole[v] = _mm512_cvtps_epi32(_mm512_min_ps(t, row.high));
+    }
+    b_store_whole(&row, nv, whole, p, count);
 }
 #else
 typedef __m256 FLOATS;
@@ -196,9 +229,11 @@ INLINE void b_store_some(uint8_t *p, __m128i bytes, int64_t count) {
         rest >>= 8 * some, p += some;
     }
 }
+INLINE __m256i b_halves(const BYTE_ROW *of, SUMS a, FLOATS by_a, SUMS b, FLOATS by_b) {
+    return _mm256_adds_epi16(_mm256_packs_epi32(b_whole(of, a, by_a), b_whole(of, b, by_b)), of->zero);
+}
 INLINE __m128i b_row(const BYTE_ROW *of, const int nv, const SUMS *sums, const FLOATS *by) {
-    const __m256i a = b_whole(of, sums[0], by[0]), b = nv > 1 ? b_whole(of, sums[nv - 1], by[nv - 1]) : a;
-    const __m256i halves = _mm256_adds_epi16(_mm256_packs_epi32(a, b), of->zero);
+    const __m256i halves = b_halves(of, sums[0], by[0], sums[nv > 1], by[nv > 1]);
     const __m256i ordered = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(halves, halves), of->order);
     return _mm_xor_si128(_mm_max_epu8(_mm256_castsi256_si128(ordered), of->least), of->flip);
 }
@@ -211,6 +246,9 @@ INLINE void b_store_row(const BYTE_ROW *of, const int nv, const SUMS *sums, cons
 #endif
 /* x is unsigned, y signed. */
 #if defined PRODUCTS && WIDTH == 512
+#ifndef PAIRS
+#define ADDS /* stores add residuals of bytes */
+#endif
 INLINE SUMS s_dot(SUMS sum, OPERAND x, OPERAND y) { return _mm512_dpbusd_epi32(sum, x, y); }
 #elif defined PRODUCTS
 INLINE SUMS s_dot(SUMS sum, OPERAND x, OPERAND y) { return _mm256_dpbusd_avx_epi32(sum, x, y); }

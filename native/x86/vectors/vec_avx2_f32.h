@@ -63,6 +63,7 @@ INLINE VEC v_gather_from(VEC sofar, VEC source, const GATHER *g, int64_t i) {
 /* Contract: byte_sums.h. */
 #define V_BYTE_SUMS 32
 #include "byte_sums.h"
+#include "byte_tables.h"
 INLINE int v_byte_sums(const BYTE_SUMS *s, const uint8_t *a, const uint8_t *b, uint8_t *y) {
     const __m256i zero = _mm256_set1_epi16((int16_t)s->zero), quarter = _mm256_set1_epi32(4);
     const __m256i x = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)a), _mm256_set1_epi8((char)s->a_flip));

@@ -80,6 +80,7 @@ INLINE void v_narrow(uint16_t *p, VEC v) {
 /* Contract: byte_sums.h. */
 #define V_BYTE_SUMS 64
 #include "byte_sums.h"
+#include "byte_tables.h"
 INLINE int v_byte_sums(const BYTE_SUMS *s, const uint8_t *a, const uint8_t *b, uint8_t *y) {
     const __m512i zero = _mm512_set1_epi16((int16_t)s->zero), quarter = _mm512_set1_epi32(4);
     const __m512i x = _mm512_xor_si512(_mm512_loadu_si512(a), _mm512_set1_epi8((char)s->a_flip));

@@ -18,7 +18,7 @@ QUANTISED = True
 COMPUTES = Gemm
 tolerance, prepare, largest_part = direct_sum, nothing_prepared, nest_part
 
-_PACKS_A = tuple(dict.fromkeys(row.form for row in kernels() if not row.lists))  # forms
+_PACKS_A = tuple(dict.fromkeys(row.form for row in kernels() if not row.lists and not row.reads_rows))  # forms
 _NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters", _PACKS_A, rooms=2)
 least_cycles, candidates, workspace_bytes = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes
 describe, nests = _NEST.describe, _NEST.nests

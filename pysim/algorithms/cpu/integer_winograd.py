@@ -109,26 +109,33 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 def terms(w: Conv, group: Rows, machine: Machine, layout: Layout) -> tuple[Array | float, ...]:
     """kernel, call, store, pack."""
-    (kernel,) = group.kernels
+    each = [_terms(w, some.kernels[0], some.k2, machine) for _, some in group.grouped(lambda kernel: kernel.name)]
+    return tuple(np.concatenate(of) for of in zip(*each, strict=True))
+
+
+def _terms(w: Conv, kernel: Kernel, block: Array, machine: Machine) -> tuple[Array, ...]:
+    """Of one kernel with blocks of some sizes."""
     unit, core, repeats = machine.unit_of(kernel.target), machine.core, w.batch * w.groups
-    vectors, panels = ceil_div(_quads(w), 2), _panels(w)
+    quads = kernel.lane_windows // QUAD  # of a vector
+    vectors, panels = ceil_div(_quads(w), quads), _panels(w)
     full, last = divmod(w.group_filters, kernel.filters)
-    whole, rest = divmod(vectors, QUADS // 2)
+    whole, rest = divmod(vectors, QUADS // quads)
     step = sum(
         tiles * count * unit.step_cycles(w.dtype, along, filters)
-        for tiles, along in ((whole, QUADS // 2), (1, rest))
+        for tiles, along in ((whole, QUADS // quads), (1, rest))
         for count, filters in ((full, kernel.filters), (1, last))
         if along and filters
     )
     wait = core.transform_wait
-    rows = np.ceil(panels / group.k2) * w.group_channels * _block_rows(w, group.k2)
+    rows = np.ceil(panels / block) * w.group_channels * _block_rows(w, block)
     calls = panels * ceil_div(w.group_filters, kernel.filters) * PLANES
-    return (
+    found = (
         repeats * PLANES * _pairs(w) * step,
         repeats * calls * SHORT_CALL * core.call_cycles.value,
         repeats * vectors * w.group_filters * OUTPUT_INSTRUCTIONS * wait / 2,
         repeats * (vectors * _pairs(w) * PATCH_INSTRUCTIONS * wait / 2 + rows * core.pack_call_cycles.value),
     )
+    return tuple(np.broadcast_to(np.asarray(one, np.float64), block.shape) for one in found)
 
 
 def described(w: Conv, rows: Rows) -> LoopNest:

@@ -48,7 +48,7 @@ def nest_of(problem: Gemm, packs: bool = False) -> loops.Nest:
 _IN_PLACE = OnNest(nest_of, "matrix product, B packed in advance", (BROADCASTS,), NAME, rooms=1)
 _PACKED = _IN_PLACE._replace(nest=partial(nest_of, packs=True))
 _NARROW = _PACKED._replace(form=(BROADCASTS, "groups", "pairs", "tiles"))
-_NARROW_ROWS = _PACKED._replace(form=(*(_NARROW.form or ()), "pixels"))
+_NARROW_ROWS = _PACKED._replace(form=(*(_NARROW.form or ()), "pixels", "unpacked"))
 refuses = broadcasts
 
 

@@ -36,7 +36,7 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
     product); otherwise the run packs them. `windows_packed`: windows are in panels before the run, and count as in place;
     then pack of a schedule says whether the run packs filters.
     `windows_transposed`, `filters_transposed`: packing that operand transposes it. `fresh_input`: the input was written just before the
-    run. `filters_gathered`: rows of k of filters are windows of an image, which the run gathers.
+    run. `filters_gathered`: rows of k of filters are windows of an image, which the run gathers in so many pieces each; else 0.
     """
 
     in_place: bool
@@ -45,7 +45,7 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
     windows_packed: bool = False
     windows_transposed: bool = False
     filters_transposed: bool = False
-    filters_gathered: bool = False
+    filters_gathered: int = 0
     fresh_input: bool = False
 
     def __post_init__(self) -> None:

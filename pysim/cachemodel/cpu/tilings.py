@@ -61,7 +61,7 @@ def build_refuses(kernel: Kernel, machine: Machine) -> Reason | None:
 
 def _form_refuses(kernel: Kernel, form: Forms) -> Reason | None:
     forms = (form,) if isinstance(form, str) else form
-    if kernel.form in forms if forms is not None else not (kernel.lists and kernel.in_rows):
+    if kernel.form in forms if forms is not None else not kernel.reads_rows:
         return None
     if forms is None:
         return Reason("shape", "it reads pixels with channels last")

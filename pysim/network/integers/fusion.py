@@ -61,6 +61,7 @@ class _Integers:
         self._tensors, self._constants = dict(graph.tensors), dict(graph.constants)
         self._nodes: list[Node] = []
         self._found: dict[str, _Bytes | None] = {}
+        self._functions: dict[str, tuple[str, Array]] = {}  # values of bytes that are tables of another one
 
     def before_quantize(self) -> Graph:
         """Folds every Quantize with what computes its input."""
@@ -154,15 +155,24 @@ class _Integers:
     def _requantized(self, like: Node, x: _Bytes, to: Quantity, unary: Sequence[Node], output: str) -> str:
         """A function of bytes: nothing if it changes none, else a table."""
         tensor = Tensor(self._tensors[x.name].shape, to.dtype)
+        root, every = self._function(x)
         if x.of == to and not unary:
+            self._functions[output] = root, every.view(np.uint8)
             return self._add("View", like, (x.name,), output, tensor)
-        every = np.arange(256, dtype=np.uint8).view(x.of.dtype)
         numbers = x.of.numbers(every)
         for node in unary:
             numbers = self._computed(node, numbers)
-        table = to.quantized(numbers).view(np.uint8)
         like = like._replace(absorbed=(*like.absorbed, *(node.name for node in unary)))
-        return self._add("Table", like, (x.name,), output, tensor, table=table)
+        return self._table(like, root, output, tensor, to.quantized(numbers))
+
+    def _function(self, x: _Bytes) -> tuple[str, Array]:
+        """The value of bytes that a value is a function of, element by element, perhaps itself; and what it is for each of the 256."""
+        root, table = self._functions.get(x.name, (x.name, np.arange(256, dtype=np.uint8)))
+        return root, table.view(x.of.dtype)
+
+    def _table(self, like: Node, root: str, output: str, tensor: Tensor, table: Array) -> str:
+        self._functions[output] = root, table.view(np.uint8)
+        return self._add("Table", like, (root,), output, tensor, table=table.view(np.uint8))
 
     def _computed(self, node: Node, numbers: Array) -> Array:
         """A unary node's results of some numbers."""
@@ -219,6 +229,12 @@ class _Integers:
             return False
         of, bounds = (sides[0].of, sides[1].of, to), self._bounds(to, unary)
         tensor, about = self._tensors[node.output], {"of": of, "multiply": made.op == "Mul", **bounds}
+        (root, a), (other, b) = self._function(sides[0]), self._function(sides[1])
+        if root == other and self._tensors[sides[0].name].shape == self._tensors[sides[1].name].shape:  # as x sigmoid(x) is
+            numbers = of[0].numbers(a) * of[1].numbers(b) if about["multiply"] else of[0].numbers(a) + of[1].numbers(b)
+            table = to.quantized(numbers).clip(bounds["low"], bounds["high"]).astype(to.dtype)
+            self._table(self._absorbed(node, made, unary), root, node.output, tensor, table)
+            return True
         self._add("IntegerPair", self._absorbed(node, made, unary), [one.name for one in sides if one], node.output, tensor, **about)
         return True
 

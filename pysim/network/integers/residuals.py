@@ -20,7 +20,7 @@ def with_residuals(graph: Graph, adds: Callable[[Node, Graph], bool]) -> Graph:
     for at, node in enumerate(graph.nodes):
         found = [makers[name] for name in node.inputs if name in makers] if node.op == "IntegerPair" else []
         able = [(place, one) for place, one in found if _makes(one, node, graph) and len(users[one.output]) == 1 and adds(one, graph)]
-        if not able or node.attributes["multiply"] or node.inputs[0] == node.inputs[1]:
+        if not able or node.attributes["multiply"] or node.inputs[0] == node.inputs[1] or graph.constants.keys() & {*node.inputs}:
             continue
         place, conv = max(able, key=lambda one: one[0])
         first = node.inputs.index(conv.output)

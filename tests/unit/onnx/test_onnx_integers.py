@@ -128,6 +128,20 @@ def test_statically_quantised_networks(tmp_path, make, kind, form):
     assert make is convolutions or (found == right).mean() > 0.9
 
 
+def test_operators_of_one_value_are_one_table(tmp_path):
+    """x sigmoid(x) + x, each operator quantised."""
+    logging.disable(logging.WARNING)
+    w, shape = Written(), [1, 3, 9, 11]
+    product = w.add("Mul", ["x", w.add("Sigmoid", ["x"], "gate")], "product")
+    w.add("Add", [product, "x"], "y")
+    onnx.save(w.model(shape, shape), tmp_path / "float.onnx")
+    about = {"quant_format": quantization.QuantFormat.QDQ, "activation_type": quantization.QuantType.QUInt8}
+    quantization.quantize_static(tmp_path / "float.onnx", tmp_path / "bytes.onnx", Samples(shape), **WEIGHTS, **about)
+    right, found, ops = results(tmp_path / "bytes.onnx", 2 * RNG.standard_normal(shape).astype(np.float32))
+    assert ops == ["Quantize", "Table", "Dequantize"]
+    np.testing.assert_array_equal(found, right, strict=True)
+
+
 @pytest.mark.parametrize("make", [convolutions, attention])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_dynamically_quantised_networks(tmp_path, make, per_channel):

@@ -27,3 +27,20 @@ def test_every_pair_of_bytes_gives_what_the_operators_one_by_one_give():
         left, right = of[0].numbers(x), of[1].numbers(y)
         expected = of[2].quantized(left * right if multiply else left + right).clip(low, high)
         np.testing.assert_array_equal(out.view(kinds[2]), expected)
+
+
+def test_a_plane_by_one_number_gives_what_the_operators_one_by_one_give():
+    random = np.random.default_rng(9)
+    for trial in range(24):
+        kinds = [BYTES[i] for i in random.integers(0, 2, 3)]
+        of = tuple(Quantity(float(np.float32(0.1 + random.random())), int(np.iinfo(kind).min) + 99, kind) for kind in kinds)
+        planes, pixels, (low, high) = 5, (3, 511, 512, 1100)[trial % 4], (int(np.iinfo(kinds[2]).min) + 3, int(np.iinfo(kinds[2]).max) - 2)
+        x, y = (
+            random.integers(0, 256, size, np.uint8).view(kind)
+            for size, kind in (((1, planes, pixels), kinds[0]), ((1, planes, 1), kinds[1]))
+        )
+        out = np.empty(x.shape, kinds[2])
+        byte_pair_step(out, x, y, of, trial % 2 == 0, low, high)()
+        left, right = of[0].numbers(x), of[1].numbers(y)
+        expected = of[2].quantized(left * right if trial % 2 == 0 else left + right).clip(low, high)
+        np.testing.assert_array_equal(out, expected)

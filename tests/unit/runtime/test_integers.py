@@ -14,11 +14,11 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_kernels, kernels
 from pysim.runtime.cpu import aligned, available_kernels
 from pysim.runtime.cpu_launch import Launch, Prepared
-from pysim.runtime.integer_steps import Quantity, byte_sum_of
+from pysim.runtime.integer_steps import Quantity, byte_sum_of, table_step
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYSIM_EMULATED", "1")  # builds for tests have AMX's rows on CPUs without it
-    PLANES = [row for row in (*kernels(), *direct_kernels()) if row.dtype == "s8" and row.form not in ("last", "pixels")]
+    PLANES = [row for row in (*kernels(), *direct_kernels()) if row.dtype == "s8" and row.form not in ("last", "pixels", "unpacked")]
     ROWS = [row for row in PLANES if row.name in available_kernels()]
 RESULTS = ("s32", "u8", "s8", "f32")
 NAMES = {"s8": np.int8, "u8": np.uint8}
@@ -122,7 +122,7 @@ def test_stores_add_residuals_of_bytes_as_operators_one_by_one_do(row: Kernel) -
         if residual.dtype == y.dtype:
             place, room = residual.copy(), aligned(launch.workspace_bytes, np.uint8)
             step = launch.step(x, launch.prepare(w), place, room, launch.epilogue(bias, activation, place))
-            if row.form == "tiles":
+            if row.adds:
                 step()
                 np.testing.assert_array_equal(place, expected)
             else:
@@ -130,6 +130,15 @@ def test_stores_add_residuals_of_bytes_as_operators_one_by_one_do(row: Kernel) -
                     step()
         done += 1
     assert done > 5
+
+
+def test_tables_of_any_length() -> None:
+    random = np.random.default_rng(1)
+    for count in (*range(1, 140, 3), 1000, 4097):
+        x, table = elements(random, (count,), "u8"), elements(random, (256,), "u8")
+        y = np.zeros(count + 1, np.uint8)
+        table_step(y[:count], x, table)()
+        np.testing.assert_array_equal(y, [*table[x], 0])
 
 
 def test_factors_of_a_sum_are_those_of_all_bytes_or_none() -> None:

@@ -83,8 +83,9 @@ def test_the_flags_of_an_instruction_set_are_those_of_the_library() -> None:
         assert listed and re.findall(r"'([^']+)'", listed[1]) == FLAGS[target].split()
     groups = re.findall(r"^ +'(\w+)_(\w+)': \[(avx\w+)(?: \+ \['(-\S+)'\])?, \[(.*)\]\],", text, re.MULTILINE)
     listed_groups = {(target, dtype): f"{FLAGS[base]} {own} {defines}" for target, dtype, base, own, defines in groups}
-    bounded = {("avx2_bounded", "s8"): f"{GROUPS['avx2', 's8']} -DBOUNDED"}
-    assert {key: re.sub("[', ]+", " ", flags).strip() for key, flags in listed_groups.items()} == GROUPS | bounded
+    more = {("avx2_bounded", "s8"): f"{GROUPS['avx2', 's8']} -DBOUNDED"}
+    more |= {("avx512vnni_pairs", "s8"): f"{GROUPS['avx512vnni', 's8']} -DPAIRS"}
+    assert {key: re.sub("[', ]+", " ", flags).strip() for key, flags in listed_groups.items()} == GROUPS | more
 
 
 @pytest.mark.parametrize("machine", ["zen4", "power10-e1050"])
