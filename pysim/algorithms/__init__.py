@@ -16,8 +16,8 @@ from pysim.problem.text import Workload
 
 @cache
 def _folder(kind: str) -> tuple[Algorithm, ...]:
-    package = import_module(f"{__name__}.{kind}")
-    modules = (import_module(f"{package.__name__}.{found.name}") for found in pkgutil.iter_modules(package.__path__))
+    found = pkgutil.walk_packages(import_module(f"{__name__}.{kind}").__path__, f"{__name__}.{kind}.")
+    modules = (import_module(one.name) for one in found if not one.ispkg)
     return tuple(cast("Algorithm", getattr(module, "ALGORITHM", module)) for module in modules)
 
 

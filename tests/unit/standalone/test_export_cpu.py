@@ -33,6 +33,8 @@ PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "direct_nchwc": ("conv:ic16ih13iw11oc32kh3ph1", "f32_nchwc_4x4__portable", {"layout": "nchw4c"}),
     "grouped": ("conv:g4ic24ih13iw11oc24kh3ph1", "f32_grouped_10x4__portable", {"layout": "nchw4c"}),
     "blocked": ("conv:ic32ih13iw11oc16kh3ph1", "f32_nchwc_4x4__portable", {}),
+    "strassen": ("gemm:37x54x42", "f32_win_8x4__portable", {"prepared": True}),
+    "strassen_1x1": ("conv:ic32ih13iw11oc16kh1", "f32_nchwc_4x4__portable", {"layout": "nchw4c"}),
 }
 
 

@@ -47,6 +47,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "unpacked": (PRODUCT, {}),
     "panels": (PRODUCT, {"prepared": True}),
     "skinny": ("gemm:4x384x192", {}),
+    "strassen": (PRODUCT, {"prepared": True}),
 }
 WITHOUT_PLAIN_C = {"split_panels", "integer_winograd"}  # their tiles have no plain C
 OF_BYTES = {"channels_last"}  # of which nothing is compiled here
