@@ -97,7 +97,7 @@ class SevenProducts(NamedTuple):
     """An algorithm of this kind (`pysim.algorithms.interface.Algorithm`).
 
     `inner`: what computes the products, for a layout. `unfit`: why a problem has no halves. `half`: the problem of a product with so many
-    rows; `doubled`: the problem of which one is a product. `sizes`: of a problem.
+    rows; `part`: so many rows and images of a problem. `sizes`: of a problem.
     """
 
     NAME: str
@@ -105,7 +105,7 @@ class SevenProducts(NamedTuple):
     inner: Callable[[Layout], Any]
     unfit: Callable[[Any, Layout], Reason | None]
     half: Callable[[Any, int], Any]
-    doubled: Callable[[Any], Any]
+    part: Callable[[Any, int, int], Any]
     sizes: Callable[[Any], Sizes]
 
     # The sums
@@ -271,12 +271,13 @@ class SevenProducts(NamedTuple):
         return int(PRODUCTS * quarters + PANEL_ALIGN + max(inner, PANEL_ALIGN))
 
     def largest_part(self, problem: Any, schedule: Schedule, threads: int) -> Part:
-        """The largest part of each product of a block; threads divide the rows of the sums."""
+        """Threads divide the blocks."""
         half, of = schedule.outputs or 1, self.sizes(problem)
-        part: Part = self.inner("nchw").largest_part(self.half(problem, half), self._inner_schedule(schedule, problem, "nchw"), threads)
-        whole, blocks = self.doubled(part.problem), of.blocks(half) * of.images
-        own = msgspec.structs.replace(part.schedule, algorithm=self.NAME, outputs=ceil_div(self.sizes(whole).rows, 2))
-        return part._replace(problem=whole, schedule=own, share=part.share * blocks, regions=blocks * (PRODUCTS * part.regions + 2))
+        blocks = of.blocks(half)
+        most = ceil_div(blocks * of.images, threads)
+        part = self.part(problem, min(of.rows, most * 2 * half), max(1, most // blocks))
+        whole = self.sizes(part).blocks(half) * self.sizes(part).images
+        return Part(part, schedule, share=most / whole, items=most)
 
     def tolerance(self, problem: Any, schedule: Any) -> Bound:
         walk = accuracy.random_walk(accuracy.size_of(problem), SUM_UNITS[problem.dtype])

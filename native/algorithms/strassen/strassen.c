@@ -15,7 +15,7 @@
  * An element that is not finite would spoil results that do not depend on it, and sums may overflow where no product does. So results that are not finite
  * are computed again, from the definition, with the weights themselves, which lie behind the prepared operands.
  *
- * Threads divide the rows of both passes; each product is divided as the other algorithm does. One thread sums a result in a fixed order. */
+ * Threads divide the blocks: what one core has summed another one would get from its cache. One thread sums a result in a fixed order. */
 #include <string.h>
 
 #include "algorithms/algorithm.h"
@@ -51,10 +51,10 @@ static matrix of_planes(const char *first, int64_t channels, int64_t pixels, int
     return (matrix){(char *)first, rows / 2, columns, rows, pixels * block, pixels * block, block, slab_bytes(rows / 2, columns), 1};
 }
 
-/* Goes on by so many blocks. */
-static void advance(matrix *m, int64_t blocks) {
-    const int64_t step = 2 * blocks * (m->by_channel ? m->columns : m->rows);
-    m->first += step * (m->by_channel ? 1 : m->pitch) * (int64_t)sizeof(float);
+/* From the first block of the first image to another; images are those of a convolution. */
+static void go_to(matrix *m, int64_t image, int64_t block) {
+    const int64_t step = 2 * block * (m->by_channel ? m->columns : m->rows);
+    m->first += (image * m->row_end * m->pitch + step * (m->by_channel ? 1 : m->pitch)) * (int64_t)sizeof(float);
     if (m->by_channel) m->column_end -= step;
     else m->row_end -= step;
 }
@@ -165,8 +165,7 @@ static pysim_status open_strassen(const pysim_problem *p, const pysim_schedule *
     const int64_t each = pysim_ceil_div(job->prepared_bytes, ALIGN) * ALIGN;
     if (each > INT64_MAX / 16 || a.slab > INT64_MAX / 64 || c.slab > INT64_MAX / 64)
         return pysim_fail(PYSIM_OVERFLOW, "seven products of halves exceed int64 bytes");
-    job->thread_bytes = pysim_max(job->thread_bytes, ALIGN);
-    job->shared_bytes = PYSIM_PRODUCTS * (a.slab + c.slab) + ALIGN; /* the workspace may not be aligned to a line */
+    job->thread_bytes = pysim_max(job->thread_bytes, ALIGN) + PYSIM_PRODUCTS * (a.slab + c.slab) + ALIGN; /* to align to a line */
     job->prepared_bytes = PYSIM_PRODUCTS * each + weight_bytes(p);
     job->operands.second = (pysim_operand){"prepared halves", PYSIM_F32, job->prepared_bytes};
     return PYSIM_OK;
@@ -213,12 +212,11 @@ typedef struct {
     matrix a, c;
     char *operands, *products; /* quarters in the workspace */
     const pysim_loops *loops;
+    int64_t blocks;      /* of an image */
     int64_t from_result; /* bytes from the result to the residual */
 } running;
 
-static void sum_row(int64_t i, int64_t thread, const void *context) {
-    const running *r = context;
-    (void)thread;
+static void sum_row(const running *r, int64_t i) {
     for (int64_t j = 0, count; j < columns_of(&r->a); j += count) {
         char *x[4];
         quarters_of(&r->a, i, j, x);
@@ -269,14 +267,12 @@ static void repeat_biases(const matrix *c, const float *bias, int64_t i, int64_t
             memcpy(to[half] + e, bias + (i + half * c->rows) * c->block, (size_t)(pysim_min(c->block, count - e)) * sizeof(float));
 }
 
-static void join_row(int64_t i, int64_t thread, const void *context) {
-    const running *r = context;
+static void join_row(const running *r, int64_t i) {
     const matrix *c = &r->c;
     const pysim_epilogue *e = r->call->epilogue;
     const double beta = r->job->problem.kind == PYSIM_GEMM ? e->beta : 0;
     const float *bias = e->bias;
     float biases[2][CHUNK], before[4][CHUNK];
-    (void)thread;
     pysim_join with = {{biases[0], biases[1]}, {NULL}, e->alpha, r->call->residual ? 1 : beta, r->call->bounds};
     const int64_t most = pysim_min(CHUNK, columns_of(c));
     if (!bias) memset(biases[0], 0, (size_t)most * sizeof(float)), with.bias[1] = biases[0];
@@ -298,46 +294,41 @@ static void join_row(int64_t i, int64_t thread, const void *context) {
     }
 }
 
-static void run_block(running *r, pysim_call *one) {
-    const pysim_call *call = r->call;
-    const int64_t each = operand_bytes(r->job);
-    const double start = call->profile ? pysim_now() : 0;
-    if (one->epilogue->alpha != 0) pysim_parallel_for(rows_of(&r->a), call->threads, sum_row, r);
-    const double summed = call->profile ? pysim_now() : 0;
+/* A block of an image, on one thread. */
+static void run_block(int64_t item, int64_t thread, const void *context) {
+    running r = *(const running *)context;
+    const pysim_job *job = r.job;
+    const pysim_epilogue plain = {.alpha = r.call->epilogue->alpha != 0}; /* 0: neither operand is read, as in BLAS */
+    pysim_profile own = {0};
+    char *workspace = r.call->workspace + thread * job->thread_bytes;
+    r.operands = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
+    r.products = r.operands + PYSIM_PRODUCTS * r.a.slab;
+    pysim_call one = {.epilogue = &plain, .bounds = pysim_unbounded(PYSIM_F32), .threads = 1, .profile = r.call->profile ? &own : NULL};
+    one.workspace = r.products + PYSIM_PRODUCTS * r.c.slab;
+    go_to(&r.a, item / r.blocks, item % r.blocks), go_to(&r.c, item / r.blocks, item % r.blocks);
+    const double start = r.call->profile ? pysim_now() : 0;
+    for (int64_t i = 0; i < rows_of(&r.a) && plain.alpha != 0; i++) sum_row(&r, i);
+    const double summed = r.call->profile ? pysim_now() : 0;
     for (int product = 0; product < PYSIM_PRODUCTS; product++) {
-        one->first = r->operands + product * r->a.slab, one->second = call->second + product * each;
-        one->result = r->products + product * r->c.slab;
-        inner_of(&r->job->problem)->run(r->job, one);
+        one.first = r.operands + product * r.a.slab, one.second = r.call->second + product * operand_bytes(job);
+        one.result = r.products + product * r.c.slab;
+        inner_of(&job->problem)->run(job, &one);
     }
-    const double multiplied = call->profile ? pysim_now() : 0;
-    pysim_parallel_for(rows_of(&r->c), call->threads, join_row, r);
-    if (call->profile) call->profile->pack_seconds += summed - start + (pysim_now() - multiplied);
-    advance(&r->a, 1), advance(&r->c, 1);
-}
-
-/* From behind the blocks of an image, a convolution's, to the next one. */
-static void next_image(matrix *m, int64_t blocks) {
-    advance(m, -blocks);
-    m->first += m->row_end * m->pitch * (int64_t)sizeof(float);
+    const double multiplied = r.call->profile ? pysim_now() : 0;
+    for (int64_t i = 0; i < rows_of(&r.c); i++) join_row(&r, i);
+    if (r.call->profile) own.pack_seconds += summed - start + (pysim_now() - multiplied);
+    pysim_add_profile(r.call->profile, &own);
 }
 
 static void run_strassen(const pysim_job *job, const pysim_call *call) {
     const pysim_problem *p = &job->problem;
     const int64_t images = p->kind == PYSIM_CONV ? p->conv.batch : 1;
-    const pysim_epilogue plain = {.alpha = call->epilogue->alpha != 0}; /* 0: neither operand is read, as in BLAS */
+    const int64_t rows = p->kind == PYSIM_GEMM ? p->gemm.m : p->conv.height * p->conv.width;
     running r = {.job = job, .call = call, .loops = pysim_loops_for(PYSIM_F32)};
-    r.operands = call->workspace + (ALIGN - (uintptr_t)call->workspace % ALIGN) % ALIGN;
+    r.blocks = pysim_ceil_div(rows, 2 * half_rows(&job->part));
     r.from_result = call->residual ? call->residual - call->result : 0;
     matrices_of(job, call->first, call->result, &r.a, &r.c);
-    r.products = r.operands + PYSIM_PRODUCTS * r.a.slab;
-    pysim_call one = *call;
-    one.epilogue = &plain, one.residual = NULL, one.bounds = pysim_unbounded(PYSIM_F32), one.finish = (pysim_finish){0};
-    const int64_t rows = p->kind == PYSIM_GEMM ? p->gemm.m : p->conv.height * p->conv.width,
-                  blocks = pysim_ceil_div(rows, 2 * half_rows(&job->part));
-    for (int64_t image = 0; image < images; image++) {
-        for (int64_t block = 0; block < blocks; block++) run_block(&r, &one);
-        next_image(&r.a, blocks), next_image(&r.c, blocks);
-    }
+    pysim_parallel_for(images * r.blocks, call->threads, run_block, &r);
 }
 
 const pysim_algorithm pysim_algorithm_strassen = {

@@ -19,8 +19,8 @@ def half(problem: Gemm, rows: int) -> Gemm:
     return msgspec.structs.replace(problem, m=rows, n=problem.n // 2, k=problem.k // 2, trans_a=False, trans_b=False)
 
 
-def doubled(problem: Gemm) -> Gemm:
-    return msgspec.structs.replace(problem, m=2 * problem.m, n=2 * problem.n, k=2 * problem.k)
+def part(problem: Gemm, rows: int, images: int) -> Gemm:
+    return msgspec.structs.replace(problem, m=rows)
 
 
 def sizes(problem: Gemm) -> Sizes:
@@ -35,4 +35,4 @@ def unfit(problem: Gemm, layout: Layout) -> Reason | None:
     return None
 
 
-ALGORITHM = SevenProducts(NAME, Gemm, lambda layout: panels, unfit, half, doubled, sizes)
+ALGORITHM = SevenProducts(NAME, Gemm, lambda layout: panels, unfit, half, part, sizes)

@@ -22,8 +22,9 @@ def half(problem: Conv, pixels: int) -> Conv:
     return msgspec.structs.replace(problem, batch=1, channels=channels, filters=filters, height=1, width=pixels)
 
 
-def doubled(problem: Conv) -> Conv:
-    return msgspec.structs.replace(problem, channels=2 * problem.channels, filters=2 * problem.filters, width=2 * problem.width)
+def part(problem: Conv, pixels: int, images: int) -> Conv:
+    """A row of pixels of some images."""
+    return msgspec.structs.replace(problem, batch=images, height=1, width=pixels)
 
 
 def sizes(problem: Conv) -> Sizes:
@@ -42,4 +43,4 @@ def unfit(problem: Conv, layout: Layout) -> Reason | None:
     return None
 
 
-ALGORITHM = SevenProducts(NAME, Conv, lambda layout: direct_nchwc, unfit, half, doubled, sizes)
+ALGORITHM = SevenProducts(NAME, Conv, lambda layout: direct_nchwc, unfit, half, part, sizes)
