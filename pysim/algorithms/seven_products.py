@@ -135,13 +135,15 @@ class SevenProducts(NamedTuple):
         def summed(whole: str, parts: str, each: int, written: bool) -> LoopNest:
             quarter = half * each // 2 * size
             lines = max(1, quarter // PANEL_ALIGN)
-            every, one = Extent(4 * quarter / lines, 4.0 * quarter), Extent(quarter / lines, float(quarter))
-            quarters = [Operand(f"{parts} {at + 1}", {"lines": one}, "lines", written=written) for at in range(PRODUCTS)]
-            operand = Operand(whole, {"blocks": Extent(1.0, blocks), "lines": every}, "lines", written=not written)
+            every, seven = (Extent(count * quarter / lines, float(count * quarter)) for count in (4, PRODUCTS))
+            operands = (
+                Operand(whole, {"blocks": Extent(1.0, blocks), "lines": every}, "lines", written=not written),
+                Operand(parts, {"lines": seven}, "lines", written=written),
+            )
             loops = (Loop("blocks", "blocks", 1, blocks), Loop("lines", "lines", 1, lines))
-            return LoopNest(loops, (operand, *quarters), {"blocks": blocks, "lines": lines}, 1)
+            return LoopNest(loops, operands, {"blocks": blocks, "lines": lines}, 1)
 
-        return summed("input", "operand", of.operands, True), summed("output", "product", of.results, False)
+        return summed("input", "operands", of.operands, True), summed("output", "products", of.results, False)
 
     # The products
 
@@ -306,7 +308,11 @@ class SevenProducts(NamedTuple):
         before, after = self.conversions(plan.workload, plan.schedule.tile["outputs"])
         inner: Nests = self.inner(plan.layout).nests(self._product_plan(plan))
         (one,) = inner.loops
-        return Nests((before, one.renamed({"output": "product 1"}), after), inner.names)
+        own = {"output": "products", "input" if kind_of(plan.workload) == "CONV" else "filters": "operands"}
+        several = Extent(1.0, PRODUCTS)
+        operands = [of._replace(name=own.get(of.name, of.name), extents={"products": several, **of.extents}) for of in one.operands]
+        loops = (Loop("products", "products", 1, PRODUCTS), *one.loops)
+        return Nests((before, LoopNest(loops, operands, {"products": PRODUCTS, **one.total}, one.columns), after), inner.names)
 
 
 def added(parts: Sequence[tuple[int, Cost]]) -> Cost:

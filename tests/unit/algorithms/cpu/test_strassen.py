@@ -12,6 +12,8 @@ from native_library import native
 import pysim
 from pysim import planner
 from pysim.algorithms import algorithm_named
+from pysim.cachemodel.simulator import walk
+from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.errors import PlanError
 from pysim.explain.text import explain
 from pysim.machine.load import load
@@ -183,3 +185,14 @@ def test_plans_for_threads_divide_what_runs_divide(threads: int) -> None:
     alone, team = (planner.plan(LARGE, ZEN4, threads=count, algorithm="strassen", prepared=True) for count in (1, threads))
     assert alone.seconds is not None and team.seconds is not None
     assert alone.seconds / threads * 0.8 < team.seconds < alone.seconds
+
+
+@pytest.mark.parametrize(("text", "layout"), [("gemm:128x512x256", "nchw"), ("conv:mb2ic64ih14oc96kh1", "nchw16c")])
+def test_its_loops_are_simulated_and_move_about_the_lines_that_are_predicted(text: str, layout: Layout) -> None:
+    on = ZEN4.contiguous()
+    name = "strassen" if text.startswith("gemm") else "strassen_1x1"
+    plan = planner.plan(text, on, algorithm=name, prepared=True, layout=layout)
+    found, _ = walk.simulate(algorithm_named(name, plan.workload, on).nests(plan).loops, Hierarchy.from_machine(on), warm=True)
+    assert isinstance(plan.cost, Cost)
+    lines = plan.cost.levels["L2"]
+    assert found["L1"].misses == pytest.approx(lines["lines"] - lines["writeback_lines"], rel=0.4)
