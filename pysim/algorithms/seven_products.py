@@ -53,7 +53,7 @@ OPERAND_LOADS, OPERAND_STORES, RESULT_LOADS, RESULT_STORES = 4, 7, 9, 4  # of ve
 _OF_PRODUCTS: dict[State, State] = {"hot": "in turns", "chained": "first in turns"}  # of the first block
 OPERAND_CALLS, RESULT_CALLS = 1, 3  # as long as that many calls of a kernel, of each chunk of a row
 CHUNK = 512  # elements: of native/algorithms/strassen/strassen.c
-KEPT = (0.25, 0.5, 1.0)  # shares of the private caches that the quarters of a block may fill
+KEPT = (0.5,)  # shares of the private caches that the quarters of a block may fill
 
 
 class Sizes(NamedTuple):
@@ -162,8 +162,13 @@ class SevenProducts(NamedTuple):
         yield from sorted({ceil_div(whole, count) for count in counts})
 
     def _product(self, request: Request, half: int, **terms: Any) -> Request:
-        """The request for one of the products."""
-        return request._replace(problem=self.half(request.problem, half), algorithm=None, most=None, **terms)
+        """The request for one of the products; `most`: cycles that are left for it."""
+        most = request.most
+        if most is not None and np.isfinite(most):
+            around = sum(float(one.cycles[0]) for one in self.passes(request.problem, request.cpu, request.state, half))
+            of = self.sizes(request.problem)
+            most = max(0.0, most - around) / (PRODUCTS * of.blocks(half) * of.images)
+        return request._replace(problem=self.half(request.problem, half), algorithm=None, most=most, **terms)
 
     def _inner_schedule(self, schedule: Schedule, problem: Workload, layout: Layout) -> Schedule:
         name = self.inner(layout).NAME
@@ -184,6 +189,8 @@ class SevenProducts(NamedTuple):
             if isinstance(most, NoneLegal):
                 yield most
                 return
+            if not most.cycles.size:
+                continue  # none is fast enough
             best = most.selected(np.arange(most.cycles.size) == most.cycles.argmin())
             schedule = best.schedule(0)
             assert isinstance(schedule, Schedule)
@@ -210,9 +217,8 @@ class SevenProducts(NamedTuple):
         if reason := self._inaccurate(request):
             return NoneLegal((Rejected(self.NAME, reason.sentence, reason.code),))
         choices = [*self._choices(request)]
-        if isinstance(choices[0], NoneLegal):
-            return choices[0]
-        return Found(request, tuple(one for one in choices if isinstance(one, Choice)))
+        refused = (one for one in choices if isinstance(one, NoneLegal))
+        return next(refused, None) or Found(request, tuple(one for one in choices if isinstance(one, Choice)))
 
     def least_cycles(self, request: Request, best: float) -> float:
         """Seven products by a lower bound, and the sums with all data in L1."""

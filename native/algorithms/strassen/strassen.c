@@ -173,11 +173,16 @@ static pysim_status open_strassen(const pysim_problem *p, const pysim_schedule *
 
 /* ---- weights ---- */
 
-/* Weights of one channel and filter of each quarter 11, 12, 21, 22 (channel, filter) as the product's operand takes them. */
-static float combined(int product, const double b[4]) {
-    const double t1 = b[1] - b[0], t2 = b[3] - t1;
-    const double of[] = {b[0], b[2], b[3], t2 - b[2], t1, t2, b[3] - b[1]};
-    return (float)of[product];
+/* What each product's operand has of the weights' quarters 11, 12, 21, 22 (channel, filter). */
+static const double of_quarters[PYSIM_PRODUCTS][4] = {
+    {1, 0, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}, {1, -1, -1, 1}, {-1, 1, 0, 0}, {1, -1, 0, 1}, {0, -1, 0, 1},
+};
+
+/* A row of an operand, of quarters whose neighbours are `step` apart. */
+static void combine_row(const double of[4], const float *const b[4], int64_t step, int64_t count, float *to) {
+    for (int64_t e = 0; e < count; e++)
+        to[e] = (float)(of[0] * (double)b[0][e * step] + of[1] * (double)b[1][e * step] + of[2] * (double)b[2][e * step] +
+                        of[3] * (double)b[3][e * step]);
 }
 
 static void prepare_strassen(const pysim_job *job, const char *weights, char *prepared) {
@@ -189,15 +194,17 @@ static void prepare_strassen(const pysim_job *job, const char *weights, char *pr
     int64_t channels, filters;
     sizes_of(p, &channels, &filters);
     const int64_t of_channel = in_rows ? 1 : pitch, of_filter = in_rows ? pitch : 1, half_c = channels / 2, half_f = filters / 2;
+    const int by_filter = p->kind == PYSIM_CONV; /* operands are filters x channels, else channels x filters */
+    const int64_t rows = by_filter ? half_f : half_c, columns = by_filter ? half_c : half_f;
+    const int64_t of_row = by_filter ? of_filter : of_channel, of_column = by_filter ? of_channel : of_filter;
     pysim_job one = *job;
     one.prepared_bytes = each;
     for (int product = 0; product < PYSIM_PRODUCTS; product++) {
-        for (int64_t c = 0; c < half_c; c++)
-            for (int64_t f = 0; f < half_f; f++) {
-                const float *at = w + c * of_channel + f * of_filter, *below = at + half_c * of_channel;
-                const double b[] = {at[0], at[half_f * of_filter], below[0], below[half_f * of_filter]};
-                room[p->kind == PYSIM_CONV ? f * half_c + c : c * half_f + f] = combined(product, b);
-            }
+        for (int64_t i = 0; i < rows; i++) {
+            const float *at = w + i * of_row, *const b[] = {at, at + half_f * of_filter, at + half_c * of_channel,
+                                                            at + half_f * of_filter + half_c * of_channel};
+            combine_row(of_quarters[product], b, of_column, columns, room + i * columns);
+        }
         inner_of(p)->prepare(&one, (const char *)room, prepared + product * each);
     }
     for (int64_t f = 0; f < filters; f++)
