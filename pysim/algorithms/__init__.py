@@ -17,7 +17,8 @@ from pysim.problem.text import Workload
 @cache
 def _folder(kind: str) -> tuple[Algorithm, ...]:
     found = pkgutil.walk_packages(import_module(f"{__name__}.{kind}").__path__, f"{__name__}.{kind}.")
-    modules = (import_module(one.name) for one in found if not one.ispkg)
+    names = sorted((one.name for one in found if not one.ispkg), key=lambda name: name.rpartition(".")[2])
+    modules = (import_module(name) for name in names)
     return tuple(cast("Algorithm", getattr(module, "ALGORITHM", module)) for module in modules)
 
 
