@@ -85,7 +85,9 @@ def sources_of(plan: Plan, with_epilogue: bool) -> Sources:
         paths = (_isa_file(one, name) for name in names)
         units |= dict.fromkeys(Unit(path, _flags(one)) for path in paths if path and path not in plain)
     vectors = f"x86/vectors/vec_{target}_{_result(row.dtype)}.h" if _FOLDERS[target] == "x86" else f"portable/vec_{_result(row.dtype)}.h"
-    templates += ["standalone/epilogue.c"] * (with_epilogue and LOOPS not in templates)
+    if with_epilogue and LOOPS in templates:
+        raise PlanError(f"algorithm {algorithm} is exported without an epilogue; leave that out, or choose another with --algorithm")
+    templates += ["standalone/epilogue.c"] * with_epilogue
     units |= dict.fromkeys(Unit(path, FLAGS[target], vectors) for path in templates)
     texts = _with_includes([*(unit.path for unit in units), *[vectors] * bool(templates)])
     loops = (target if vectors.startswith("x86") else "portable", _result(row.dtype))
@@ -114,7 +116,7 @@ def _rows(plan: Plan, row: Kernel, plain: Sequence[str]) -> list[Kernel]:
 def _templates(row: Kernel, own: str | None, plain: Sequence[str]) -> list[str]:
     """The templates that define the plan's row and, for an algorithm that reads these tables, Winograd's transforms and loops over rows."""
     tables = [*[_table_of(row)] * (own is None), *["winograd.inc"] * any("winograd.inc" in _INCLUDE.findall(_read(path)) for path in plain)]
-    reads_loops = any(re.search(r"\bloops->\w+\(", _read(path)) for path in plain if path.startswith("algorithms/"))
+    reads_loops = any(re.search(r"\bpysim_loops \*", _read(path)) for path in plain if path.startswith("algorithms/"))
     return [LOOPS] * reads_loops + [path for path in _c_files("templates") if {*tables} & {*_INCLUDE.findall(_read(path))}]
 
 

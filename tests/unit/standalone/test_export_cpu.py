@@ -12,6 +12,7 @@ import pytest
 from checkout import ROOT
 
 import pysim
+from pysim.errors import PlanError
 from pysim.problem.conv import Conv
 from pysim.registry.cpu import algorithms, cpu_kernel
 from pysim.runtime.cpu import NUMPY_DTYPES, available_kernels
@@ -117,6 +118,13 @@ def test_an_epilogue_is_applied_in_the_stores(tmp_path: Path) -> None:
     pysim.export(plan, tmp_path, epilogue=text)
     built(tmp_path, "test", QUICKLY.format(0))
     assert text in (tmp_path / "plan.h").read_text() and "tanh" in (tmp_path / "README.md").read_text()
+
+
+def test_an_algorithm_with_loops_of_its_own_takes_no_epilogue(tmp_path: Path) -> None:
+    problem, kernel, terms = PLANS["strassen"]
+    plan = pysim.plan(problem, "host", algorithm="strassen", micro_kernel=kernel if kernel in available_kernels() else None, **terms)
+    with pytest.raises(PlanError, match="without an epilogue"):
+        pysim.export(plan, tmp_path, epilogue="max(x, 0)")
 
 
 @pytest.mark.skipif(not (which("powerpc64le-linux-gnu-gcc") and which("qemu-ppc64le")), reason="no compiler or emulator of POWER10")
