@@ -31,7 +31,7 @@ def unfit(problem: Gemm, layout: Layout) -> Reason | None:
     if problem.trans_a:
         return Reason("shape", "it takes A as it is, not transposed")
     if problem.m < 2 or problem.n % 2 or problem.k % 2:
-        return Reason("size", f"it halves {problem.m} rows, {problem.n} columns and k of {problem.k}: 2 rows or more, and even numbers")
+        return Reason("shape", f"it halves {problem.m} rows, {problem.n} columns and k of {problem.k}: 2 rows or more, and even numbers")
     return None
 
 

@@ -39,7 +39,7 @@ def unfit(problem: Conv, layout: Layout) -> Reason | None:
         return Reason("shape", f"it takes input and output in channel blocks, not {layout}")
     if problem.channels % (2 * block) or problem.filters % (2 * out) or problem.height * problem.width < 2:
         sizes = f"{problem.channels} channels, {problem.filters} filters and {problem.height * problem.width} pixels"
-        return Reason("size", f"it halves {sizes}: multiples of {2 * block} and {2 * out}, and 2 pixels or more")
+        return Reason("shape", f"it halves {sizes}: multiples of {2 * block} and {2 * out}, and 2 pixels or more")
     return None
 
 
