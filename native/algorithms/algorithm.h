@@ -15,6 +15,7 @@ typedef struct {
     pysim_nest nest;         /* points into this job */
     pysim_operands operands; /* as a run reads them: prepared weights instead of weights */
     int64_t prepared_bytes;  /* 0: weights are not prepared */
+    pysim_problem part;      /* one of the products of `strassen`, which the nest points to */
     pysim_conv own;          /* the convolution that the nest computes, if an algorithm reduces the problem to another one */
     int64_t thread_bytes;    /* workspace bytes per thread of an algorithm without a nest; 0: the panels of the nest */
     int64_t sums_at;         /* s8: where prepared weights have the sums of each filter's or column's elements, INT32; 0: nowhere */

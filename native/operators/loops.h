@@ -28,6 +28,15 @@ typedef struct {
     double low, high;
 } pysim_finish;
 
+/* alpha sums + bias[q & 1] + factor added[q] of quarter q, within bounds; all are of as many elements as the sums. added may be NULL. */
+typedef struct {
+    const void *bias[2], *added[4];
+    double alpha, factor;
+    pysim_bounds bounds;
+} pysim_join;
+
+enum { PYSIM_PRODUCTS = 7 };
+
 struct pysim_loops {
     /* Of a tile that begins at filter f0 and window w0; `sums` rows are sums_pitch apart, those of `out` pitch. */
     void (*rescale)(const pysim_rescale *r, const int32_t *sums, int64_t sums_pitch, int64_t f0, int64_t w0, void *out, int64_t pitch,
@@ -49,6 +58,10 @@ struct pysim_loops {
     void (*best)(const pysim_best *b, const void *x, void *y, int64_t *places);
     void (*sample)(const pysim_sample *s, const void *x, const void *grid, void *y);
     void (*recurrent)(const pysim_recurrent *r, const void *sums, const void *weights, void *y, void *workspace);
+    /* Of quarters x of a matrix (11, 12, 21, 22; 21 and 22 may be NULL: zeros) the PYSIM_PRODUCTS operands of algorithms/strassen, `pitch` elements apart;
+     * and from the products, as far apart, those of the results; 0 if one of these is not finite before its bounds. */
+    void (*sums_of_quarters)(const void *const x[4], int64_t count, void *y, int64_t pitch);
+    int (*results_of_products)(const pysim_join *j, const void *products, int64_t pitch, int64_t count, void *const y[4]);
     void (*widen)(const void *x, int64_t count, void *y), (*narrow)(const void *x, int64_t count, void *y); /* of f32: halves */
 };
 

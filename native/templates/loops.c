@@ -451,14 +451,16 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 #include "loops_along.h"
 #include "loops_recurrent.h"
 #include "loops_sample.h"
+#include "algorithms/strassen/quarters.h"
 
 #ifdef ROUNDED_ONCE
 const pysim_loops pysim_loops_rounded_once = {.finish = finish_rows, .rows = rows_of, .attention = attention_rows};
 #else
-#define DEFINED(target, dtype)                                                                                                      \
-    const pysim_loops pysim_loops_##dtype##__##target = {rescale,      finish_rows,   map_planes,      pool_planes,    pair_arrays, \
-                                                         rows_of,      take_rows,     transpose_rows,  attention_rows, fold_axis,   \
-                                                         best_of_rows, sample_images, recurrent_steps, widen_halves,   narrow_to_halves};
+#define DEFINED(target, dtype)                                                                                \
+    const pysim_loops pysim_loops_##dtype##__##target = {                                                     \
+        rescale,         finish_rows,      map_planes,          pool_planes,  pair_arrays,     rows_of,       \
+        take_rows,       transpose_rows,   attention_rows,      fold_axis,    best_of_rows,    sample_images, \
+        recurrent_steps, sums_of_quarters, results_of_products, widen_halves, narrow_to_halves};
 #define PYSIM_LOOPS(target, dtype) MINE(target, dtype, DEFINED)(target, dtype)
 #include "loops.inc"
 #endif

@@ -63,35 +63,70 @@ INLINE void shares_of(const int n, T *scores, T most) {
     for (int v = 0; v < n; v++) v_store(scores + v * LANES, x[v]);
 }
 
+/* across_parts of each of GROUP rows, in its order. Rows share shuffles, eight of them where a vector has as many lanes; the places of a row's
+ * results are the bits of its number, reversed. */
+INLINE void across_group(const int largest, VEC part[GROUP][PARTS], T *to) {
+    const int rows = 8, lanes = LANES;
+    static const int places[] = {0, 4, 2, 6, 1, 5, 3, 7};
+    VEC v[8];
+    T out[LANES];
+    for (int r = 0; r < GROUP && lanes < rows; r++) to[r] = across_parts(largest, part[r]);
+    if (lanes < rows) return;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        VEC *const of = part[r < GROUP ? r : 0];
+#pragma GCC unroll 4
+        for (int n = r < GROUP ? PARTS / 2 : 0; n > 0; n /= 2)
+#pragma GCC unroll 8
+            for (int p = 0; p < n; p++) of[p] = combined(largest, of[p], of[p + n]);
+        v[r] = of[0];
+    }
+#pragma GCC unroll 3
+    for (int n = rows / 2; n > 0; n /= 2)
+#pragma GCC unroll 4
+        for (int i = 0; i < n; i++)
+            v[i] = combined(largest, v_interleave_low(v[2 * i], v[2 * i + 1]), v_interleave_high(v[2 * i], v[2 * i + 1]));
+#pragma GCC unroll 2
+    for (int n = lanes; n > rows; n /= 2) v[0] = combined(largest, v_interleave_low(v[0], v[0]), v_interleave_high(v[0], v[0]));
+    v_store(out, v[0]);
+    for (int r = 0; r < GROUP; r++) to[r] = out[places[r] * lanes / rows];
+}
+
 /* Scores of a group of rows, [GROUP][KEYS], become shares exp(s - m). `most` and `total` are those of the rows so far; `factor` is what their
  * earlier sums are to be multiplied by. Each step is done for all rows, since a row's own steps wait for each other. `padded`: count in
  * whole sets of partial sums, a constant where all keys are there. */
 INLINE void attention_shares(T *scores, int64_t count, int64_t padded, T *most, T *total, T *factor) {
     const T least = -(T)__builtin_inf();
-    T from[GROUP];
+    VEC part[GROUP][PARTS];
+    T from[GROUP], highest[GROUP], sums[GROUP];
     for (int64_t r = 0; r < GROUP; r++)
         for (int64_t j = count; j < padded; j++) scores[r * KEYS + j] = least;
     for (int64_t r = 0; r < GROUP; r++) {
-        VEC top = v_set1(most[r]);
-        for (int64_t j = 0; j < padded; j += LANES) top = v_larger(top, v_load(scores + r * KEYS + j));
-        const T highest = across(1, top);
-        from[r] = highest == least ? 0 : highest;
+#pragma GCC unroll 8
+        for (int p = 0; p < PARTS; p++) part[r][p] = v_set1(most[r]);
+        for (int64_t j = 0; j < padded; j += SUMS)
+#pragma GCC unroll 8
+            for (int p = 0; p < PARTS; p++) part[r][p] = v_larger(part[r][p], v_load(scores + r * KEYS + j + p * LANES));
+    }
+    across_group(1, part, highest);
+    for (int64_t r = 0; r < GROUP; r++) {
+        from[r] = highest[r] == least ? 0 : highest[r];
         factor[r] = most[r] == from[r] ? 0 : most[r] - from[r];
-        most[r] = highest;
+        most[r] = highest[r];
     }
     for (int64_t r = 0; r < GROUP; r += LANES) v_store(factor + r, exponential(v_load(factor + r)));
     for (int64_t r = 0; r < GROUP; r++) {
-        VEC sum[PARTS];
 #pragma GCC unroll 8
-        for (int p = 0; p < PARTS; p++) sum[p] = v_zero();
+        for (int p = 0; p < PARTS; p++) part[r][p] = v_zero();
         int64_t j = 0;
         for (; j + TOGETHER * LANES <= padded; j += TOGETHER * LANES) shares_of(TOGETHER, scores + r * KEYS + j, from[r]);
         for (; j < padded; j += LANES) shares_of(1, scores + r * KEYS + j, from[r]);
         for (j = 0; j < padded; j += SUMS)
 #pragma GCC unroll 8
-            for (int p = 0; p < PARTS; p++) sum[p] += v_load(scores + r * KEYS + j + p * LANES);
-        total[r] = total[r] * factor[r] + across_parts(0, sum);
+            for (int p = 0; p < PARTS; p++) part[r][p] += v_load(scores + r * KEYS + j + p * LANES);
     }
+    across_group(0, part, sums);
+    for (int64_t r = 0; r < GROUP; r++) total[r] = total[r] * factor[r] + sums[r];
 }
 
 static void attention_group(const pysim_attention *of, int64_t rows, int64_t keys, const T *q, const T *columns, const T *values,

@@ -94,6 +94,15 @@ static const int32_t check_computes[] = {
 #undef PYSIM_ALGORITHM
 };
 
+/* Whether seven products of halves compute a convolution. */
+static inline int check_has_halves(const pysim_conv *c) {
+    const int64_t in = 2 * c->input_block, out = 2 * c->output_block;
+    const int one = c->groups == 1 && c->kernel_h * c->kernel_w == 1 && c->stride_h * c->stride_w == 1 && !c->depth;
+    const int64_t padded = c->pad_top + c->pad_bottom + c->pad_left + c->pad_right;
+    return in > 2 && out > 2 && one && !padded && c->dtype == PYSIM_F32 && c->channels % in == 0 && c->filters % out == 0 &&
+           c->height * c->width > 1;
+}
+
 /* A row of depthwise.inc, which the algorithm of that name runs or `grouped`, not the loop nest. */
 static inline int check_is_blocks(const pysim_kernel_info *row) { return strcmp(row->form, "blocks") == 0; }
 static inline int check_is_grouped(const pysim_kernel_info *row) { return strcmp(row->form, "grouped") == 0; }
@@ -142,6 +151,10 @@ enum { EDGES = 5 };
 int64_t check_edge(int32_t level, int64_t block);
 /* P x Q = n (or a little more): one row, one column, or a rectangle. */
 void check_rectangle(int32_t level, int64_t n, int64_t *p, int64_t *q);
+/* One axis: padding by level, then the input size that gives `out` outputs (more where the padding alone gives more). */
+enum { CHECK_PADDINGS = 5 };
+void check_axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, check_random *random, int64_t *before,
+                int64_t *after, int64_t *size);
 /* Makes a convolution of volumes of one of images; returns the slices of its outputs. The last is one of 1 x 1 x 1 whose first and last slices
  * of outputs are padding. */
 int64_t check_volume(pysim_conv *c, check_random *random);

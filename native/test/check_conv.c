@@ -27,7 +27,6 @@ static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
 static const int64_t kernels[][2] = {{1, 1}, {3, 3}, {2, 5}, {5, 5}, {7, 7}, {1, 3}, {1, 19}};
 static const int64_t stride_levels[][2] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {1, 2}, {3, 1}, {2, 13}, {1, 19}};
 static const int64_t dilations[][2] = {{1, 1}, {2, 2}, {1, 2}, {3, 5}};
-enum { PADDINGS = 5 };
 
 /* Winograd's F(m x m, r x r). The most that an output's terms, all positive, grow to, over its r x r products: the largest element of
  * |A^T| (|G| 1 |B^T| 1), squared, over r^2. */
@@ -37,9 +36,9 @@ static const struct {
 } forms[] = {{2, 3, 7.2}, {3, 2, 9.1}, {4, 3, 83.6}, {3, 4, 68.5}, {2, 5, 61.3}};
 enum { FORMS = sizeof forms / sizeof *forms, STRIDES = 4, LARGEST_KERNEL = 16 };
 
-static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 7, 8, 4, PADDINGS};
-static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K,    PLAN_K, 3,       5,       PLAN_SETS,
-                                                       3,     2,     2, EPILOGUES, FORMS,  STRIDES, PADDINGS};
+static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 7, 8, 4, CHECK_PADDINGS};
+static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES,     1,     PLAN_K,  PLAN_K,        3, 5, PLAN_SETS, 3, 2,
+                                                       2,     EPILOGUES, FORMS, STRIDES, CHECK_PADDINGS};
 static const int32_t pointwise_levels[POINTWISE_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 2};
 
 typedef struct {
@@ -56,19 +55,6 @@ typedef struct {
     guard_arena input, filters, bias, residual, packed, workspace, output;
 } operands;
 static operands at;
-
-/* One axis: padding by level, then the input size that gives `out` outputs (more where the padding alone gives more). */
-static void axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, check_random *random, int64_t *before,
-                 int64_t *after, int64_t *size) {
-    const int64_t extent = dilation * (kernel - 1) + 1;
-    const int64_t pads[PADDINGS][2] = {
-        {0, 0}, {(extent - 1) / 2, (extent - 1) / 2}, {0, 3}, {extent, extent + 1}, {extent + 2, 1},
-    };
-    *before = pads[padding][0], *after = pads[padding][1];
-    *size = (out - 1) * stride + extent - *before - *after + check_below(random, stride);
-    if (*size < 1) *size = 1 + check_below(random, 2);
-    if (*size + *before + *after < extent) *size = extent;
-}
 
 /* Channels in blocks, or every third time planes on the way in, under a schedule of whole blocks. */
 static void make_nchwc(conv_case *k, const unsigned char *level, const pysim_kernel_info *row) {
@@ -120,8 +106,8 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     c->stride_h = stride[0], c->stride_w = stride[1];
     c->dilation_h = dilation[0], c->dilation_w = dilation[1];
     check_rectangle(level[LAYOUT], check_edge(level[WINDOWS], check_is_pixels(row) ? row->filters : row->windows), &k->p, &k->q);
-    axis(padding, k->p, c->kernel_h, c->stride_h, c->dilation_h, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
-    axis(padding, k->q, c->kernel_w, c->stride_w, c->dilation_w, &k->random, &c->pad_left, &c->pad_right, &c->width);
+    check_axis(padding, k->p, c->kernel_h, c->stride_h, c->dilation_h, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
+    check_axis(padding, k->q, c->kernel_w, c->stride_w, c->dilation_w, &k->random, &c->pad_left, &c->pad_right, &c->width);
 
     const int32_t pack = any || check_is_groups(row) || check_is_tiles(row) ? PYSIM_PACK_TILES : level[PACK];
     const check_plan plan = {level[STATIONARY], pack, level[SET], level[K2], level[K3]};
@@ -174,8 +160,8 @@ static void make_winograd(conv_case *k, int32_t index, const unsigned char *leve
     check_rectangle(level[LAYOUT], check_edge(level[WINDOWS], row->filters), &rows, &columns);
     k->p = rows * high - check_below(&k->random, high);
     k->q = columns * wide - check_below(&k->random, wide);
-    axis(plain[PADDING], k->p, c->kernel_h, c->stride_h, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
-    axis(plain[PADDING], k->q, c->kernel_w, c->stride_w, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
+    check_axis(plain[PADDING], k->p, c->kernel_h, c->stride_h, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
+    check_axis(plain[PADDING], k->q, c->kernel_w, c->stride_w, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
     const check_plan plan = {level[STATIONARY], PYSIM_PACK_TILES, level[SET], level[K2], level[K3]};
     k->s = check_schedule(kernel, row, &plan, channels * c->stride_h * c->stride_w, &k->random);
     k->s.algorithm = CHECK_winograd, k->s.outputs = m;
@@ -359,7 +345,8 @@ static double tolerance(const conv_case *k) {
         return forms[k->form].growth * check_gamma(k->result, channels * slices_of(k) * k->c.stride_h * k->c.stride_w +
                                                                   6 * (forms[k->form].outputs + forms[k->form].taps) + 20);
     const int64_t depth = channels * slices_of(k) * k->c.kernel_h * k->c.kernel_w;
-    const int64_t cut = k->s.algorithm == CHECK_sconv ? channels : depth; /* what comes in sets */
+    if (k->s.algorithm == CHECK_strassen_1x1) return 18 * check_gamma(k->result, depth + 16); /* as in check_gemm.c */
+    const int64_t cut = k->s.algorithm == CHECK_sconv ? channels : depth;                     /* what comes in sets */
     return 1.0001 * check_gamma(k->result, depth + (cut + k->s.channels - 1) / k->s.channels + 4);
 }
 
@@ -420,7 +407,8 @@ static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (k->s.algorithm != CHECK_sconv || k->c.depth) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
         const int own_rows = i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc ||
-                             i == CHECK_blocked || i == CHECK_integer_winograd || i == CHECK_channels_last || i == CHECK_grouped;
+                             i == CHECK_blocked || i == CHECK_integer_winograd || i == CHECK_channels_last || i == CHECK_grouped ||
+                             i == CHECK_strassen_1x1;
         if (check_computes[i] != PYSIM_CONV || own_rows || (k->groups_of_k && i == CHECK_im2col)) continue;
         k->s.algorithm = i;
         if (pack(k, side)) as_expected(k, e, side);
@@ -433,6 +421,7 @@ static void again(conv_case *k, int32_t algorithm, int64_t in, int64_t out, int6
     const conv_case own = *k;
     k->c.input_block = (int32_t)in, k->c.output_block = (int32_t)out, k->s.algorithm = algorithm, k->s.channels = channels;
     if (algorithm == CHECK_channels_last) k->s.pack = PYSIM_PACK_TILES;
+    if (algorithm == CHECK_strassen_1x1) k->s.outputs = 1 + k->index % ((k->c.height * k->c.width + 1) / 2);
     if (prepare(k, FILL_RANDOM, side)) {
         const pysim_epilogue e = epilogue_of(k);
         if (expect_random(k, &e, side)) as_expected(k, &e, side);
@@ -441,12 +430,14 @@ static void again(conv_case *k, int32_t algorithm, int64_t in, int64_t out, int6
     k->c = own.c, k->s = own.s;
 }
 
-/* Channel blocks on planes by the algorithm `blocked`; bytes with channels last; a 3x3 case of a row of form pairs by Winograd. */
+/* Channel blocks on planes by the algorithm `blocked`; 1x1 by seven products of halves; bytes with channels last; a 3x3 case of a row of form pairs by Winograd. */
 static void otherwise(conv_case *k, const pysim_kernel_info *row, guard_side side) {
     const pysim_conv *c = &k->c;
     const pysim_schedule own = k->s;
     const int steps = c->stride_h * c->stride_w * c->dilation_h * c->dilation_w == 1, bytes = own.algorithm == CHECK_sconv && !c->depth;
     if (own.algorithm == CHECK_direct_nchwc && c->input_block > 1) again(k, CHECK_blocked, k->index & 1, k->index & 1, own.channels, side);
+    if (own.algorithm == CHECK_direct_nchwc && check_has_halves(c))
+        again(k, CHECK_strassen_1x1, c->input_block, c->output_block, c->channels / 2, side);
     if (bytes && c->dtype == PYSIM_S8 && c->groups == 1 && strcmp(row->form, "bounded") != 0)
         again(k, CHECK_channels_last, c->channels, c->filters, c->channels * c->kernel_h * c->kernel_w, side);
     if (!bytes || strcmp(row->form, "pairs") != 0 || c->kernel_h != 3 || c->kernel_w != 3 || !steps || check_failed()) return;

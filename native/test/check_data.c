@@ -254,3 +254,15 @@ int64_t check_grouped(pysim_conv *c, const pysim_kernel_info *row, int32_t index
     c->width = (q - 1) * c->stride_w + c->kernel_w - c->pad_left - c->pad_right;
     return channels;
 }
+
+void check_axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, check_random *random, int64_t *before,
+                int64_t *after, int64_t *size) {
+    const int64_t extent = dilation * (kernel - 1) + 1;
+    const int64_t pads[CHECK_PADDINGS][2] = {
+        {0, 0}, {(extent - 1) / 2, (extent - 1) / 2}, {0, 3}, {extent, extent + 1}, {extent + 2, 1},
+    };
+    *before = pads[padding][0], *after = pads[padding][1];
+    *size = (out - 1) * stride + extent - *before - *after + check_below(random, stride);
+    if (*size < 1) *size = 1 + check_below(random, 2);
+    if (*size + *before + *after < extent) *size = extent;
+}

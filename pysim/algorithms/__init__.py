@@ -16,8 +16,9 @@ from pysim.problem.text import Workload
 
 @cache
 def _folder(kind: str) -> tuple[Algorithm, ...]:
-    package = import_module(f"{__name__}.{kind}")
-    modules = (import_module(f"{package.__name__}.{found.name}") for found in pkgutil.iter_modules(package.__path__))
+    found = pkgutil.walk_packages(import_module(f"{__name__}.{kind}").__path__, f"{__name__}.{kind}.")
+    names = sorted((one.name for one in found if not one.ispkg), key=lambda name: name.rpartition(".")[2])
+    modules = (import_module(name) for name in names)
     return tuple(cast("Algorithm", getattr(module, "ALGORITHM", module)) for module in modules)
 
 

@@ -128,8 +128,10 @@ class Request(NamedTuple):
     @property
     def caches(self) -> State:
         """The state by the operands of the problem's loop nest."""
-        if self.state != "chained" or isinstance(self.problem, Conv):
+        if isinstance(self.problem, Conv) or self.state not in ("chained", "first in turns"):
             return self.state
+        if self.state == "first in turns":
+            return "first in turns matrix"
         return "chained matrix" if self.prepared else "chained values"
 
     @property

@@ -22,7 +22,7 @@ class Schedule(msgspec.Struct, frozen=True):
     `k2` streamed tiles form an L2 set and `k3` stationary tiles an L3 set: under input_stationary filter tiles stream past each
     input tile, under weight_stationary input tiles stream past each filter tile. `pack`: "none" if the micro-kernel reads the operand in
     place. `algorithm`: a line of `native/algorithms.inc`; None is the problem's first, the loop nest itself. `outputs`: m of an algorithm
-    that transforms tiles of m x m outputs.
+    that transforms tiles of m x m outputs; the rows or pixels of half a block of one that halves problems.
     """
 
     kernel: str

@@ -22,7 +22,7 @@ from pysim.registry.native_files import native_file
 _FLAGS = ("-std=gnu11", "-Og", "-Wno-unknown-pragmas", "-Wno-psabi")  # -O1 takes longer to compile
 _UNROLLED = "-O1"  # a loop's counter is an operand of instructions. -O3 takes longer to compile, and no less time in the emulator
 # Folders of plain C
-_ALGORITHMS = ("algorithms", "algorithms/grouped", "algorithms/integers", "algorithms/nest")
+_ALGORITHMS = ("algorithms", "algorithms/grouped", "algorithms/integers", "algorithms/nest", "algorithms/strassen")
 _ROOMS = ("abi", *_ALGORITHMS, "operators", "portable", "reference", "simulator", "threads")
 _VECTORS = ("portable/vec_f32.h", "portable/vec_f64.h")  # each template is compiled for both
 

@@ -35,8 +35,9 @@ GROUPS = {
 }
 _FOLDERS = {"avx2": "x86", "avx512": "x86", "mma": "power10", "portable": "portable"}
 # where functions of other files are looked for
-_ROOMS = ("abi", "algorithms", "algorithms/grouped", "algorithms/integers", "threads", "portable")
+_ROOMS = ("abi", "algorithms", "algorithms/grouped", "algorithms/integers", "algorithms/strassen", "threads", "portable")
 _APART = {"abi/probe.c", "abi/worker.c"}
+LOOPS = "templates/loops.c"
 NEST_FORMS = ("win", "fil", "outer", "groups", "pairs", "bounded", "unpacked", "fused")  # of rows of kernels.inc
 _DEFINED = re.compile(r"^(?!static|extern|typedef|return|else)[a-z][\w *]*?\b(\w+)(?:\(| = )", re.MULTILINE)
 _BY_MACRO = re.compile(r"^DEFINE_\w+\((?:\w+, )?(\w+__\w+)", re.MULTILINE)
@@ -84,6 +85,8 @@ def sources_of(plan: Plan, with_epilogue: bool) -> Sources:
         paths = (_isa_file(one, name) for name in names)
         units |= dict.fromkeys(Unit(path, _flags(one)) for path in paths if path and path not in plain)
     vectors = f"x86/vectors/vec_{target}_{_result(row.dtype)}.h" if _FOLDERS[target] == "x86" else f"portable/vec_{_result(row.dtype)}.h"
+    if with_epilogue and LOOPS in templates:
+        raise PlanError(f"algorithm {algorithm} is exported without an epilogue; leave that out, or choose another with --algorithm")
     templates += ["standalone/epilogue.c"] * with_epilogue
     units |= dict.fromkeys(Unit(path, FLAGS[target], vectors) for path in templates)
     texts = _with_includes([*(unit.path for unit in units), *[vectors] * bool(templates)])
@@ -111,9 +114,10 @@ def _rows(plan: Plan, row: Kernel, plain: Sequence[str]) -> list[Kernel]:
 
 
 def _templates(row: Kernel, own: str | None, plain: Sequence[str]) -> list[str]:
-    """The templates that define the plan's row and, for an algorithm that reads that table, Winograd's transforms."""
+    """The templates that define the plan's row and, for an algorithm that reads these tables, Winograd's transforms and loops over rows."""
     tables = [*[_table_of(row)] * (own is None), *["winograd.inc"] * any("winograd.inc" in _INCLUDE.findall(_read(path)) for path in plain)]
-    return [path for path in _c_files("templates") if {*tables} & {*_INCLUDE.findall(_read(path))}]
+    reads_loops = any(re.search(r"\bpysim_loops \*", _read(path)) for path in plain if path.startswith("algorithms/"))
+    return [LOOPS] * reads_loops + [path for path in _c_files("templates") if {*tables} & {*_INCLUDE.findall(_read(path))}]
 
 
 def _result(dtype: str) -> str:

@@ -108,7 +108,8 @@ def test_source_files_lie_in_folders_that_are_read_at_a_glance() -> None:
 
 def algorithm_names() -> set[str]:
     """Names of algorithms, and of the rows' families and variants, as the registry has them."""
-    modules = {path.stem for path in (PACKAGE / "algorithms").glob("[cg]pu/*.py")} - {"__init__", "gemm"}  # which is a kind of problem, too
+    modules = {path.stem for path in (PACKAGE / "algorithms").glob("[cg]pu/**/*.py")}
+    modules -= {"__init__", "gemm"}  # which is a kind of problem, too
     return modules | {"simt", "wmma", "mma", "fused", "staged"}
 
 

@@ -103,7 +103,7 @@ def test_run_with_threads_shows_the_prediction_for_so_many():
 
 @native
 def test_an_algorithm_that_a_problem_lacks_is_answered_with_those_it_has():
-    named = "blocked, channels_last, depthwise, direct_nchwc, grouped, im2col, integer_winograd, polyphase, sconv, winograd"
+    named = "blocked, channels_last, depthwise, direct_nchwc, grouped, im2col, integer_winograd, polyphase, sconv, strassen_1x1, winograd"
     assert f"there are: {named}" in refused(2, "run", SMALL, "--algorithm", "fft")
     assert document("run", SMALL, "--algorithm", "sconv")["comparisons"][0]["plan"]["algorithm"] == "sconv"
     first, second = document("run", SMALL, "gemm:24x20x16", "--algorithm", "gemm", code=1)["comparisons"]

@@ -35,13 +35,14 @@ ALGORITHMS = {
     "unpacked": "gemm:13x21x17",
     "panels": "gemm:13x21x17:nt",
     "skinny": "gemm:2x40x30",
+    "strassen": "gemm:13x20x18:nt",
 }
 
 
 @pytest.mark.parametrize(("algorithm", "problem"), ALGORITHMS.items())
 def test_eight_threads_run_one_job_of_every_algorithm_at_once(algorithm, problem):
     w, rng = parse(problem), np.random.default_rng(0)
-    plan = pysim.plan(w, algorithm=algorithm, prepared=algorithm == "panels")
+    plan = pysim.plan(w, algorithm=algorithm, prepared=algorithm in ("panels", "strassen"))
     first, weights = (rng.standard_normal(shape).astype(np.float32) for shape in (shapes(w).x, shapes(w).w))
     runs = cpu_launch.Prepared(w, weights, on_cpu(plan)[0])
     inputs = [first * (1 + i) for i in range(THREADS)]

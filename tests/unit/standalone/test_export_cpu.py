@@ -12,6 +12,7 @@ import pytest
 from checkout import ROOT
 
 import pysim
+from pysim.errors import PlanError
 from pysim.problem.conv import Conv
 from pysim.registry.cpu import algorithms, cpu_kernel
 from pysim.runtime.cpu import NUMPY_DTYPES, available_kernels
@@ -33,6 +34,8 @@ PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "direct_nchwc": ("conv:ic16ih13iw11oc32kh3ph1", "f32_nchwc_4x4__portable", {"layout": "nchw4c"}),
     "grouped": ("conv:g4ic24ih13iw11oc24kh3ph1", "f32_grouped_10x4__portable", {"layout": "nchw4c"}),
     "blocked": ("conv:ic32ih13iw11oc16kh3ph1", "f32_nchwc_4x4__portable", {}),
+    "strassen": ("gemm:37x54x42", "f32_win_8x4__portable", {"prepared": True}),
+    "strassen_1x1": ("conv:ic32ih13iw11oc16kh1", "f32_nchwc_4x4__portable", {"layout": "nchw4c"}),
 }
 
 
@@ -116,6 +119,13 @@ def test_an_epilogue_is_applied_in_the_stores(tmp_path: Path) -> None:
     pysim.export(plan, tmp_path, epilogue=text)
     built(tmp_path, "test", QUICKLY.format(0))
     assert text in (tmp_path / "plan.h").read_text() and "tanh" in (tmp_path / "README.md").read_text()
+
+
+def test_an_algorithm_with_loops_of_its_own_takes_no_epilogue(tmp_path: Path) -> None:
+    problem, kernel, terms = PLANS["strassen"]
+    plan = pysim.plan(problem, "host", algorithm="strassen", micro_kernel=kernel if kernel in available_kernels() else None, **terms)
+    with pytest.raises(PlanError, match="without an epilogue"):
+        pysim.export(plan, tmp_path, epilogue="max(x, 0)")
 
 
 @pytest.mark.skipif(not (which("powerpc64le-linux-gnu-gcc") and which("qemu-ppc64le")), reason="no compiler or emulator of POWER10")
