@@ -44,10 +44,10 @@ from pysim.record.cost import Cost, CsaCost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import Schedule
-from pysim.record.state import State
+from pysim.record.state import TURNS, State
 from pysim.registry.cpu import kind_of, loop_nest
 
-PRODUCTS = 7
+PRODUCTS = int(TURNS)
 GROWTH = 18**0.5 / 2
 SAFETY = 2.0  # of the tolerance over the error that is expected
 _SOURCE = "a random walk of sums of half the length: pysim/algorithms/seven_products.py"
@@ -55,7 +55,7 @@ OPERAND_LOADS, OPERAND_STORES, RESULT_LOADS, RESULT_STORES = 4, 7, 9, 4  # of ve
 _OF_PRODUCTS: dict[State, State] = {"hot": "in turns", "chained": "first in turns"}  # of the first block
 OPERAND_CALLS, RESULT_CALLS = 1, 3  # as long as that many calls of a kernel, of each chunk of a row
 CHUNK = 512  # elements: of native/algorithms/strassen/strassen.c
-KEPT = (0.5,)  # shares of the private caches that the quarters of a block may fill
+KEPT = 0.5  # of the private caches, which the quarters of a block may fill
 
 
 class Sizes(NamedTuple):
@@ -150,7 +150,7 @@ class SevenProducts(NamedTuple):
     # The products
 
     def _halves(self, request: Request) -> Iterator[int]:
-        """Rows of half a block: of the schedule that is asked for, or all, and those whose quarters fill shares of the private caches."""
+        """Rows of half a block: of the schedule that is asked for, or all, and those whose quarters fill KEPT of the private caches."""
         of, schedule = self.sizes(request.problem), request.schedule
         whole = ceil_div(of.rows, 2)
         if isinstance(schedule, Schedule):
@@ -159,8 +159,8 @@ class SevenProducts(NamedTuple):
             yield schedule.outputs
             return
         each = PRODUCTS * (of.operands + of.results) / 2 * request.problem.element_bytes
-        most = [max(1, int(share * request.cpu.outer.size_bytes / each)) for share in KEPT]
-        counts = {1, *(ceil_div(whole, one) for one in most if one * 4 >= PANEL_ALIGN)}
+        most = max(1, int(KEPT * request.cpu.outer.size_bytes / each))
+        counts = (1, ceil_div(whole, most)) if most * 4 >= PANEL_ALIGN else (1,)
         yield from sorted({ceil_div(whole, count) for count in counts})
 
     def _product(self, request: Request, half: int, **terms: Any) -> Request:
