@@ -34,7 +34,7 @@ from pysim.record.description import seconds_text
 from pysim.record.html import table
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.state import State
-from pysim.registry.cpu import Kernel, cpu_kernel, kernels, nchwc_kernels
+from pysim.registry.cpu import cpu_kernel, kernels, nchwc_kernels
 from pysim.runtime.integer_steps import BYTES
 
 # What bounded rows take longer for each share of weights that they list: 1.27 times as long at 0.27, 1.35 at 0.41 (1x1 layers, Zen 3)
@@ -173,12 +173,7 @@ def adds_bytes(node: Node, graph: Graph, on: Machine, threads: int = 1) -> bool:
         return False
     plan = _planned(node, _request(node, problem, graph, on, "nchw", "ieee", threads))
     row = cpu_kernel(plan.kernel)
-    return row is not None and adds_in_store(row)
-
-
-def adds_in_store(row: Kernel) -> bool:
-    """Whether sums of bytes become part of convolutions by a row."""
-    return row.adds
+    return row is not None and row.adds
 
 
 def _request(node: Node, problem: Workload, graph: Graph, on: Machine, layout: Layout, accuracy: Accuracy, threads: int) -> Request:

@@ -15,7 +15,8 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install on
 from onnx import helper, numpy_helper  # noqa: E402
 
 import pysim  # noqa: E402
-from pysim.network import plan, rewrites  # noqa: E402
+from pysim.network import rewrites  # noqa: E402
+from pysim.registry.cpu import Kernel  # noqa: E402
 
 BYTES = (np.uint8, np.int8)
 
@@ -253,6 +254,6 @@ def test_integer_layers_equal_onnxs_text(tmp_path_factory, make, rows, in_store,
     """`in_store`: all rows add residuals in their stores but those of pairs, which Winograd runs, too, and that adds none; else those
     that do so fastest."""
     case, right = make(np.random.default_rng(seed), tmp_path_factory.getbasetemp())
-    with mock.patch.object(plan, "adds_in_store", (lambda row: row.form != "pairs") if in_store else plan.adds_in_store):
+    with mock.patch.object(Kernel, "adds", property(lambda row: row.form != "pairs") if in_store else Kernel.adds):
         result = case.result(rows)
     np.testing.assert_array_equal(result, right, strict=True)
