@@ -196,34 +196,43 @@ INLINE void finish(const int nv, const int nf, int64_t first, const int biased, 
 #include "bounded.h"
 #include "pixels.h"
 #else
-INLINE void body(const int nv, const int nf, const int swapped, int64_t k, const void *filters, int64_t f_pitch, const void *windows,
-                 int64_t w_pitch, T *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {
+/* Every tile size is an instance with constant bounds, shared by all rows and orders of operands: results are finished in many ways, which takes GCC
+ * longer than the products. `first` of a call's filters; f_pitch: filters of the row, or as pysim_store.filter_pitch. */
+typedef void (*instance)(int64_t first, int64_t k, const void *filters, int64_t f_pitch, const void *windows, int64_t w_pitch, void *out,
+                         int64_t out_pitch, int64_t nw, const pysim_store *s);
+static const instance sizes[MAX_VECTORS + 1][MAX_FILTERS + 1];
+#if defined HALVES || defined PAIRS
+enum { SWAPS = 0 }; /* operands are alike */
+#else
+enum { SWAPS = 1 };
+#endif
+#if defined PRODUCTS && WIDTH == 512 && !defined PAIRS
+#include "unpacked.h"
+#endif
+
+INLINE void body(const int nv, const int nf, int64_t first, int64_t k, const void *filters, int64_t f_pitch, const void *windows,
+                 int64_t w_pitch, void *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {
     SUMS acc[MAX_FILTERS][MAX_VECTORS];
 #pragma GCC unroll 16
     for (int j = 0; j < nf; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) acc[j][v] = s_zero();
-    k_loop(nv, nf, swapped, k / GROUP, filters, f_pitch, windows, w_pitch, acc);
-    finish(nv, nf, 0, 0, acc, out, out_pitch, nw, s);
+#ifdef UNPACKED
+    if (s->filter_pitch) add_rows(nv, nf, k / GROUP, filters, f_pitch, windows, w_pitch, acc);
+    else
+#endif
+        if (SWAPS && s->swapped)
+        k_loop(nv, nf, 1, k / GROUP, filters, f_pitch, windows, w_pitch, acc);
+    else k_loop(nv, nf, 0, k / GROUP, filters, f_pitch, windows, w_pitch, acc);
+    finish(nv, nf, first, 0, acc, out, out_pitch, nw, s);
 }
 
-/* Every tile size is an instance with constant bounds, shared by all rows; f_pitch: filters of the row. */
-typedef void (*instance)(int64_t k, const void *filters, int64_t f_pitch, const void *windows, int64_t w_pitch, T *out, int64_t out_pitch,
-                         int64_t nw, const pysim_store *s);
-#if defined HALVES || defined PAIRS /* operands are alike */
-enum { SWAPS = 1 };
-#define EACH(nv, nf) DEFINE(nv, nf, 0)
-#define LIST(nv, nf) [0][nv][nf] = size_##nv##x##nf##_0,
-#else
-enum { SWAPS = 2 };
-#define EACH(nv, nf) DEFINE(nv, nf, 0) DEFINE(nv, nf, 1)
-#define LIST(nv, nf) [0][nv][nf] = size_##nv##x##nf##_0, [1][nv][nf] = size_##nv##x##nf##_1,
-#endif
-#define DEFINE(nv, nf, swapped)                                                                                                     \
-    static void size_##nv##x##nf##_##swapped(int64_t k, const void *filters, int64_t f_pitch, const void *windows, int64_t w_pitch, \
-                                             T *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {                         \
-        body(nv, nf, swapped, k, filters, f_pitch, windows, w_pitch, out, out_pitch, nw, s);                                        \
+#define DEFINE(nv, nf)                                                                                                                 \
+    static void size_##nv##x##nf(int64_t first, int64_t k, const void *filters, int64_t f_pitch, const void *windows, int64_t w_pitch, \
+                                 void *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {                                     \
+        body(nv, nf, first, k, filters, f_pitch, windows, w_pitch, out, out_pitch, nw, s);                                             \
     }
+#define LIST(nv, nf) [nv][nf] = size_##nv##x##nf,
 #define TO4(M, v) M(v, 1) M(v, 2) M(v, 3) M(v, 4)
 #define TO6(M, v) TO4(M, v) M(v, 5) M(v, 6)
 #define TO9(M, v) TO6(M, v) M(v, 7) M(v, 8) M(v, 9)
@@ -241,18 +250,13 @@ enum { SWAPS = 2 };
 #define SIZES(M) TO4(M, 1) TO4(M, 2)
 #define ROWS(M) M(16, 4)
 #endif
-SIZES(EACH)
-static const instance sizes[SWAPS][MAX_VECTORS + 1][MAX_FILTERS + 1] = {SIZES(LIST)};
+SIZES(DEFINE)
+static const instance sizes[MAX_VECTORS + 1][MAX_FILTERS + 1] = {SIZES(LIST)};
 
-#define ROW(w, f)                                                                                                                          \
-    void NAME(w, f)(ARGUMENTS);                                                                                                            \
-    void NAME(w, f)(ARGUMENTS) {                                                                                                           \
-        sizes[SWAPS > 1 && store->swapped][(nw + LANES - 1) / LANES][nf](k, filters, f, windows, window_pitch, out, out_pitch, nw, store); \
-    }
+#define ROW(w, f)               \
+    void NAME(w, f)(ARGUMENTS); \
+    void NAME(w, f)(ARGUMENTS) { sizes[(nw + LANES - 1) / LANES][nf](0, k, filters, f, windows, window_pitch, out, out_pitch, nw, store); }
 ROWS(ROW)
-#if defined PRODUCTS && WIDTH == 512 && !defined PAIRS
-#include "unpacked.h"
-#endif
 #endif
 
 #ifdef PAIRS

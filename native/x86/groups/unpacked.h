@@ -35,37 +35,15 @@ INLINE void add_rows(const int nv, const int some, int64_t groups, const uint8_t
     }
 }
 
-/* The first of a call's pixels is `first`. */
-INLINE void block_of_rows(const int nv, const int some, int64_t first, int64_t groups, const uint8_t *rows, const uint32_t *w,
-                          int64_t w_pitch, char *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {
-    const int64_t each = s->rescale.scales && s->rescale.result != PYSIM_F32 ? 1 : (int64_t)sizeof(T);
-    SUMS acc[MAX_FILTERS][MAX_VECTORS];
-#pragma GCC unroll 16
-    for (int j = 0; j < some; j++)
-#pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) acc[j][v] = s_zero();
-    add_rows(nv, some, groups, rows + first * s->filter_pitch, s->filter_pitch, w, w_pitch, acc);
-    finish(nv, some, first, 0, acc, (T *)(void *)(out + first * out_pitch * each), out_pitch, nw, s);
-}
-
-typedef void (*block_instance)(int64_t first, int64_t groups, const uint8_t *rows, const uint32_t *w, int64_t w_pitch, char *out,
-                               int64_t out_pitch, int64_t nw, const pysim_store *s);
-#define BLOCK(nv, some)                                                                                                               \
-    static void rows_##nv##x##some(int64_t first, int64_t groups, const uint8_t *rows, const uint32_t *w, int64_t w_pitch, char *out, \
-                                   int64_t out_pitch, int64_t nw, const pysim_store *s) {                                             \
-        block_of_rows(nv, some, first, groups, rows, w, w_pitch, out, out_pitch, nw, s);                                              \
-    }
-#define BLOCK_OF(nv, some) [nv][some] = rows_##nv##x##some,
-SIZES(BLOCK)
-static const block_instance blocks[MAX_VECTORS + 1][MAX_FILTERS + 1] = {SIZES(BLOCK_OF)};
-
 /* Blocks of pixels of about the same size. */
 static void all_rows(int64_t k, const void *filters, const void *windows, int64_t w_pitch, void *out, int64_t out_pitch, int64_t nw,
                      int64_t nf, const pysim_store *s) {
+    const int64_t each = s->rescale.scales && s->rescale.result != PYSIM_F32 ? 1 : (int64_t)sizeof(T);
     const int64_t nv = (nw + LANES - 1) / LANES, parts = pysim_ceil_div(nf, MOST_OF(nv)), some = nf / parts, longer = nf % parts;
     for (int64_t part = 0, first = 0; part < parts; part++) {
         const int64_t count = some + (part < longer);
-        blocks[nv][count](first, k / GROUP, filters, windows, w_pitch, out, out_pitch, nw, s);
+        sizes[nv][count](first, k, (const char *)filters + first * s->filter_pitch, s->filter_pitch, windows, w_pitch,
+                         (char *)out + first * out_pitch * each, out_pitch, nw, s);
         first += count;
     }
 }
