@@ -187,6 +187,9 @@ def keep_few_rows(cuda: Path) -> None:
 def test_a_folder_a_module_and_a_line_are_a_gpu_algorithm_that_is_checked_planned_and_run(tmp_path: Path, run: Run) -> None:
     cuda = tmp_path / "native" / "cuda"
     keep_few_rows(cuda)
+    # Other convolutions, half of what compiles, and what the machine says of them: the library that all other tests use has them
+    without(cuda / "families.inc", r"(?m)^PYSIM_CUDA_CONV\((?!direct,).*\n")
+    without(tmp_path / "pysim/machine/data/h200.toml", r"(?m)^\[model\.families\.conv_(?!direct).*\n(?:[^\[\n].*\n|\n)*")
     (tmp_path / "pysim/algorithms/gpu/example.py").write_text(GPU_MODULE)
     (cuda / "conv/example").mkdir()
     for direct in (cuda / "conv/direct").iterdir():
