@@ -130,11 +130,12 @@ int64_t check_compare(int32_t dtype, int64_t count, const void *got, const void 
 uint64_t check_hash(const void *bytes, size_t count) {
     const uint64_t prime = UINT64_C(0x100000001B3);
     const unsigned char *byte = bytes;
-    uint64_t hash = UINT64_C(0xCBF29CE484222325), word;
-    for (; count >= sizeof word; count -= sizeof word, byte += sizeof word) {
-        memcpy(&word, byte, sizeof word);
-        hash = (hash ^ word) * prime;
+    uint64_t parts[4] = {UINT64_C(0xCBF29CE484222325), 1, 2, 3}, words[4], hash = 0; /* a product waits for none of the other parts' */
+    for (; count >= sizeof words; count -= sizeof words, byte += sizeof words) {
+        memcpy(words, byte, sizeof words);
+        for (int i = 0; i < 4; i++) parts[i] = (parts[i] ^ words[i]) * prime;
     }
+    for (int i = 0; i < 4; i++) hash = (hash ^ parts[i]) * prime;
     for (size_t i = 0; i < count; i++) hash = (hash ^ byte[i]) * prime;
     return hash;
 }
