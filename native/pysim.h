@@ -20,7 +20,7 @@ extern "C" {
 /* cdef begin */
 enum { PYSIM_ABI_VERSION = 5 };
 /* The first digits of SHA-256 of these declarations (tests/native/test_abi.py says which): a library of others is refused as it is opened. */
-#define PYSIM_DECLARATIONS 0x683ecc5e
+#define PYSIM_DECLARATIONS 0x24daebb2
 
 typedef enum {
     PYSIM_OK = 0,
@@ -421,6 +421,7 @@ typedef enum {
     PYSIM_ROW_SQRT = 13,
     PYSIM_ROW_EXP = 14,
     PYSIM_ROW_SELECT = 15,
+    PYSIM_ROW_POWER = 16,
 } pysim_operation;
 typedef struct {
     int32_t operation, to, a, b, c;

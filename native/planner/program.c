@@ -15,7 +15,7 @@ enum { LANES = PYSIM_PROGRAM_LANES, WIDTH = 8 };
 static int32_t operands_of(int32_t operation) {
     if (operation == PYSIM_ROW_INPUT) return 0;
     if (operation == PYSIM_ROW_SELECT) return 3;
-    return operation >= PYSIM_ROW_ADD && operation <= PYSIM_ROW_EQUAL ? 2 : 1;
+    return (operation >= PYSIM_ROW_ADD && operation <= PYSIM_ROW_EQUAL) || operation == PYSIM_ROW_POWER ? 2 : 1;
 }
 
 static pysim_status check(const pysim_program *p) {
@@ -23,7 +23,7 @@ static pysim_status check(const pysim_program *p) {
         const pysim_instruction *one = p->instructions + i;
         const int32_t is_output = one->operation == PYSIM_ROW_OUTPUT, of[] = {one->a, one->b, one->c};
         const int32_t first = is_output ? 0 : p->constants, end = is_output ? p->outputs : p->registers;
-        if (one->operation < 0 || one->operation > PYSIM_ROW_SELECT)
+        if (one->operation < 0 || one->operation > PYSIM_ROW_POWER)
             return pysim_fail(PYSIM_BAD_ARGUMENT, "instruction %lld: there is no operation %d", (long long)i, (int)one->operation);
         if (one->to < first || one->to >= end)
             return pysim_fail(PYSIM_BAD_ARGUMENT, "instruction %lld: it writes %d, not one of %d to %d", (long long)i, (int)one->to,
@@ -63,6 +63,7 @@ CLONES static void operate(int32_t operation, int64_t width, double *restrict to
     case PYSIM_ROW_SQRT: EACH(sqrt(a[i]));
     case PYSIM_ROW_EXP: EACH(exp(a[i]));
     case PYSIM_ROW_SELECT: EACH(a[i] != 0.0 ? b[i] : c[i]);
+    case PYSIM_ROW_POWER: EACH(pow(a[i], b[i]));
     default: break;
     }
 }

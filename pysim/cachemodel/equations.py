@@ -43,14 +43,17 @@ _OPERATIONS: dict[Any, str] = {
     np.greater: "GREATER",
     np.greater_equal: "GREATER_EQUAL",
     np.equal: "EQUAL",
-    np.bitwise_and: "MULTIPLY",  # of comparisons, which are 1 or 0
+    np.bitwise_and: "MULTIPLY",  # of comparisons, which are 1 or 0, like the next
+    np.bitwise_or: "MAXIMUM",
     np.floor: "FLOOR",
     np.ceil: "CEIL",
     np.sqrt: "SQRT",
     np.exp: "EXP",
+    np.power: "POWER",
 }
 _SWAPPED: dict[Any, Any] = {np.less: np.greater, np.less_equal: np.greater_equal}
 _NEUTRAL = {"ADD": (0.0, True), "SUBTRACT": (0.0, False), "MULTIPLY": (1.0, True), "DIVIDE": (1.0, False)}  # and whether on both sides
+_POWERS: dict[float, Callable[[Any], Any]] = {2.0: lambda x: x * x, 1.0: lambda x: x, 0.5: np.sqrt}
 _INPUT, _CONSTANT, _ASKED = "INPUT", "constant", "asked"  # values that no operation makes
 
 
@@ -171,6 +174,12 @@ class Traced(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, out: tuple[Any, ...] = (), **options: Any) -> "Traced":
         if ufunc in _SWAPPED:
             ufunc, operands = _SWAPPED[ufunc], operands[::-1]
+        elif ufunc is np.not_equal:
+            return cast("Traced", ~(operands[0] == operands[1]))
+        elif ufunc is np.invert:  # of a comparison
+            ufunc, operands = np.subtract, (1.0, *operands)
+        elif ufunc is np.power and isinstance(operands[1], float) and operands[1] in _POWERS:  # as NumPy does
+            return _POWERS[operands[1]](operands[0])
         if method != "__call__" or ufunc not in _OPERATIONS or options:
             raise TypeError(f"{ufunc.__name__} ({method}) of traced columns is not recorded")
         found = self.recorder.apply(_OPERATIONS[ufunc], *operands)

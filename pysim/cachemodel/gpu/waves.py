@@ -55,11 +55,12 @@ blocks an SM: 16 waves of 160. A k-iteration of 8 takes 128 * 128 * 8 / 64 = 204
 """
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from pysim.cachemodel.equations import Program, Programs
 from pysim.cachemodel.gpu.copy_kernels import copy_rate
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.traffic import Flags, Floats, Integers, Number, Rasterisation, l2_miss_share, sharing, within_gpcs
@@ -268,9 +269,9 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     """Cost of each launch of a table."""
     c = columns.take(table.variant)
     table = _by_blocks(c, table)
-    counts = _counts(gpu, c, table)
+    counts = _counts(c, table, _in_clusters(gpu, c, table))
     traffic = _traffic(gpu, c, table, counts, hot)
-    waves, others, cycles = _cycles(gpu, c, table, counts, traffic)
+    waves, others, cycles = _cycles(gpu, c, table, counts, traffic, _exponent(c))
     work = counts.first_blocks * c.iteration * counts.iterations * counts.waves
     bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound).astype(int)
     wavefronts = c.shared * counts.iterations * counts.items
@@ -281,39 +282,70 @@ def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
     """A lower bound on the cycles of each launch of a table, in any rasterisation: its cycles without traffic.
 
     Traffic only adds: it delays main loops, and what a producer warp hides is a longer main loop than the traffic beside it."""
-    c = columns.take(table.variant)
-    table = _by_blocks(c, table)
-    return _cycles(gpu, c, table, _counts(gpu, c, table), NO_TRAFFIC)[2] * ROUNDED_DOWN
+    rows = np.array(columns).take(table.variant, axis=1)
+    c = Columns(*rows)
+    exponent, clusters = _exponent(c), _in_clusters(gpu, c, table := _by_blocks(c, table))
+    programs = _bounds(gpu, exponent if isinstance(exponent, float) else None)
+    if (program := programs.of(lambda: Program.of(partial(_traced_bound, gpu, exponent), len(rows) + 2 + len(clusters)))) is None:
+        return _cycles(gpu, c, table, _counts(c, table, clusters), NO_TRAFFIC, exponent)[2] * ROUNDED_DOWN
+    (cycles,) = program(np.concatenate([rows, [table.kind, table.splits, *clusters]]))
+    return cycles * ROUNDED_DOWN
+
+
+@lru_cache(maxsize=64)
+def _bounds(gpu: Gpu, exponent: float | None) -> Programs:
+    """Programs of `_cycles` without traffic, with an exponent that all kernels have, or None."""
+    return Programs()
+
+
+def _traced_bound(gpu: Gpu, exponent: Number, rows: Floats) -> tuple[list[Floats], None]:
+    count = len(Columns._fields)
+    c, (kind, splits, *clusters) = Columns(*rows[:count]), rows[count:]
+    table = Table(*cast("Any", (None, kind, splits, None, None)))
+    counts = _counts(c, table, Clusters(*cast("Any", clusters)))
+    return [_cycles(gpu, c, table, counts, NO_TRAFFIC, exponent if isinstance(exponent, float) else c.overlap)[2]], None
 
 
 def _by_blocks(c: Columns, table: Table) -> Table:
     """The table by what blocks take: all of k where they add its parts themselves."""
-    whole = np.asarray(c.part_unit) > 0
+    whole = np.greater(c.part_unit, 0)
     return table._replace(kind=np.where(whole, DATA_PARALLEL, table.kind), splits=np.where(whole, 1, table.splits))
 
 
-def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic) -> tuple[Floats, Floats, Floats]:
-    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all."""
+def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic, exponent: Number) -> tuple[Floats, Floats, Floats]:
+    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all. `exponent`: as `_exponent`."""
     latency = gpu.l2_latency_cycles.value + traffic.miss * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
     waves = _waves(gpu, c, counts, traffic, latency)
-    exponent = _exponent(c)
     in_waves = wave_cycles(waves, exponent)
     ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency, lambda busy: wave_cycles(busy, exponent) - in_waves)
     rate = (
-        copy_rate(gpu, np.asarray(c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)) * gpu.model.copy_share.value
+        copy_rate(gpu, cast("Floats", c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes))
+        * gpu.model.copy_share.value
     )
     converted = c.conversion_bytes * gpu.clock_hz / rate
-    others = np.array([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
+    others = np.stack([ends, _fixup(gpu, c, table, counts, latency), cast("Floats", converted), _launch(gpu, c, table, counts)])
     return waves, others, in_waves + others.sum(axis=0)
 
 
-def _counts(gpu: Gpu, c: Columns, table: Table) -> Counts:
+class Clusters(NamedTuple):
+    """Whether a cluster reduces the parts of a split-K tile, its blocks, and SMs, or groups of SMs that hold a tile's cluster."""
+
+    in_cluster: Flags
+    blocks: Integers
+    units: Floats
+
+
+def _in_clusters(gpu: Gpu, c: Columns, table: Table) -> Clusters:
     in_cluster = (table.kind == SPLIT_K) & (table.splits <= c.max_cluster_splits)
     parts = np.where(in_cluster, table.splits, 1).astype(int)
     cluster = (parts * c.cluster_blocks).astype(int)
     clusters = _clusters(gpu, int(cluster.max(initial=1)))[cluster - 1]
-    # SMs, or groups of SMs that hold a tile's cluster; 0 clusters: the GPU has too few SMs for one
-    units = np.where(clusters > 0, parts * clusters, np.floor(gpu.sms.value / c.cluster_blocks))
+    # 0 clusters: the GPU has too few SMs for one
+    return Clusters(in_cluster, cluster, np.where(clusters > 0, parts * clusters, np.floor(gpu.sms.value / c.cluster_blocks)))
+
+
+def _counts(c: Columns, table: Table, clusters: Clusters) -> Counts:
+    in_cluster, cluster, units = clusters
     tiles_m, tiles_n, all_iterations = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
     tiles, stream = tiles_m * tiles_n, table.kind == STREAM_K
     items = np.where(stream, table.splits, tiles * table.splits)
@@ -415,7 +447,7 @@ def _waves(gpu: Gpu, c: Columns, of: Counts, traffic: Traffic, latency: Floats) 
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
         iteration = np.where((c.producer > 0) & (c.blocks_per_sm <= 1), lone, overlapped(blocks * c.iteration, lone))
         parts.append([waves * of.iterations * iteration, power * part, l2 * part, traffic.memory_served * part / memory])
-    return np.array(parts)
+    return np.stack([np.stack(part) for part in parts])
 
 
 def _prologues_and_epilogues(
@@ -432,7 +464,7 @@ def _prologues_and_epilogues(
     exposed = of.block_tiles * (tile + (number - 1) * later)
     # a producer warp continues to load meanwhile
     busy = waves.copy()
-    busy[:, 0] += exposed * np.array([of.full_waves, of.tail_blocks > 0]) / number
+    busy[:, 0] += exposed * np.stack([of.full_waves, of.tail_blocks > 0]) / number
     last_wave = np.minimum(1, np.where(of.tail > 0, of.tail, of.slots) / of.items)
     last_results = traffic.written * last_wave / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
     first_loads = transfer / (of.iterations * number)
