@@ -54,13 +54,14 @@ Worked number: SGEMM of 10240 x 4096 x 4096 with tiles of 128 x 128 on V100: 80 
 blocks an SM: 16 waves of 160. A k-iteration of 8 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from pysim.cachemodel.equations import Program, Programs
+from pysim.cachemodel.equations import Program, Programs, as_rows
 from pysim.cachemodel.gpu.copy_kernels import copy_rate
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.traffic import Flags, Floats, Integers, Number, Rasterisation, l2_miss_share, sharing, within_gpcs
@@ -170,6 +171,14 @@ class Table(NamedTuple):
         return Table._make(column[where] for column in self)
 
 
+class Clusters(NamedTuple):
+    """Whether a cluster reduces the parts of a split-K tile, its blocks, and SMs, or groups of SMs that hold a tile's cluster."""
+
+    in_cluster: Flags
+    blocks: Integers
+    units: Floats
+
+
 class Counts(NamedTuple):
     """What each launch of a table consists of."""
 
@@ -269,9 +278,9 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     """Cost of each launch of a table."""
     c = columns.take(table.variant)
     table = _by_blocks(c, table)
-    counts = _counts(c, table, _in_clusters(gpu, c, table))
+    counts = _counts(c, table, clusters := _in_clusters(gpu, c, table))
     traffic = _traffic(gpu, c, table, counts, hot)
-    waves, others, cycles = _cycles(gpu, c, table, counts, traffic, _exponent(c))
+    waves, others, cycles = _cycles(gpu, c, table, clusters, traffic)
     work = counts.first_blocks * c.iteration * counts.iterations * counts.waves
     bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound).astype(int)
     wavefronts = c.shared * counts.iterations * counts.items
@@ -282,28 +291,31 @@ def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
     """A lower bound on the cycles of each launch of a table, in any rasterisation: its cycles without traffic.
 
     Traffic only adds: it delays main loops, and what a producer warp hides is a longer main loop than the traffic beside it."""
-    rows = np.array(columns).take(table.variant, axis=1)
-    c = Columns(*rows)
-    exponent, clusters = _exponent(c), _in_clusters(gpu, c, table := _by_blocks(c, table))
-    programs = _bounds(gpu, exponent if isinstance(exponent, float) else None)
-    if (program := programs.of(lambda: Program.of(partial(_traced_bound, gpu, exponent), len(rows) + 2 + len(clusters)))) is None:
-        return _cycles(gpu, c, table, _counts(c, table, clusters), NO_TRAFFIC, exponent)[2] * ROUNDED_DOWN
-    (cycles,) = program(np.concatenate([rows, [table.kind, table.splits, *clusters]]))
-    return cycles * ROUNDED_DOWN
+    c = columns.take(table.variant)
+    table = _by_blocks(c, table)
+    return _cycles(gpu, c, table, _in_clusters(gpu, c, table), NO_TRAFFIC)[2] * ROUNDED_DOWN
+
+
+def _cycles(gpu: Gpu, c: Columns, table: Table, clusters: Clusters, traffic: Traffic) -> Sequence[Floats]:
+    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all."""
+    exponent, given = _exponent(c), (*c, table.kind, table.splits, *clusters, *traffic)
+    programs = _programs(gpu, exponent if isinstance(exponent, float) else None)
+    if program := programs.of(lambda: Program.of(partial(_traced, gpu, exponent), len(given))):
+        return program(as_rows(len(table.kind), *given))
+    return _cycles_by(gpu, c, table, _counts(c, table, clusters), traffic, exponent)
 
 
 @lru_cache(maxsize=64)
-def _bounds(gpu: Gpu, exponent: float | None) -> Programs:
-    """Programs of `_cycles` without traffic, with an exponent that all kernels have, or None."""
+def _programs(gpu: Gpu, exponent: float | None) -> Programs:
+    """Programs of `_cycles` with an exponent that all kernels have, or None."""
     return Programs()
 
 
-def _traced_bound(gpu: Gpu, exponent: Number, rows: Floats) -> tuple[list[Floats], None]:
-    count = len(Columns._fields)
-    c, (kind, splits, *clusters) = Columns(*rows[:count]), rows[count:]
-    table = Table(*cast("Any", (None, kind, splits, None, None)))
-    counts = _counts(c, table, Clusters(*cast("Any", clusters)))
-    return [_cycles(gpu, c, table, counts, NO_TRAFFIC, exponent if isinstance(exponent, float) else c.overlap)[2]], None
+def _traced(gpu: Gpu, exponent: Number, rows: Floats) -> tuple[Sequence[Floats], None]:
+    numbers: Iterator[Any] = iter(rows)
+    c, table = Columns._make(islice(numbers, len(Columns._fields))), Table(*cast("Any", (None, next(numbers), next(numbers), None, None)))
+    counts = _counts(c, table, Clusters._make(islice(numbers, len(Clusters._fields))))
+    return _cycles_by(gpu, c, table, counts, Traffic._make(numbers), exponent if isinstance(exponent, float) else c.overlap), None
 
 
 def _by_blocks(c: Columns, table: Table) -> Table:
@@ -312,27 +324,16 @@ def _by_blocks(c: Columns, table: Table) -> Table:
     return table._replace(kind=np.where(whole, DATA_PARALLEL, table.kind), splits=np.where(whole, 1, table.splits))
 
 
-def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic, exponent: Number) -> tuple[Floats, Floats, Floats]:
-    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all. `exponent`: as `_exponent`."""
+def _cycles_by(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic, exponent: Number) -> tuple[Floats, Floats, Floats]:
+    """The equations of `_cycles`. `exponent`: as `_exponent`."""
     latency = gpu.l2_latency_cycles.value + traffic.miss * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
     waves = _waves(gpu, c, counts, traffic, latency)
     in_waves = wave_cycles(waves, exponent)
     ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency, lambda busy: wave_cycles(busy, exponent) - in_waves)
-    rate = (
-        copy_rate(gpu, cast("Floats", c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes))
-        * gpu.model.copy_share.value
-    )
-    converted = c.conversion_bytes * gpu.clock_hz / rate
-    others = np.stack([ends, _fixup(gpu, c, table, counts, latency), cast("Floats", converted), _launch(gpu, c, table, counts)])
+    size, slowdown = cast("Floats", c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)
+    converted = size * gpu.clock_hz / (copy_rate(gpu, size, slowdown) * gpu.model.copy_share.value)
+    others = np.stack([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
     return waves, others, in_waves + others.sum(axis=0)
-
-
-class Clusters(NamedTuple):
-    """Whether a cluster reduces the parts of a split-K tile, its blocks, and SMs, or groups of SMs that hold a tile's cluster."""
-
-    in_cluster: Flags
-    blocks: Integers
-    units: Floats
 
 
 def _in_clusters(gpu: Gpu, c: Columns, table: Table) -> Clusters:
