@@ -20,7 +20,7 @@ extern "C" {
 /* cdef begin */
 enum { PYSIM_ABI_VERSION = 5 };
 /* The first digits of SHA-256 of these declarations (tests/native/test_abi.py says which): a library of others is refused as it is opened. */
-#define PYSIM_DECLARATIONS 0xf861bdf5
+#define PYSIM_DECLARATIONS 0x24daebb2
 
 typedef enum {
     PYSIM_OK = 0,
@@ -400,6 +400,41 @@ pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases 
  * places and gets the indices of the *changes blocks whose fingerprint is another. */
 pysim_status pysim_fingerprints(int64_t count, const void *const *memory, const int64_t *bytes, int64_t whole_bytes, uint64_t *fingerprints,
                                 int64_t *changed, int64_t *changes);
+/* Programs on columns: elementwise operations on doubles, as Python records them of equations on tables (pysim/cachemodel/equations.py). Each
+ * writes register `to` from others: comparisons 1 or 0, PYSIM_ROW_SELECT `b` where `a` is not 0, else `c`. PYSIM_ROW_INPUT reads row `a` of the
+ * inputs, PYSIM_ROW_OUTPUT writes row `to` of the outputs from register `a`. Unused numbers are register 0. */
+enum { PYSIM_PROGRAM_LANES = 64 };
+typedef enum {
+    PYSIM_ROW_INPUT = 0,
+    PYSIM_ROW_OUTPUT = 1,
+    PYSIM_ROW_ADD = 2,
+    PYSIM_ROW_SUBTRACT = 3,
+    PYSIM_ROW_MULTIPLY = 4,
+    PYSIM_ROW_DIVIDE = 5,
+    PYSIM_ROW_MINIMUM = 6,
+    PYSIM_ROW_MAXIMUM = 7,
+    PYSIM_ROW_GREATER = 8,
+    PYSIM_ROW_GREATER_EQUAL = 9,
+    PYSIM_ROW_EQUAL = 10,
+    PYSIM_ROW_FLOOR = 11,
+    PYSIM_ROW_CEIL = 12,
+    PYSIM_ROW_SQRT = 13,
+    PYSIM_ROW_EXP = 14,
+    PYSIM_ROW_SELECT = 15,
+    PYSIM_ROW_POWER = 16,
+} pysim_operation;
+typedef struct {
+    int32_t operation, to, a, b, c;
+} pysim_instruction;
+/* The first `constants` registers hold constants, and no instruction writes them. */
+typedef struct {
+    int64_t length;
+    const pysim_instruction *instructions;
+    int32_t constants, registers, inputs, outputs;
+} pysim_program;
+/* Rows of inputs and outputs have `columns` elements each; `work` holds PYSIM_PROGRAM_LANES for each register. */
+pysim_status pysim_evaluate(const pysim_program *p, int64_t columns, const double *constants, const double *inputs, double *outputs,
+                            double *work);
 /* cdef end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -19,6 +19,7 @@ ORDER = (
     *("api", "convolutions", "__init__", "sweep", "report", "commands", "cli", "__main__"),
 )
 LATER = {  # importer -> imported, where a higher part is needed at run time only
+    "pysim.cachemodel.equations": {"pysim.runtime.cpu"},  # evaluates natively
     "pysim.cachemodel.simulator.hierarchy": {"pysim.runtime.cpu"},  # simulates natively
     "pysim.cachemodel.simulator.trace": {"pysim.runtime.cpu"},
 }

@@ -30,8 +30,8 @@ import numpy as np
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN
 from pysim.cachemodel.cpu.nest_loops import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED, raw_input
-from pysim.cachemodel.cpu.reuse.loops import as_rows
 from pysim.cachemodel.cpu.reuse.occupancy import CERTAIN_LINES
+from pysim.cachemodel.equations import as_rows, empty
 from pysim.machine.cpu import Level
 
 _NORMAL = ((-1.0, 0.158), (0.0, 0.341), (1.0, 0.341), (2.0, 0.136))  # z, and what Phi(z) is more than at the z before, rounded down
@@ -69,7 +69,7 @@ def least_traffic(table: Table, tiled: bool = True) -> Array:
     (`tilings.sets`)."""
     uses, levels = _uses(table, tiled), table.rates.machine.levels
     before, distance = uses.size, uses.between.sum(axis=0)
-    missed, crossed = np.empty((len(levels), *before.shape)), np.empty((len(levels), *uses.distinct.shape))
+    missed, crossed = (empty((len(levels), len(of)), table.columns) for of in (before, uses.distinct))
     distance[-2:] += uses.raw + uses.others * uses.raw[::-1]
     for level, of_level, of_operands in zip(levels, missed, crossed, strict=True):
         certain = sum(share * (distance >= least) for least, share in _steps(level))
@@ -77,7 +77,7 @@ def least_traffic(table: Table, tiled: bool = True) -> Array:
         of_operands[...] = before[:5:2]  # of kept tiles, of streamed tiles, of outputs
         of_operands[:2] += before[1:4:2]
         if level is not levels[-1]:
-            distance = np.einsum("on,oun->un", np.minimum(1.0, of_operands / uses.distinct), uses.between)
+            distance = (np.minimum(1.0, of_operands / uses.distinct)[:, None] * uses.between).sum(axis=0)
             raw = np.minimum(uses.raw, before[-2:] + uses.in_place * of_operands[:2])
             distance[-2:] += raw + uses.others * raw[::-1]
     return _of_operands(table, crossed, missed)
@@ -86,7 +86,8 @@ def least_traffic(table: Table, tiled: bool = True) -> Array:
 def _of_operands(table: Table, crossed: Array, missed: Array) -> Array:
     """What misses each level, by operands: `crossed` of kept tiles, streamed tiles and outputs, of the uses that are `missed`."""
     nest, keeps = table.rates.nest, table.keeps_windows
-    moved = np.zeros((len(missed), 2 * len(OPERANDS), keeps.size))
+    moved = empty((len(missed), 2 * len(OPERANDS)), table.columns)
+    moved[...] = 0.0
     (kept, streamed, outputs), (first_k, first_s) = crossed.swapaxes(0, 1), missed.swapaxes(0, 1)[-2:]
     windows, in_panels = np.where(keeps, kept, streamed), 1.0 if nest.windows_packed else table.packed
     moved[:, 2 * PACKED] = windows * in_panels
@@ -111,7 +112,7 @@ def _tiles(table: Table) -> tuple[Array, Array]:
     if not nest.fresh_input:  # what was just written may be near
         in_memory = reads * np.where(table.packed > 0, raw_input(rates).of_tiles(rates.window_tiles), nest.windows * window)
     windows = as_rows(
-        keeps.size,
+        table.columns,
         rates.window_tiles,
         channels * nest.windows * window,
         channels * np.minimum(rates.windows, nest.windows) * window,
@@ -123,7 +124,7 @@ def _tiles(table: Table) -> tuple[Array, Array]:
         1 / nest.batch,
     )
     filters = as_rows(
-        keeps.size,
+        table.columns,
         rates.filter_tiles,
         channels * all_filters,
         channels * rates.stored_tile,
@@ -140,8 +141,8 @@ def _tiles(table: Table) -> tuple[Array, Array]:
 def _uses(table: Table, tiled: bool) -> _Uses:
     """The uses above: two of k, two of s, that of o; k and s after the run has packed them; and the first uses of their operands. Not
     `tiled`: each at the least distance that any sets of tiles have, and as many as all sets have."""
-    nest, channels, count = table.rates.nest, table.channels, table.channels.size
-    one, zero, sets, repeats = np.ones(count), np.zeros(count), np.ceil(nest.group_channels / channels), nest.repeats
+    nest, channels, count = table.rates.nest, table.channels, table.columns
+    one, zero, sets, repeats = 1.0, 0.0, np.ceil(nest.group_channels / channels), nest.repeats
     (
         (n_k, all_k, k, tile_k, most_k, packed_k, pass_k, first_k, image_k),
         (n_s, all_s, s, tile_s, most_s, packed_s, pass_s, first_s, image_s),

@@ -65,9 +65,10 @@ import numpy as np
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.nest import Nest
-from pysim.cachemodel.cpu.nest_loops import OPERANDS, nests_of, streams_of
+from pysim.cachemodel.cpu.nest_loops import OPERANDS, streams_of
 from pysim.cachemodel.cpu.reuse.loops import LoopNest
 from pysim.cachemodel.cpu.reuse.occupancy import traffic
+from pysim.cachemodel.equations import asked
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory, ShortCalls
 from pysim.record.cost import Cost
@@ -122,16 +123,16 @@ class Prediction(NamedTuple):
 
 def predict(table: Table, state: State = "hot") -> Prediction:
     """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start."""
-    machine, nests = table.rates.machine, nests_of(table)
+    machine = table.rates.machine
     none = np.zeros((len(machine.levels), 2 * len(OPERANDS), table.kernel.size))
-    if not nests:
+    if not table.kernel.size:
         return Prediction(table, Pass(machine, {"kernel": np.empty(0)}, OPERANDS, none))
-    inner = machine.levels[0]
+    inner, streams = machine.levels[0], streams_of(table, state)
     holds = state == "hot" and not inner.starts_cold and inner.page_share == 1  # then runs that fit L1 miss nothing
-    if holds and max(of.working_set.sum(axis=0).max() for of in nests.values()) < inner.size_bytes - len(OPERANDS):
+    if holds and streams.working_set.sum(axis=0).max() < inner.size_bytes - len(OPERANDS):
         return assemble(table, compute_cycles(table), none)
     compute = compute_cycles(table)
-    return assemble(table, compute, traffic(table, streams_of(table, nests, state), sum(compute.values())))
+    return assemble(table, compute, traffic(table, streams, sum(compute.values())))
 
 
 def assemble(table: Table, compute: Mapping[str, Array], moved: Array, tiled: bool = True) -> Prediction:
@@ -208,8 +209,8 @@ def _stalls(table: Table, own: Array, tiled: bool) -> Array | float:
     lines = own / line
     stalls: Array = (1 - table.packed) * lines[:, 0] * _line_stall(rates, rates.windows, _rows_ahead(table))
     if nest.filters_in_place and nest.filters_in_rows_of_k:
-        pitch, _ = nest.filter_rows or (0, 0)
-        ahead = ROWS_AHEAD if pitch % rates.machine.levels[0].way_bytes else ROWS_UNFETCHED  # `ahead_of` of native/x86/lanes.h
+        collide = _in_one_place(nest, rates.machine.levels[0], "filters")
+        ahead = ROWS_UNFETCHED if collide else ROWS_AHEAD  # `ahead_of` of native/x86/lanes.h
         stalls += lines[:, 2 * OPERANDS.index("filters")] * _line_stall(rates, rates.filters, ahead)
     elif nest.filters_in_place:
         stalls[0] += _refetched_lines(rates) * line / rates.machine.outer.read_bytes_per_cycle.value
@@ -258,12 +259,25 @@ def _rows_ahead(table: Table) -> Array | float:
     12 KiB apart, use 48 KiB of 1 MiB."""
     rates, outer = table.rates, table.rates.machine.outer
     nest = rates.nest
-    if nest.plane_bytes % rates.machine.levels[0].way_bytes:
+    if not _in_one_place(nest, rates.machine.levels[0], "input"):
         return ROWS_AHEAD
     row = rates.windows * nest.element_bytes
-    places = np.minimum(1.0, row / gcd(nest.plane_bytes, outer.way_bytes))
+    places = np.minimum(1.0, row / _common_pitch(nest, outer))
     tiles = np.where(table.keeps_windows, 1.0, np.minimum(table.k2, rates.window_tiles))
     return np.where(2 * tiles * row * table.channels > places * outer.size_bytes, ROWS_UNFETCHED, ROWS_AHEAD)
+
+
+@asked
+def _in_one_place(nest: Nest, level: Level, operand: str) -> bool:
+    """Whether rows of the input in place, or of filters in rows of k, begin in the same set of a level."""
+    pitch = nest.plane_bytes if operand == "input" else (nest.filter_rows or (0, 0))[0]
+    return pitch % level.way_bytes == 0
+
+
+@asked
+def _common_pitch(nest: Nest, level: Level) -> int:
+    """Bytes of a level's way between the places where rows of windows in place begin."""
+    return gcd(nest.plane_bytes, level.way_bytes)
 
 
 def _line_stall(rates: Rates, run: Array, rows: Array | float = ROWS_AHEAD) -> Array:
@@ -282,7 +296,7 @@ def _kernel_stalls(table: Table, own: Array) -> Array | float:
     windows in place evict each other."""
     rates, line = table.rates, table.rates.machine.line_bytes
     stalls: Array | float = 0.0
-    if crowded := _crowded_cycles(rates):
+    if (crowded := _crowded_cycles(rates.nest, rates.machine)) is not None:
         stalls = (1 - table.packed) * own[:, 2 * OPERANDS.index("input")].sum(axis=0) / line * crowded
     if rates.nest.filters_in_place and not rates.nest.filters_in_rows_of_k:
         lines = own[:, 2 * OPERANDS.index("filters")] / line
@@ -294,10 +308,11 @@ def _unhidden_by_tiles(table: Table, tiled: bool) -> Array | float:
     """Cycles that a matrix unit's calls on unsplit operands are too short to hide. Not `tiled`: the least of any sets of tiles."""
     rates = table.rates
     costs = next((one.short_calls for one in rates.machine.core.units if one.short_calls), None)
-    if costs is None or not rates.unsplit.any():
+    if costs is None:
         return 0.0
     sets = np.ceil(rates.nest.group_channels / table.channels)
-    return np.asarray(rates.unsplit * rates.nest.repeats * sets * (_page_stalls(table, costs, tiled) + _fetch_cycles(table, costs, tiled)))
+    cycles: Array = rates.unsplit * rates.nest.repeats * sets * (_page_stalls(table, costs, tiled) + _fetch_cycles(table, costs, tiled))
+    return cycles
 
 
 def _page_stalls(table: Table, costs: ShortCalls, tiled: bool) -> Array:
@@ -310,8 +325,9 @@ def _page_stalls(table: Table, costs: ShortCalls, tiled: bool) -> Array:
     passes = np.where(table.keeps_windows & (table.k2 > 1), rates.window_tiles, np.ceil(rates.window_tiles / table.k2))
     passes = np.where(table.keeps_windows & (table.k2 <= 1), np.ceil(rates.window_tiles / table.k3), passes)
     near = nest.group_filters * sum(pitches) <= costs.near_pages.value * PAGE_BYTES
-    cycles = (costs.page_cycles if near else costs.page_walk_cycles).value
-    return np.asarray(rates.filter_tiles * (passes if tiled else 1.0) * pages * cycles)
+    cycles = np.where(near, costs.page_cycles.value, costs.page_walk_cycles.value)
+    stalls: Array = rates.filter_tiles * (passes if tiled else 1.0) * pages * cycles
+    return stalls
 
 
 def _fetch_cycles(table: Table, costs: ShortCalls, tiled: bool) -> Array:
@@ -323,27 +339,34 @@ def _fetch_cycles(table: Table, costs: ShortCalls, tiled: bool) -> Array:
     of_sets, kept = np.where(table.keeps_windows, rates.filter_tiles, rates.window_tiles), np.where(table.keeps_windows, windows, filters)
     others, blocks = np.where(table.keeps_windows, filters, windows), np.where(table.keeps_windows, rates.window_tiles, rates.filter_tiles)
     times = np.ceil(of_sets / table.k2) if tiled else 1.0
-    return np.asarray(costs.fetch_line_cycles.value * (kept * times + others * np.ceil(blocks / table.k3)))
+    cycles: Array = costs.fetch_line_cycles.value * (kept * times + others * np.ceil(blocks / table.k3))
+    return cycles
 
 
-def _crowded_cycles(rates: Rates) -> float:
-    """Wait for a line of windows in place. Rows whose pitch has a large divisor in common with an L1 way lie in few places of it. Rows
-    that are prefetched and as many that are being read evict each other if those places have no more lines."""
-    inner, cycles = rates.machine.levels[0], rates.machine.core.crowded_line_cycles
-    places = inner.way_bytes // gcd(inner.way_bytes, rates.nest.plane_bytes)
-    return cycles.value / places if cycles and places * inner.ways <= 2 * ROWS_AHEAD else 0.0
+@asked
+def _crowded_cycles(nest: Nest, machine: Machine) -> float | None:
+    """Wait for a line of windows in place; None without one. Rows whose pitch has a large divisor in common with an L1 way lie in few
+    places of it. Rows that are prefetched and as many that are being read evict each other if those places have no more lines."""
+    inner, cycles = machine.levels[0], machine.core.crowded_line_cycles
+    places = inner.way_bytes // gcd(inner.way_bytes, nest.plane_bytes)
+    return cycles.value / places if cycles and places * inner.ways <= 2 * ROWS_AHEAD else None
 
 
 def _refetched_lines(rates: Rates) -> Array:
     """Lines of filters in place that are reloaded from L2 because the rows of a tile share sets of L1. If a set has more rows than ways,
     every k-iteration reloads all rows. If it has as many, each line of windows in that set evicts the rows one after another."""
-    nest, inner = rates.nest, rates.machine.levels[0]
-    way, apart = inner.way_bytes, gcd(inner.way_bytes, nest.group_channels * nest.element_bytes)
-    places = way // apart if apart >= inner.line_bytes else way
-    rows = np.ceil(rates.filters / places)
+    nest, inner, way = rates.nest, rates.machine.levels[0], rates.machine.levels[0].way_bytes
+    rows = np.ceil(rates.filters / _places_of_filters(nest, inner))
     evicted = np.where(rows > inner.ways, 1.0, (rows == inner.ways) * np.minimum(1.0, rates.windows * nest.element_bytes / way))
     iterations = nest.repeats * nest.group_channels * rates.window_tiles * rates.filter_tiles
     return evicted * iterations * rates.filters
+
+
+@asked
+def _places_of_filters(nest: Nest, level: Level) -> int:
+    """Places of a level's way in which rows of filters in place begin."""
+    apart = gcd(level.way_bytes, nest.group_channels * nest.element_bytes)
+    return level.way_bytes // apart if apart >= level.line_bytes else level.way_bytes
 
 
 def write_allocate_cycles(machine: Machine, moved: Array) -> Array:

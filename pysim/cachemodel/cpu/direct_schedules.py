@@ -15,8 +15,9 @@ import numpy as np
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
 from pysim.cachemodel.cpu.nest import ceil_div
-from pysim.cachemodel.cpu.reuse.loops import Array, as_rows
+from pysim.cachemodel.cpu.reuse.loops import Array
 from pysim.cachemodel.cpu.tilings import build_refuses, row_refuses
+from pysim.cachemodel.equations import as_rows
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, NoneLegal, Reason, Rejected

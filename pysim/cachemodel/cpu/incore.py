@@ -4,15 +4,17 @@
 `rates` computes what a nest costs with each micro-kernel, whatever the tiling. `compute_cycles` applies it to each tiling.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from math import ceil, gcd, log2
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, line_rest, live_taps, segments
+from pysim.cachemodel.equations import Program, Programs, as_rows, asked, columns_of
+from pysim.caches import LruCache
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -112,11 +114,47 @@ class Table(NamedTuple):
     k2: Array
     k3: Array
 
+    @property
+    def columns(self) -> Any:
+        """The number of schedules; of traced ones their recorder."""
+        return columns_of(self.channels)
+
+
+SCHEDULE = ("keeps_windows", "packed", "channels", "k2", "k3")  # columns of a table beside those of its rates
+
 
 def select(table: Table, rows: Any) -> Table:
     """Some rows of a table."""
     rates, keeps, kernel, packed, channels, k2, k3 = table
     return Table(rates.of(rows), keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
+
+
+class OfTable:
+    """Equations of a table of schedules, and of what else is known for all of it. They are traced once for a machine and those nests for
+    which they are alike; `kernel` and `kernels` are not known then."""
+
+    def __init__(self, equations: Callable[..., tuple[Sequence[Array], Any]]) -> None:
+        self.equations, self.programs = equations, LruCache[Programs](64)
+
+    def __call__(self, table: Table, *known: Any) -> tuple[Sequence[Array], Any]:
+        rates, key = table.rates, (table.rates.machine, *known)
+        if (programs := self.programs.get(key)) is None:
+            programs = self.programs.put(key, Programs())
+
+        def trace() -> Program:
+            inputs = len(rates.columns) + len(SCHEDULE)
+            return Program.of(lambda rows, nest: self.equations(_traced(rows, nest, rates.machine), *known), inputs, rates.nest)
+
+        if (program := programs.of(trace, rates.nest)) is None:
+            return self.equations(table, *known)
+        schedules = as_rows(table.kernel.size, *(getattr(table, name) for name in SCHEDULE))
+        return program(np.concatenate([rates.columns, schedules]), rates.nest), program.about
+
+
+def _traced(rows: Array, nest: Nest, machine: Machine) -> Table:
+    columns = rows[: -len(SCHEDULE)]
+    known = dict(zip(SCHEDULE, rows[-len(SCHEDULE) :], strict=True))
+    return Table(Rates(nest, machine, (), columns, *columns), kernel=cast("Any", None), **cast("Any", known))
 
 
 def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
@@ -191,22 +229,26 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
 
 
 class ReadRows(NamedTuple):
-    """Bytes of a channel that packing reads: all `touched`, those of a `row`, and of the rows from one row of outputs to the next (`step`);
-    those read `again`, by other tiles, not by the same tile twice. `live`: kernel rows that meet the image."""
+    """Bytes of a channel that packing reads: all `touched`, those of a `row`, of the rows from one row of outputs to the next (`step`), and
+    of the rows that both read (`beside`); those read `again`, by other tiles, not by the same tile twice. `live`: kernel rows that meet the
+    image."""
 
     touched: int
     row: float
     step: float
+    beside: float
     again: int
     live: int
 
 
+@asked
 @lru_cache(maxsize=64)
 def read_rows(nest: Nest, line: int) -> ReadRows:
     """What packing reads of a channel."""
     touched, rows, live = nest.touched_bytes(line), nest.touched_rows, live_taps(nest)[0]
-    row = touched / rows
-    return ReadRows(touched, row, nest.row_step * row, max(0, live - rows) * nest.touched_w * nest.element_bytes, live)
+    row, again = touched / rows, max(0, live - rows) * nest.touched_w * nest.element_bytes
+    step = nest.row_step * row
+    return ReadRows(touched, row, step, max(0.0, nest.reached_rows * row - step), again, live)
 
 
 def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean: float) -> tuple[float, float, int, int]:
@@ -340,14 +382,14 @@ def fetch_cycles(rates: Rates) -> float:
     return nest.repeats * size / inner.line_bytes * rates.machine.core.pack_line_cycles.value if size > 2 * inner.size_bytes else 0.0
 
 
-def _padded_depth(table: Table) -> Array | float:
+def _padded_depth(table: Table) -> Array:
     """k-iterations of panels, which have whole groups in each set of channels, over those of the problem."""
     nest, group = table.rates.nest, table.rates.group
-    if group.max(initial=1) == 1:
-        return 1.0
-    sets, rest = np.divmod(nest.group_channels, table.channels)
+    sets = np.floor(nest.group_channels / table.channels)
+    rest = nest.group_channels - sets * table.channels
     of_set, of_rest = (np.ceil(channels * nest.kernel_w / group) * group for channels in (table.channels, rest))
-    return np.asarray((sets * of_set + of_rest) / (nest.group_channels * nest.kernel_w))
+    padded: Array = (sets * of_set + of_rest) / (nest.group_channels * nest.kernel_w)
+    return padded
 
 
 def tile_calls(nest: Nest, kernel: Kernel, machine: Machine) -> float:

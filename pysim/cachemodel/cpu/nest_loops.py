@@ -20,6 +20,7 @@ reuses are one kept tile apart, 3 are one set apart, and 1 is one run apart.
 `doubts` lists where a machine or a schedule violates an assumption of the closed forms.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import gcd
@@ -28,10 +29,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, read_rows, select
+from pysim.cachemodel.cpu.incore import Array, OfTable, Rates, Table, read_rows, select
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest
 from pysim.cachemodel.cpu.reuse.counts import Structure
 from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Number, Operand
+from pysim.cachemodel.equations import asked, empty
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
 from pysim.record.state import State
@@ -67,8 +69,28 @@ class TableStreams(NamedTuple):
     working_set: Array
 
 
-def described(table: Table, keeps_windows: bool) -> LoopNest:
+class Packs(NamedTuple):
+    """Whether some or all schedules of a table pack windows, and whether some hold all tiles in one panel."""
+
+    some: bool
+    all: bool
+    one_panel: bool
+
+    @classmethod
+    def of(cls, table: Table, keeps_windows: bool) -> "Packs":
+        packed, filter_tiles = table.packed, table.rates.filter_tiles
+        return cls(bool(packed.any()), bool(packed.all()), keeps_windows and bool(packed[table.k2 >= filter_tiles].any()))
+
+
+@asked
+def _repeats(nest: Nest) -> tuple[bool, bool]:
+    """Whether there are several images, and several groups."""
+    return nest.batch > 1, nest.groups > 1
+
+
+def described(table: Table, keeps_windows: bool, packs: Packs | None = None) -> LoopNest:
     """The loops of schedules of one loop order: those that keep windows (input stationary), or those that keep filters."""
+    packs = packs or Packs.of(table, keeps_windows)
     rates, nest = table.rates, table.rates.nest
     tiles = {WINDOWS: rates.window_tiles, FILTER_TILES: rates.filter_tiles}
     kept, streamed = (WINDOWS, FILTER_TILES) if keeps_windows else (FILTER_TILES, WINDOWS)
@@ -76,7 +98,8 @@ def described(table: Table, keeps_windows: bool) -> LoopNest:
     streamed_sets = np.ceil(tiles[streamed] / k2)
     one_panel = table.packed * (streamed_sets == 1) * keeps_windows  # a single panel holds each kept tile in turn
     k3 = np.where(one_panel > 0, 1.0 if nest.filters_packed else tiles[kept], k3)  # then K3 changes nothing: sets of one tile, or one set
-    repeats = {name: count for name, count in (("images", nest.batch), ("groups", nest.groups)) if count > 1}
+    counts = (("images", nest.batch), ("groups", nest.groups))
+    repeats = dict(itertools.compress(counts, _repeats(nest)))
     loops = (
         *(Loop(name, name, 1, count) for name, count in repeats.items()),
         Loop("sets of channels", "channels", table.channels, np.ceil(nest.group_channels / table.channels)),
@@ -86,21 +109,21 @@ def described(table: Table, keeps_windows: bool) -> LoopNest:
         Loop(streamed, streamed, 1, k2),
     )
     outer, sets = {name: Extent(1.0, count) for name, count in repeats.items()}, {kept: k3, streamed: k2}
-    row = Extent(rates.windows * nest.result_bytes, float(nest.windows * nest.result_bytes), rates.out_edge)
+    row = Extent(rates.windows * nest.result_bytes, nest.windows * nest.result_bytes, rates.out_edge)
     output = {**outer, WINDOWS: row, FILTER_TILES: Extent(rates.filters, nest.group_filters)}
     operands = (
-        *_windows(table, outer, sets[WINDOWS], one_panel * (not nest.filters_packed), streamed),
+        *_windows(table, outer, sets[WINDOWS], packs, one_panel, streamed),
         *_filters(table, {name: extent for name, extent in outer.items() if name == "groups"}, sets[FILTER_TILES], streamed),
         Operand("output", output, streamed, written=True),
     )
     total: dict[str, Number] = {**repeats, **tiles, "channels": nest.group_channels}
-    return LoopNest(loops, operands, total, table.k2.size)
+    return LoopNest(loops, operands, total, table.columns)
 
 
-def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_panel: Array, inner: str) -> Iterator[Operand]:
+def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, packs: Packs, one_panel: Array, inner: str) -> Iterator[Operand]:
     """Windows as packing reads and writes them, and as the micro-kernel reads them. `one_panel`: 1 where all tiles use one panel."""
     rates, nest, packed, sets = table.rates, table.rates.nest, table.packed, f"sets of {WINDOWS}"
-    if packed.any():
+    if packs.some:
         # a tile as the micro-kernel reads it; the last panel may be partial, but fills its lines
         panel = np.ceil(rates.packed_window * table.channels * rates.windows / PANEL_ALIGN) * PANEL_ALIGN * packed
         panels = panel * np.minimum(set_size, rates.panel_windows / rates.windows)
@@ -110,15 +133,16 @@ def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_pan
             yield Operand("packed input", {WINDOWS: Extent(panel, panels)}, sets, written=True)
             yield Operand("packed input", {WINDOWS: Extent(panel, panels)}, inner)
         else:
-            one, several = (panel, panels) if not one_panel.any() else (panel * (1 - one_panel), panels * (1 - one_panel))
+            own_tile = packs.one_panel and not nest.filters_packed
+            one, several = (panel * (1 - one_panel), panels * (1 - one_panel)) if own_tile else (panel, panels)
             yield Operand("input", raw, WINDOWS, only_first=f"sets of {FILTER_TILES}")
             yield Operand("packed input", {WINDOWS: Extent(one, several)}, inner, refilled_by=sets)
-            if one_panel.any():
+            if own_tile:
                 yield Operand("packed tile", {WINDOWS: Extent(panel * one_panel, panel * one_panel)}, inner, refilled_by=WINDOWS)
     if nest.windows_packed:
         tile = Extent(rates.packed_window * rates.windows, rates.packed_window * nest.windows)
         yield Operand("prepared input", {"channels": Extent(1.0, nest.group_channels), WINDOWS: tile}, inner)
-    elif not packed.all():
+    elif not packs.all:
         tile = Extent(rates.windows * nest.element_bytes, nest.windows * nest.element_bytes, rates.place_edge)
         yield Operand("input in place", {**outer, "channels": Extent(1 - packed, nest.group_channels * (1 - packed)), WINDOWS: tile}, inner)
 
@@ -126,7 +150,7 @@ def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_pan
 def raw_input(rates: Rates) -> Extent:
     """Input that packing reads for tiles of windows: the rows that kernels reach; whole rows as soon as tiles share them."""
     of = read_rows(rates.nest, rates.machine.line_bytes)
-    return Extent(rates.raw_tile, of.touched, max(0.0, rates.nest.reached_rows * of.row - of.step), rates.raw_first, rates.raw_shared)
+    return Extent(rates.raw_tile, of.touched, of.beside, rates.raw_first, rates.raw_shared)
 
 
 def _filters(table: Table, outer: Mapping[str, Extent], set_size: Array, inner: str) -> Iterator[Operand]:
@@ -178,40 +202,48 @@ def _buffers(names: Sequence[str]) -> list[int]:
 
 def nests_of(table: Table) -> dict[bool, LoopNest]:
     """The schedules of each loop order in a table, by whether it keeps windows, in the table's order."""
-    split = int(np.count_nonzero(table.keeps_windows))
-    orders = ((True, slice(0, split)), (False, slice(split, None)))
-    return {keeps: described(select(table, span), keeps) for keeps, span in orders if (split if keeps else table.kernel.size - split)}
+    return {keeps: described(select(table, span), keeps) for keeps, span in _spans(table).items()}
 
 
-def streams_of(table: Table, nests: Mapping[bool, LoopNest], state: State) -> TableStreams:
-    """The reuses of a table of schedules with these nests, with first touches in caches of a `state`."""
-    nest, n, split = table.rates.nest, table.kernel.size, nests[True].columns if True in nests else 0
-    columns = [slice(0, split) if keeps else slice(split, n) for keeps in nests]
-    roles = _roles(tuple(of.structure for of in nests.values()), state)
+def _spans(table: Table) -> dict[bool, slice]:
+    """The schedules of each loop order that a table has."""
+    split, end = int(np.count_nonzero(table.keeps_windows)), table.kernel.size
+    return {keeps: span for keeps, span in ((True, slice(0, split)), (False, slice(split, end))) if span.stop > span.start}
+
+
+def streams_of(table: Table, state: State) -> TableStreams:
+    """The reuses of a table of schedules, with first touches in caches of a `state`."""
+    n, spans = table.kernel.size, _spans(table)
+    parts = [select(table, span) for span in spans.values()]
+    found = [_streams(one, keeps, state, Packs.of(one, keeps)) for keeps, one in zip(spans, parts, strict=True)]
+    roles = _roles(tuple(structure for _, structure in found), state)
     most, depth = roles.operand.shape[1], roles.interleaved.shape[1]
-    size, between, planes, working_set = (np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (2, depth), (len(OPERANDS),)))
-    for of, span in zip(nests.values(), columns, strict=True):
-        reused = of.reused_bytes
-        count = len(reused)
-        size[:count, span] = reused
-        planes[0, :, span], planes[1, :, span] = of.tiles("channels"), of.tiles(FILTER_TILES) * table.rates.filters[span]
-        filled = set[int]()
-        for row, buffer in enumerate(_buffers(of.names)):
-            if of.structure.same[row] != row:  # counted in that row
-                continue
-            if buffer in filled:
-                between[buffer, :count, span] += of.distances[row]
-                working_set[buffer, span] += of.working_set[row]
-            else:
-                between[buffer, :count, span], working_set[buffer, span] = of.distances[row], of.working_set[row]
-                filled.add(buffer)
-    np.minimum(planes[1], nest.group_filters, out=planes[1])
-    order = np.repeat(np.arange(len(nests)), [span.stop - span.start for span in columns])
-    if roles.runs_ago.max() > 1:
-        between *= np.clip(roles.runs_ago[order].T, 1.0, 1e6)
+    arrays = [np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (2, depth), (len(OPERANDS),))]
+    for (of_order, _), span in zip(found, spans.values(), strict=True):
+        for array, own in zip(arrays, of_order, strict=True):
+            array[tuple(map(slice, own.shape[:-1]))][..., span] = own
+    order = np.repeat(np.arange(len(spans)), [span.stop - span.start for span in spans.values()])
+    return TableStreams([*spans.values()], order, *roles, *arrays)
+
+
+@OfTable
+def _streams(table: Table, keeps_windows: bool, state: State, packs: Packs) -> tuple[Sequence[Array], Structure]:
+    """`bytes`, `between`, `planes` and `working_set` of `TableStreams`, of one loop order."""
+    of, nest, columns = described(table, keeps_windows, packs), table.rates.nest, table.columns
+    reused, uses = of.reused_bytes, of.structure.bytes
+    between, working_set = empty((len(OPERANDS), len(reused)), columns), empty((len(OPERANDS),), columns)
+    between[...] = working_set[...] = 0.0
+    for row, buffer in enumerate(buffers := _buffers(of.names)):
+        if of.structure.same[row] == row:  # or it is counted in that row
+            between[buffer] += of.distances[row]
+            working_set[buffer] += of.working_set[row]
+    ago = of.structure.runs_ago(state)
+    if ago.max() > 1:
+        between *= np.clip(ago, 1.0, 1e6)[:, None]
     if nest.fresh_input:  # nothing was touched since the input was written
-        between[1:, ((roles.operand == INPUT) & (roles.runs_ago > 0))[order].T] = 0.0
-    return TableStreams(columns, order, *roles, size, between, planes, working_set)
+        between[1:, (np.array(buffers)[uses.operands] == INPUT) & (ago > 0)] = 0.0
+    filters = of.tiles(FILTER_TILES) * table.rates.filters
+    return (reused, between, np.stack([of.tiles("channels"), np.minimum(filters, nest.group_filters)]), working_set), of.structure
 
 
 def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:

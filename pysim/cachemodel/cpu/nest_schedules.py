@@ -20,7 +20,7 @@ from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import csa, tilings
 from pysim.cachemodel.cpu.bounds import least_traffic
 from pysim.cachemodel.cpu.cost import Pass, Prediction, assemble, assumed, cost_of, one_schedule, predict, schedule_of
-from pysim.cachemodel.cpu.incore import Array, Table, compute_cycles, products_per_cycle, rates, select
+from pysim.cachemodel.cpu.incore import Array, OfTable, Table, compute_cycles, products_per_cycle, rates, select
 from pysim.cachemodel.cpu.nest import Nest, live_taps
 from pysim.errors import PlanError
 from pysim.machine.cpu import Csa, Machine
@@ -219,7 +219,13 @@ class _Search:
 
 def _bounds(table: Table, tiled: bool) -> Array:
     """Lower bounds on the cycles of schedules, or of all schedules with some sets of channels."""
-    return assemble(table, compute_cycles(table), least_traffic(table, tiled), tiled).cycles / ROUNDING
+    (cycles,), _ = _bounded(table, tiled)
+    return cycles / ROUNDING
+
+
+@OfTable
+def _bounded(table: Table, tiled: bool) -> tuple[Sequence[Array], None]:
+    return (assemble(table, compute_cycles(table), least_traffic(table, tiled), tiled).cycles,), None
 
 
 def costs_of(found: Sequence[NestCandidates]) -> Iterator[tuple[Pass, Costs]]:

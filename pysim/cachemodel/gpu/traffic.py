@@ -83,7 +83,7 @@ def sectors_of(pitch: int, run: int = STORE_BYTES) -> float:
 def l2_miss_share(gpu: Gpu, distance: N) -> N:
     """Share of accesses at a reuse distance, in bytes, that miss L2."""
     share = 2 * distance / (gpu.model.l2_share.value * gpu.l2_bytes.value) - 1
-    return np.minimum(np.maximum(share, 0), 1) if isinstance(share, np.ndarray) else min(max(share, 0.0), 1.0)
+    return min(max(share, 0.0), 1.0) if isinstance(share, (int, float)) else np.minimum(np.maximum(share, 0), 1)
 
 
 def sharing(gpu: Gpu, order: Rasterisation) -> Sharing:

@@ -54,12 +54,14 @@ Worked number: SGEMM of 10240 x 4096 x 4096 with tiles of 128 x 128 on V100: 80 
 blocks an SM: 16 waves of 160. A k-iteration of 8 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from pysim.cachemodel.equations import Program, Programs, as_rows
 from pysim.cachemodel.gpu.copy_kernels import copy_rate
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.traffic import Flags, Floats, Integers, Number, Rasterisation, l2_miss_share, sharing, within_gpcs
@@ -169,6 +171,14 @@ class Table(NamedTuple):
         return Table._make(column[where] for column in self)
 
 
+class Clusters(NamedTuple):
+    """Whether a cluster reduces the parts of a split-K tile, its blocks, and SMs, or groups of SMs that hold a tile's cluster."""
+
+    in_cluster: Flags
+    blocks: Integers
+    units: Floats
+
+
 class Counts(NamedTuple):
     """What each launch of a table consists of."""
 
@@ -268,9 +278,9 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     """Cost of each launch of a table."""
     c = columns.take(table.variant)
     table = _by_blocks(c, table)
-    counts = _counts(gpu, c, table)
+    counts = _counts(c, table, clusters := _in_clusters(gpu, c, table))
     traffic = _traffic(gpu, c, table, counts, hot)
-    waves, others, cycles = _cycles(gpu, c, table, counts, traffic)
+    waves, others, cycles = _cycles(gpu, c, table, clusters, traffic)
     work = counts.first_blocks * c.iteration * counts.iterations * counts.waves
     bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound).astype(int)
     wavefronts = c.shared * counts.iterations * counts.items
@@ -283,37 +293,60 @@ def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
     Traffic only adds: it delays main loops, and what a producer warp hides is a longer main loop than the traffic beside it."""
     c = columns.take(table.variant)
     table = _by_blocks(c, table)
-    return _cycles(gpu, c, table, _counts(gpu, c, table), NO_TRAFFIC)[2] * ROUNDED_DOWN
+    return _cycles(gpu, c, table, _in_clusters(gpu, c, table), NO_TRAFFIC)[2] * ROUNDED_DOWN
+
+
+def _cycles(gpu: Gpu, c: Columns, table: Table, clusters: Clusters, traffic: Traffic) -> Sequence[Floats]:
+    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all."""
+    exponent, given = _exponent(c), (*c, table.kind, table.splits, *clusters, *traffic)
+    programs = _programs(gpu, exponent if isinstance(exponent, float) else None)
+    if program := programs.of(lambda: Program.of(partial(_traced, gpu, exponent), len(given))):
+        return program(as_rows(len(table.kind), *given))
+    return _cycles_by(gpu, c, table, _counts(c, table, clusters), traffic, exponent)
+
+
+@lru_cache(maxsize=64)
+def _programs(gpu: Gpu, exponent: float | None) -> Programs:
+    """Programs of `_cycles` with an exponent that all kernels have, or None."""
+    return Programs()
+
+
+def _traced(gpu: Gpu, exponent: Number, rows: Floats) -> tuple[Sequence[Floats], None]:
+    numbers: Iterator[Any] = iter(rows)
+    c, table = Columns._make(islice(numbers, len(Columns._fields))), Table(*cast("Any", (None, next(numbers), next(numbers), None, None)))
+    counts = _counts(c, table, Clusters._make(islice(numbers, len(Clusters._fields))))
+    return _cycles_by(gpu, c, table, counts, Traffic._make(numbers), exponent if isinstance(exponent, float) else c.overlap), None
 
 
 def _by_blocks(c: Columns, table: Table) -> Table:
     """The table by what blocks take: all of k where they add its parts themselves."""
-    whole = np.asarray(c.part_unit) > 0
+    whole = np.greater(c.part_unit, 0)
     return table._replace(kind=np.where(whole, DATA_PARALLEL, table.kind), splits=np.where(whole, 1, table.splits))
 
 
-def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic) -> tuple[Floats, Floats, Floats]:
-    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all."""
+def _cycles_by(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic, exponent: Number) -> tuple[Floats, Floats, Floats]:
+    """The equations of `_cycles`. `exponent`: as `_exponent`."""
     latency = gpu.l2_latency_cycles.value + traffic.miss * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
     waves = _waves(gpu, c, counts, traffic, latency)
-    exponent = _exponent(c)
     in_waves = wave_cycles(waves, exponent)
     ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency, lambda busy: wave_cycles(busy, exponent) - in_waves)
-    rate = (
-        copy_rate(gpu, np.asarray(c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)) * gpu.model.copy_share.value
-    )
-    converted = c.conversion_bytes * gpu.clock_hz / rate
-    others = np.array([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
+    size, slowdown = cast("Floats", c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)
+    converted = size * gpu.clock_hz / (copy_rate(gpu, size, slowdown) * gpu.model.copy_share.value)
+    others = np.stack([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
     return waves, others, in_waves + others.sum(axis=0)
 
 
-def _counts(gpu: Gpu, c: Columns, table: Table) -> Counts:
+def _in_clusters(gpu: Gpu, c: Columns, table: Table) -> Clusters:
     in_cluster = (table.kind == SPLIT_K) & (table.splits <= c.max_cluster_splits)
     parts = np.where(in_cluster, table.splits, 1).astype(int)
     cluster = (parts * c.cluster_blocks).astype(int)
     clusters = _clusters(gpu, int(cluster.max(initial=1)))[cluster - 1]
-    # SMs, or groups of SMs that hold a tile's cluster; 0 clusters: the GPU has too few SMs for one
-    units = np.where(clusters > 0, parts * clusters, np.floor(gpu.sms.value / c.cluster_blocks))
+    # 0 clusters: the GPU has too few SMs for one
+    return Clusters(in_cluster, cluster, np.where(clusters > 0, parts * clusters, np.floor(gpu.sms.value / c.cluster_blocks)))
+
+
+def _counts(c: Columns, table: Table, clusters: Clusters) -> Counts:
+    in_cluster, cluster, units = clusters
     tiles_m, tiles_n, all_iterations = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
     tiles, stream = tiles_m * tiles_n, table.kind == STREAM_K
     items = np.where(stream, table.splits, tiles * table.splits)
@@ -415,7 +448,7 @@ def _waves(gpu: Gpu, c: Columns, of: Counts, traffic: Traffic, latency: Floats) 
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
         iteration = np.where((c.producer > 0) & (c.blocks_per_sm <= 1), lone, overlapped(blocks * c.iteration, lone))
         parts.append([waves * of.iterations * iteration, power * part, l2 * part, traffic.memory_served * part / memory])
-    return np.array(parts)
+    return np.stack([np.stack(part) for part in parts])
 
 
 def _prologues_and_epilogues(
@@ -432,7 +465,7 @@ def _prologues_and_epilogues(
     exposed = of.block_tiles * (tile + (number - 1) * later)
     # a producer warp continues to load meanwhile
     busy = waves.copy()
-    busy[:, 0] += exposed * np.array([of.full_waves, of.tail_blocks > 0]) / number
+    busy[:, 0] += exposed * np.stack([of.full_waves, of.tail_blocks > 0]) / number
     last_wave = np.minimum(1, np.where(of.tail > 0, of.tail, of.slots) / of.items)
     last_results = traffic.written * last_wave / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
     first_loads = transfer / (of.iterations * number)

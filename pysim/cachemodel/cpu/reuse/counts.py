@@ -20,7 +20,7 @@ set, 392 reuses in all. Neighbours: 3 pairs of sets, 94 pairs of tiles within se
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -46,6 +46,7 @@ from pysim.cachemodel.cpu.reuse.distances import (
     footprint,
     products_of,
 )
+from pysim.cachemodel.equations import Programs
 from pysim.record.state import State, runs_ago
 
 FRACTIONS = (0.25, 0.75)
@@ -218,7 +219,8 @@ def _extents(pairs: list[tuple[int, str]], places: Places, operands: Sequence["O
 
 @dataclass(frozen=True, eq=False)  # hashed by identity
 class Structure:
-    """All of a nest that does not depend on its sizes. `same`: per operand, the first operand that is the same buffer."""
+    """All of a nest that does not depend on its sizes. `same`: per operand, the first operand that is the same buffer; `programs`: its
+    equations once they were traced, by which overlaps of neighbours are arrays."""
 
     accesses: tuple[Access, ...]
     extents: Extents
@@ -229,6 +231,7 @@ class Structure:
     distances: Distances
     bytes: ReusedBytes
     names: tuple[str, ...]
+    programs: dict[tuple[bool, ...], Programs] = field(default_factory=dict)
 
     def runs_ago(self, state: State) -> Array:
         """How many runs ago the data of each use was touched last; 0: in this run."""

@@ -34,6 +34,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.cachemodel.equations import empty
+
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -195,7 +197,7 @@ class Factors(dict[Factor | Entry, int]):
 
     def numbers(self, nest: Sizes) -> Array:
         """The table."""
-        table = np.empty((1 + len(self), nest.columns))
+        table = empty((1 + len(self),), nest.columns)
         table[0] = 1.0
         for of, rows, places in self._entries:
             table[rows] = of(nest)[places]

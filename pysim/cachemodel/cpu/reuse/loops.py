@@ -37,7 +37,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from pysim.cachemodel.cpu.reuse.counts import AGAIN, Factored, OperandStructure,
 from pysim.cachemodel.cpu.reuse.distances import Array as Array
 from pysim.cachemodel.cpu.reuse.distances import Distances, Factors, Fixed, distances_of, evaluate_products
 from pysim.cachemodel.cpu.reuse.distances import Use as Use
+from pysim.cachemodel.equations import Program, Programs, Recorder, as_rows, empty
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
@@ -180,14 +181,6 @@ def normal_distribution(z: Array) -> Array:
     return z
 
 
-def as_rows(columns: int, *rows: Any) -> Array:
-    """Columns and constants as the rows of one array."""
-    array = np.empty((len(rows), columns))
-    for at, row in enumerate(rows):
-        array[at] = row
-    return array
-
-
 _ONE = Extent(1.0, 1.0)
 
 
@@ -207,16 +200,27 @@ class LoopNest:
             tuple((loop.name, loop.dimension, _is(1.0, loop.tiles)) for loop in loops),
             tuple(map(_structure_of, operands)),
         )
+        self.accesses = of.accesses
         self._several = dict[tuple[int, ...], Array]()
-        self.accesses, self.trips = of.accesses, as_rows(columns, *(loop.trips for loop in loops))
-        counts = ((self.total.get(name, 1.0), *(loops[at].tiles for at in over)) for name, over in of.places.over.items())
-        self._tiles = as_rows(columns, *itertools.chain(*counts))
-        self._extents = self._extents_of([_ONE, *(operands[row].extents[name] for row, name in of.extents.rows)])
-        self.footprints: Array = evaluate_products(self._extents, *of.extents.footprints).reshape(len(operands), -1, columns)
+        overlapping = [operands[row].extents[name] for row, name, _ in of.extents.overlapping]
+        self._moving = tuple(not isinstance(extent.overlap, float) and extent.shared is None for extent in overlapping)
 
-    def _extents_of(self, extents: Sequence[Extent]) -> Array:
+    @cached_property
+    def trips(self) -> Array:
+        """Iterations of each loop."""
+        return as_rows(self.columns, *(loop.trips for loop in self.loops))
+
+    @cached_property
+    def _tiles(self) -> Array:
+        """Tiles of each dimension and loop, as `Places` orders them."""
+        counts = ((self.total.get(name, 1.0), *(self.loops[at].tiles for at in over)) for name, over in self.structure.places.over.items())
+        return as_rows(self.columns, *itertools.chain(*counts))
+
+    @cached_property
+    def _extents(self) -> Array:
         """The equation above for all pairs of an operand and a dimension, as `Extents` orders them."""
         of = self.structure.extents
+        extents = [_ONE, *(self.operands[row].extents[name] for row, name in of.rows)]
         tiles = self._tiles.take(of.tiles, axis=0)
         per_tile, limit = (as_rows(self.columns, *(extent[field] for extent in extents)).take(of.pair, axis=0) for field in range(2))
         per_tile *= tiles
@@ -224,6 +228,12 @@ class LoopNest:
             extent = self.operands[row].extents[name]
             np.minimum(per_tile[rows] + extent.overlap, extent.tile * tiles[rows], out=per_tile[rows])
         return np.minimum(per_tile, limit, out=per_tile)
+
+    @cached_property
+    def footprints(self) -> Array:
+        """Bytes of operands x the whole run and one iteration of each loop x schedules."""
+        found = evaluate_products(self._extents, *self.structure.extents.footprints)
+        return found.reshape(len(self.operands), len(self.loops) + 1, -1)
 
     def _extent(self, row: int, name: str, loop: int = -1) -> Array:
         """Extent of an operand along a dimension, in one iteration of a loop."""
@@ -258,34 +268,85 @@ class LoopNest:
 
     def _between(self, of: Distances, numbers: Array) -> Array:
         distances = of.formulas.evaluated(numbers)
+        moving = {(row, name) for (row, name, _), moves in zip(self.structure.extents.overlapping, self._moving, strict=True) if moves}
         for at, row, loop in of.overlapping:
-            overlap = self.operands[row].extents[name := self.loops[loop].dimension].overlap
-            if not isinstance(overlap, float):
-                shared = overlap / np.maximum(1e-9, self._extent(row, name, loop))
+            if (row, name := self.loops[loop].dimension) in moving:
+                shared = self.operands[row].extents[name].overlap / np.maximum(1e-9, self._extent(row, name, loop))
                 distances[at] -= shared * np.maximum(0.0, distances[at] - self.footprint(loop, row))
         np.minimum(distances, numbers.take(of.limits, axis=0), out=distances)
         return distances.take(of.which, axis=0)
 
     @cached_property
+    def _reuse(self) -> Sequence[Array]:
+        """Results of `_equations`, by the library where there is one."""
+        if isinstance(self.columns, Recorder):
+            return self._equations()
+
+        def trace() -> Program:
+            return Program.of(lambda rows: (self._traced(rows)._equations(), None), len(self._inputs()))
+
+        program = self.structure.programs.setdefault(self._moving, Programs()).of(trace)
+        return program(as_rows(self.columns, *self._inputs())) if program else self._equations()
+
+    def _equations(self) -> tuple[Array, ...]:
+        """`distances`, their sums over all operands, `working_set` and `reused_bytes`."""
+        distances = self._merged(self._between(self.structure.distances, self._numbers))
+        formulas = self.structure.bytes.formulas
+        reused = formulas.evaluated(self._numbers).take(formulas.order, axis=0)
+        return distances, distances.sum(axis=0), self._merged(self.footprints[:, 0].copy()), reused
+
+    def _inputs(self) -> list[Number]:
+        """All numbers of the description, in the order in which `_traced` puts others in their place."""
+        numbers = [*itertools.chain(*((loop.tiles, loop.trips) for loop in self.loops)), *self.total.values()]
+        for operand in self.operands:
+            for extent in operand.extents.values():
+                numbers += (extent.per_tile, extent.limit, extent.overlap, extent.tile, extent.reused) if extent.overlaps else extent[:2]
+            numbers += () if operand.part is None else (operand.part,)
+        return numbers
+
+    def _traced(self, rows: Array) -> "LoopNest":
+        """The same nest with rows that are traced in place of its numbers."""
+        numbers: Iterator[Any] = iter(rows)
+
+        def extent(of: Extent) -> Extent:
+            return Extent(*(next(numbers) for _ in range(5 if of.overlaps else 2)))._replace(together=of.together)
+
+        loops = [loop._replace(tiles=next(numbers), trips=next(numbers)) for loop in self.loops]
+        total = dict(zip(self.total, numbers, strict=False))
+        operands = list[Operand]()
+        for operand in self.operands:
+            extents = {name: extent(of) for name, of in operand.extents.items()}
+            operands.append(operand._replace(extents=extents, part=None if operand.part is None else next(numbers)))
+        nest = LoopNest.__new__(LoopNest)
+        nest.loops, nest.operands, nest.total, nest.columns = tuple(loops), tuple(operands), total, cast("Any", rows).recorder
+        nest.structure, nest.accesses, nest._several, nest._moving = self.structure, self.accesses, {}, self._moving
+        return nest
+
+    @property
     def distances(self) -> Array:
         """Bytes of each operand between the uses of `reuses`: operands x uses x columns. A buffer counts once."""
-        return self._merged(self._between(self.structure.distances, self._numbers))
+        return self._reuse[0]
 
-    @cached_property
+    @property
     def total_distances(self) -> Array:
         """Reuse distances over all operands: uses x columns."""
-        return self.distances.sum(axis=0)
+        return self._reuse[1]
 
-    @cached_property
+    @property
     def working_set(self) -> Array:
         """Distinct bytes of each operand that a run touches. A buffer counts once."""
-        return self._merged(self.footprints[:, 0].copy())
+        return self._reuse[2]
+
+    @property
+    def reused_bytes(self) -> Array:
+        """The bytes of each use, grouped by operand."""
+        return self._reuse[3]
 
     def _merged(self, sizes: Array) -> Array:
         """Rows of operands that are one buffer, as the largest of them in the first row."""
         for row, at in enumerate(self.structure.same):
             if at != row:
-                np.maximum(sizes[at], sizes[row], out=sizes[at])
+                sizes[at] = np.maximum(sizes[at], sizes[row])
                 sizes[row] = 0.0
         return sizes
 
@@ -313,12 +374,6 @@ class LoopNest:
             np.minimum(outer, inner, out=outer)
         return missed
 
-    @cached_property
-    def reused_bytes(self) -> Array:
-        """The bytes of each use, grouped by operand."""
-        formulas = self.structure.bytes.formulas
-        return formulas.evaluated(self._numbers).take(formulas.order, axis=0)
-
     def reuses(self) -> Iterator[Reuse]:
         """Every reuse, grouped by operand, with the loop whose next iteration it is in (-1: the next run)."""
 
@@ -338,7 +393,8 @@ class LoopNest:
     @cached_property
     def counts(self) -> Array:
         """How often each loop iterates in one pass over its dimension: `reuse.Count` x loops x schedules."""
-        outer, counts = self.structure.places.outer, np.ones((2, len(self.loops) + 1, self.columns))  # the last row: of no loop
+        outer, counts = self.structure.places.outer, empty((2, len(self.loops) + 1), self.columns)
+        counts[:, -1] = 1.0  # of no loop
         total, own = self._tiles[self.structure.places.own]
         most = total / own
         most_full, most = np.maximum(1.0, most), np.ceil(most)
@@ -352,7 +408,7 @@ class LoopNest:
         full_iterations = np.minimum(full_firsts * self.trips, most)
         repeats = iterations - firsts
         second = np.minimum(firsts, repeats)
-        return np.array([iterations, repeats, full, full_iterations, full_iterations - full_firsts, second, repeats - second])
+        return np.stack([iterations, repeats, full, full_iterations, full_iterations - full_firsts, second, repeats - second])
 
     def ends(self, loops: tuple[int, ...]) -> Array:
         """The share of the tiles that are the first or the last of `loops`: of the outermost that has more than one trip."""

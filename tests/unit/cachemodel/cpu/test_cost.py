@@ -19,7 +19,7 @@ from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import Prediction, cost_of, predict, predict_schedule, schedule_of
 from pysim.cachemodel.cpu.incore import Table, compute_cycles, fetch_cycles, rates, select
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, live_taps, nest_of, segments
-from pysim.cachemodel.cpu.nest_loops import nests_of, streams_of
+from pysim.cachemodel.cpu.nest_loops import streams_of
 from pysim.cachemodel.cpu.reuse.occupancy import overflow_probability, variance
 from pysim.errors import PlanError
 from pysim.machine import load as machine
@@ -297,7 +297,7 @@ def test_nothing_crosses_further_out_than_it_did_further_in_and_terms_are_not_ne
     for prediction in predictions(text, with_levels((64, 8), (256, 8), (512, 8))):
         levels = list(prediction.costs.moved)
         assert all((outer <= inner).all() for inner, outer in itertools.pairwise(levels))
-        found = streams_of(prediction.table, nests_of(prediction.table), "hot")
+        found = streams_of(prediction.table, "hot")
         assert (found.bytes >= 0).all() and (found.between >= 0).all()
         assert all(term >= -1e-6 for row in range(0, prediction.cycles.size, 9) for term in cost_of(prediction, row).terms.values())
 
@@ -337,7 +337,7 @@ def test_two_runs_overfill_as_many_sets_as_on_average_over_where_they_start(mine
 
 def test_a_run_that_fits_a_level_misses_nothing_there_and_one_beyond_it_all() -> None:
     for text in PROBLEMS:
-        found = [streams_of(item.table, nests_of(item.table), "hot") for item in predictions(text, ZEN4)]
+        found = [streams_of(item.table, "hot") for item in predictions(text, ZEN4)]
         data = max(item.between.sum(axis=0).max() for item in found)  # a whole run, until what is touched once is touched again
         for ways, some in ((int(data / 64 / 512) + 2, False), (1, True)):
             for prediction in predictions(text, with_levels((64, 8), (512, ways))):
