@@ -106,7 +106,12 @@ def by_words(problem: Gemm, kernel: GemmKernel) -> bool:
     return any(one.element > SIZES[problem.dtype] for one in copies(problem, kernel))
 
 
-CHANGED_IN_ALL = (swapped, by_words)  # since the files of lab/data were measured
+def in_turn(problem: Gemm, kernel: GemmKernel) -> bool:
+    """Copies began when the launch before them had ended, and now begin earlier: times in graphs."""
+    return any(True for _ in copies(problem, kernel))
+
+
+CHANGED_IN_ALL, CHANGED_IN_GRAPHS = (swapped, by_words), (in_turn,)  # since the files of lab/data were measured
 CHANGED = {  # file of lab/data -> predicates of launches whose kernels changed since the file was measured
     "h200/products-clusters.jsonl": (transposed, line_pitches, apart, overlapping),
     "h200/products-held.jsonl": (transposed, line_pitches, apart, overlapping, in_strips),
@@ -130,7 +135,7 @@ def read(paths: list[Path], gpu: Gpu) -> tuple[list[Case], dict[str, Attributes]
         attributes |= {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one and gemm_kernel(name)}
         found = [case for one in document["problems"] if (case := case_of(one, names))]
         found = [by_events(case, gpu) for case in found] if document.get("graphs") else found
-        changed = (*CHANGED.get(f"{path.parent.name}/{path.name}", ()), *CHANGED_IN_ALL)
+        changed = (*CHANGED.get(f"{path.parent.name}/{path.name}", ()), *CHANGED_IN_ALL, *CHANGED_IN_GRAPHS[: bool(document.get("graphs"))])
         cases += [case for one in found if (case := unchanged(one, changed))]
     tell_gone(gone)
     return cases, attributes

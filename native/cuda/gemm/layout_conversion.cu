@@ -166,6 +166,7 @@ template <class T, class To> struct Piece {
 
 template <class A, class B> __global__ void __launch_bounds__(256)
     layout_conversion_kernel(A a, B b, unsigned *flags, int count, const unsigned *only_if) {
+    wait_for_previous(); /* before the product may start, some of which rely on it (mainloop/mma/mma_f64.cuh) */
     launch_dependents();
     if (only_if && !*only_if) return;
     const int block = (int)blockIdx.x;
@@ -183,8 +184,9 @@ template <class T, class ToB> cudaError_t start(const LayoutConversion &a, const
     static const cudaError_t divided = cudaFuncSetAttribute(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>,
                                                             cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     if (divided != cudaSuccess) return divided;
-    return launch(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)std::max(1, first.blocks + second.blocks)),
-                  dim3(32, ROWS), 0, stream, first, second, flags, count, only_if);
+    return launch_with({1, has_dependent_launch()}, layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>,
+                       dim3((unsigned)std::max(1, first.blocks + second.blocks)), dim3(32, ROWS), 0, stream, first, second, flags, count,
+                       only_if);
 }
 }
 

@@ -421,10 +421,10 @@ def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, place
 
 def graph_saving(gpu: Gpu, problem: Gemm, schedule: GpuSchedule) -> float:
     """Seconds that a launch takes less in a CUDA graph of many than between two events: what the events add; and where it starts while the
-    launch before it ends, its start: kernels of STARTING_EARLY, unless a pass precedes them or the one before, alike, does not let them."""
-    kernel, early = gemm_kernel(schedule.kernel), False
-    if kernel and kernel.mainloop in STARTING_EARLY and not launch_bytes(problem, kernel, schedule):
-        early = releases_next(gpu, problem, kernel, schedule)
+    launch before it ends, its start, or that of the pass before it: kernels of STARTING_EARLY, unless the one before, alike, does not let
+    them."""
+    kernel = gemm_kernel(schedule.kernel)
+    early = kernel is not None and kernel.mainloop in STARTING_EARLY and releases_next(gpu, problem, kernel, schedule)
     return sum(one.value for one in (gpu.event_seconds, gpu.early_start_seconds if early else None) if one)
 
 
