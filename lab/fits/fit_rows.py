@@ -5,10 +5,10 @@ have the same machine code but for the type, so both get one number, from the la
 
     lab/fits/fit_rows.py h200/products-even.jsonl h200/products-late.jsonl h200/products-early.jsonl -m h200 [--write] [ROW ...]
 
-ROW: names of f16's rows that are fitted; of the others bf16 takes f16's number. Without one: rows that have none, and those of ping-pong.
-A number is the least of GRID that minimises the mean of |log(predicted / measured)|, weighted by the squares of (the fastest launch of the
-problem / this one). Beyond the largest number of use a k-iteration takes what its multiply-adds do. Prints errors and regrets before and
-after; --write stores the numbers in the registry.
+ROW: names of f16's rows that are fitted; of the others, those of convolutions too, bf16 takes f16's number. Without one: rows that have
+none, and those of ping-pong. A number is the least of GRID that minimises the mean of |log(predicted / measured)|, weighted by the squares
+of (the fastest launch of the problem / this one). Beyond the largest number of use a k-iteration takes what its multiply-adds do. Prints
+errors and regrets before and after; --write stores the numbers in the registry.
 
     lab/fits/fit_rows.py FILE ... -m h200 --port
 
@@ -103,9 +103,10 @@ def main() -> None:
         tell_ports(cases, gpu, known)
         return
     cases = [case for case in cases if case.problem.dtype in ("f16", "bf16")]
-    every = [name for name in known if name.startswith("f16_wgmma_") and (kernel := gemm_kernel(name)) and twin(kernel.name) in known]
-    rows = rows or [name for name in every if known[name].efficiency is None or ((kernel := gemm_kernel(name)) and kernel.tiles.pingpong)]
-    new = known | {twin(name): known[name] for name in every}
+    every = [name for name in known if name.startswith("f16_wgmma_") and twin(name) in known]
+    rows = rows or [name for name in every if (row := gemm_kernel(name)) and (known[name].efficiency is None or row.tiles.pingpong)]
+    shared = {twin(name): known[name].efficiency for name in every if known[name].efficiency is not None}
+    new = known | {name: msgspec.structs.replace(known[name], efficiency=value) for name, value in shared.items()}
     for row, value in fitted(cases, gpu, known, rows).items():
         print(f"{row:<52} {known[row].efficiency} and {known[twin(row)].efficiency} -> {value}")
         new = with_efficiency(new, [row], value)
