@@ -184,7 +184,8 @@ template <class T, int KERNEL, int STRIDE, int WIDE>
 __global__ void __launch_bounds__(THREADS, (int)limit::PAIRED_BLOCKS - (WIDE == 1))
     paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL, HIGH = (ROWS - 1) * STRIDE + KERNEL };
-    enum { AHEAD = WIDE == 1 ? HIGH : 1 /* rows whose loads are in flight */, HELD = AHEAD < HIGH ? AHEAD + 1 : HIGH };
+    /* rows whose loads are in flight, as many as 80 registers hold; rows that are held */
+    enum { AHEAD = WIDE == 1 ? HIGH : (KERNEL == 3 ? 4 - STRIDE : 1), HELD = AHEAD < HIGH ? AHEAD + 1 : HIGH };
     enum { PITCH = 2 * MOST_LANES + 2 /* stores of neighbouring taps lie in different banks */ };
     alignas(8) __shared__ float weights[TAPS * PITCH];
     wait_for_previous();
