@@ -104,7 +104,7 @@ def main() -> None:
         return
     cases = [case for case in cases if case.problem.dtype in ("f16", "bf16")]
     every = [name for name in known if name.startswith("f16_wgmma_") and twin(name) in known]
-    rows = rows or [name for name in every if (row := gemm_kernel(name)) and (known[name].efficiency is None or row.tiles.pingpong)]
+    rows = rows or [name for name in every if (kernel := gemm_kernel(name)) and (known[name].efficiency is None or kernel.tiles.pingpong)]
     shared = {twin(name): known[name].efficiency for name in every if known[name].efficiency is not None}
     new = known | {name: msgspec.structs.replace(known[name], efficiency=value) for name, value in shared.items()}
     for row, value in fitted(cases, gpu, known, rows).items():
