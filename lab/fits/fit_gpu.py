@@ -96,6 +96,22 @@ def stored_by_words(problem: Gemm, kernel: GemmKernel) -> bool:
     return kernel.mainloop == "wgmma"
 
 
+def swapped(problem: Gemm, kernel: GemmKernel) -> bool:
+    """B was copied although it is larger than A (`computed`)."""
+    return problem.trans_a and transposed(problem, kernel)
+
+
+def by_words(problem: Gemm, kernel: GemmKernel) -> bool:
+    """Copies of rows as they lie moved single elements, and now words (native/cuda/gemm/layout_conversion.cu)."""
+    return any(one.element > SIZES[problem.dtype] for one in copies(problem, kernel))
+
+
+def in_turn(problem: Gemm, kernel: GemmKernel) -> bool:
+    """Copies began when the launch before them had ended, and now begin earlier: times in graphs."""
+    return any(True for _ in copies(problem, kernel))
+
+
+CHANGED_IN_ALL, CHANGED_IN_GRAPHS = (swapped, by_words), (in_turn,)  # since the files of lab/data were measured
 CHANGED = {  # file of lab/data -> predicates of launches whose kernels changed since the file was measured
     "h200/products-clusters.jsonl": (transposed, line_pitches, apart, overlapping),
     "h200/products-held.jsonl": (transposed, line_pitches, apart, overlapping, in_strips),
@@ -119,7 +135,8 @@ def read(paths: list[Path], gpu: Gpu) -> tuple[list[Case], dict[str, Attributes]
         attributes |= {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one and gemm_kernel(name)}
         found = [case for one in document["problems"] if (case := case_of(one, names))]
         found = [by_events(case, gpu) for case in found] if document.get("graphs") else found
-        cases += [case for one in found if (case := unchanged(one, CHANGED.get(f"{path.parent.name}/{path.name}", ())))]
+        changed = (*CHANGED.get(f"{path.parent.name}/{path.name}", ()), *CHANGED_IN_ALL, *CHANGED_IN_GRAPHS[: bool(document.get("graphs"))])
+        cases += [case for one in found if (case := unchanged(one, changed))]
     tell_gone(gone)
     return cases, attributes
 

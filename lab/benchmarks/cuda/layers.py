@@ -3,14 +3,15 @@
 """Times the planned convolutions of whole networks and PyTorch's in both layouts, as conv.py does, with all checks on the device.
 
     lab/benchmarks/cuda/layers.py -o layers-h200 [--dtype f16,tf32,bf16] [--set mobilenet_v2,...] [--batch 1,8,32] [--layout nhwc]
-                              [--accuracy standard,strict] [--rows planned|all] [--seconds S]
+                              [--accuracy standard,strict] [--rows planned|few|all] [--graphs] [--seconds S]
 
 Operands are drawn on the device. Every element of every result is compared there with PyTorch's convolution of the same operands, in FP64
 for f32 and in FP32 without TF32 for narrower types. The recorded error is the largest difference over |x| * |w| at that element. A result
 that differs by more than BOUNDS, or still has a NaN from before the run, is wrong and not timed. (conv.py compares with NumPy's float64,
 which takes seconds per layer.)
 `--rows all`, for fit_conv.py: the best predicted launches, whole tiles and in parts, of each row of ALGORITHMS, if predicted within
-WITHIN of the best of all. Repeated layers are measured once. conv_data.py defines the file's format.
+WITHIN of the best of all; `few`: the best launches of the FEW best kernels. `--graphs`: times are of calls in CUDA graphs, else between
+events. Repeated layers are measured once. conv_data.py defines the file's format.
 """
 
 import argparse
@@ -22,7 +23,9 @@ from typing import Any
 
 import conv
 import conv_data
+import graphs
 import msgspec
+import numpy as np
 from conv_data import OURS, TORCH, Candidate, Line
 
 from pysim import planner
@@ -44,6 +47,8 @@ from pysim.runtime.cuda import DeviceArray
 BOUNDS = {"f16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8, "tf32": 4 * 2.0**-10, "f32": 2.0**-14}
 ALGORITHMS = ("wgmma", "im2col", "depthwise", "pointwise")
 WITHIN = 1.5
+FEW = 5
+GRAPH_SECONDS, GRAPH_CALLS = 3e-4, (3, 30)  # of a graph; its calls, least and most
 
 
 class Operands:
@@ -51,7 +56,7 @@ class Operands:
 
     def __init__(self, w: Conv) -> None:
         self.torch: Any = peer.torch_here()
-        self.workload, self.result = w, conv.result_of(w.dtype)
+        self.workload, self.result, self.stream = w, conv.result_of(w.dtype), self.torch.cuda.Stream()
         shapes = (w.batch, w.channels, w.height, w.width), (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w)
         self.out = (w.batch, w.filters, w.out_h, w.out_w)
         self.y, self._scratch = DeviceArray((w.batch * w.filters * w.windows,), self.result), Scratch()
@@ -87,7 +92,8 @@ class Operands:
         (ready.write or ready.call)()
         cuda.synchronize()
         self.torch.cuda.synchronize()
-        error = ((found.to(self.want.dtype) - self.want).abs() / self.scale.clamp_min(1e-30)).max().item()
+        smallest = 2.0**-25 if self.workload.dtype == "f16" else 0.0  # the error of a result among f16's numbers below the normal ones
+        error = (((found.to(self.want.dtype) - self.want).abs() - smallest) / self.scale.clamp_min(1e-30)).max().item()
         wrong = "" if error <= BOUNDS[self.workload.dtype] else f"an error of {error:.3g} of the sum of magnitudes, or NaN"
         return wrong, error
 
@@ -97,9 +103,11 @@ def add_plans(field: conv.Field, operands: Operands, layout: Layout, options: ar
     plan_of: dict[str, list[str]] = {}
     best: dict[tuple[str, ...], Plan] = {}
     for accuracy in options.accuracy.split(","):
-        plans = planner.plans(operands.workload, gpu, top=conv.EVERY if options.rows == "all" else 1, layout=layout, accuracy=accuracy)
-        for plan in plans:
-            if plan is plans[0] or (plan.algorithm in ALGORITHMS and plan.cost.seconds <= WITHIN * plans[0].cost.seconds):
+        plans = planner.plans(operands.workload, gpu, top=1 if options.rows == "planned" else conv.EVERY, layout=layout, accuracy=accuracy)
+        few = options.rows == "few"
+        for plan in best_of_kernels(plans)[:FEW] if few else plans:
+            within = (few or plan.algorithm in ALGORITHMS) and plan.cost.seconds <= WITHIN * plans[0].cost.seconds
+            if plan is plans[0] or within:
                 best.setdefault(launch_of(plan), plan)
         plan_of.setdefault(" ".join(launch_of(plans[0])), []).append(accuracy)
     for words, plan in best.items():
@@ -110,7 +118,7 @@ def add_plans(field: conv.Field, operands: Operands, layout: Layout, options: ar
 
         def made(plan: Plan = plan) -> tuple[Callable[[], object], dict[str, Any]]:
             launch = cuda.Launch(operands.workload, plan.schedule, result=operands.result, layout=layout).on(
-                operands.given(layout).pointers
+                operands.given(layout).pointers, stream=operands.stream.cuda_stream if options.graphs else 0
             )
             field.kept.append(launch)
             wrong, error = operands.check(Ready(launch.run, "", plan.workspace_bytes, bound_of(plan)), layout)
@@ -119,6 +127,14 @@ def add_plans(field: conv.Field, operands: Operands, layout: Layout, options: ar
 
         field.enter(conv.named(OURS, kernel, layout), known, made)
     return conv.named(OURS, " ".join(next(iter(best))), layout)
+
+
+def best_of_kernels(plans: list[Plan]) -> list[Plan]:
+    found: dict[tuple[str, str | None], Plan] = {}
+    for plan in plans:  # the best first
+        assert isinstance(plan.schedule, GpuSchedule)
+        found.setdefault((plan.schedule.kernel, plan.schedule.gemm), plan)
+    return list(found.values())
 
 
 def launch_of(plan: Plan) -> tuple[str, ...]:
@@ -141,9 +157,21 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
             return ready.call, {"wrong": wrong, "error": conv.finite(error), "workspace_bytes": ready.workspace_bytes}
 
         field.enter(conv.named(TORCH, "", layout), Candidate(who=TORCH, layout=layout), made)
-    field.time(options.samples)
+    if options.graphs:
+        time_in_graphs(field, operands, options.samples)
+    else:
+        field.time(options.samples)
     problem = conv_data.text_of(w, dtype)
     return Line(set=name, label=layer.label, problem=problem, dtype=dtype, planned=chosen[0], candidates=field.known)
+
+
+def time_in_graphs(field: conv.Field, operands: Operands, samples: int) -> None:
+    """Times all calls, interleaved, and writes the results to `known`."""
+    expected = min((one.predicted_seconds for one in field.known.values() if one.predicted_seconds), default=GRAPH_SECONDS)
+    calls = {name: lambda at, call=call: call() for name, call in field.calls.items()}
+    count = int(np.clip(GRAPH_SECONDS / expected, *GRAPH_CALLS))
+    for name, found in graphs.microseconds(calls, count, samples, operands.stream).items():
+        field.known[name] = msgspec.structs.replace(field.known[name], seconds=1e-6 * found, samples=samples)
 
 
 def at_batch(layer: Layer, batch: int) -> Layer:
@@ -171,7 +199,8 @@ def main() -> None:
     parser.add_argument("--batch", default="", help="sizes, by comma, in place of the sets' own")
     parser.add_argument("--layout", default=",".join(LAYOUTS), choices=(",".join(LAYOUTS), *LAYOUTS), help="whose plans are measured")
     parser.add_argument("--accuracy", default="standard", help="whose plans are measured, by comma")
-    parser.add_argument("--rows", default="planned", choices=("planned", "all"))
+    parser.add_argument("--rows", default="planned", choices=("planned", "few", "all"))
+    parser.add_argument("--graphs", action="store_true", help="time calls in CUDA graphs")
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no other layer is started")
     parser.add_argument("-o", "--out", required=True, help="beginning of the files' names")

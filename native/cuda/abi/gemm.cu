@@ -81,16 +81,18 @@ struct Workspace {
     int64_t flags, partials, total;
 };
 
-/* The product as the kernel computes it: C' = B' A' if the row needs a K-major B, and only A is K-major. */
+/* The product as the kernel computes it: C' = B' A' if the row needs a K-major B, and only A is K-major; or neither is, and copying A in place of B, read and
+ * written, saves more elements than C has, whose rows are columns then. pysim/algorithms/gpu/gemm.py has the same rule. */
 struct Computed {
     pysim_cuda_gemm g;
     const void *a, *b;
     bool transposed;
     Computed(const Call &call, const GemmRow &row)
-        : g(call.problem->gemm), a(call.first), b(call.second), transposed(row.needs.k_major == 2 && !g.trans_a && !g.trans_b) {
+        : g(call.problem->gemm), a(call.first), b(call.second),
+          transposed(row.needs.k_major == 2 && !g.trans_b && (!g.trans_a || 2 * (g.n - g.m) * g.k >= g.m * g.n)) {
         if (!transposed) return;
         std::swap(a, b), std::swap(g.m, g.n), std::swap(g.lda, g.ldb);
-        g.trans_a = g.trans_b = 1;
+        g.trans_b = !g.trans_a, g.trans_a = 1;
     }
 };
 

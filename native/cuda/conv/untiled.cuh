@@ -47,7 +47,8 @@ struct Strides {
           column(nhwc ? channels : 1) {}
 };
 
-/* A kernel, and the outputs of a thread, whose rows are `apart` from one another; `lanes`, unless 0: of a block along pairs of channels. */
+/* A kernel, which begins with wait_for_previous(), and the outputs of a thread, whose rows are `apart` from one another; `lanes`, unless 0: of a block along
+ * pairs of channels. */
 struct Chosen {
     void (*kernel)(Conv, Places);
     int rows, columns, filters, apart = 1, lanes = 0;
@@ -63,7 +64,8 @@ template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c
         const int each = THREADS / by.lanes, chunks = of_places.groups;
         blocks = (int64_t)(places.count / chunks + each - 1) / each * chunks, places.lanes = by.lanes;
     }
-    return check(launch(by.kernel, dim3((unsigned)blocks), dim3(THREADS), 0, stream, c, places), "a convolution without tiles");
+    return check(launch_with({1, has_dependent_launch()}, by.kernel, dim3((unsigned)blocks), dim3(THREADS), 0, stream, c, places),
+                 "a convolution without tiles");
 }
 
 template <Chosen (*OF)(const Conv &, int)> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {

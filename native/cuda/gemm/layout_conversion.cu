@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Layout conversion: copies operands transposed, with the pitch and alignment that a kernel needs, or split into halves or thirds. Tiles pass through shared
  * memory, so that reads and writes are coalesced; each byte is read and written once. Elements of 1 and 2 bytes are transposed four and two rows at
- * a time in registers, so that every access is a word. One launch copies both operands and clears the flags of partial sums, because a launch costs
+ * a time in registers, so that every access is a word. Elements of rows that are copied as they lie move several at a time where all rows begin at multiples
+ * of their bytes. One launch copies both operands and clears the flags of partial sums, because a launch costs
  * more than copying a small operand. The product's kernel may start meanwhile (core/launch.h). */
 #include <algorithm>
 #include <cstdint>
@@ -15,7 +16,7 @@
 namespace pysim {
 namespace {
 
-enum { EDGE = 64, ROWS = 8 }; /* 32 x 8 threads */
+enum { EDGE = 64, ROWS = 8 /* 32 x 8 threads */, MOST_BYTES = 8 /* that a thread moves at once */ };
 
 /* Stores an element; source(column) is the column of `from` that `to` has there. */
 template <class T> struct Copy {
@@ -165,6 +166,7 @@ template <class T, class To> struct Piece {
 
 template <class A, class B> __global__ void __launch_bounds__(256)
     layout_conversion_kernel(A a, B b, unsigned *flags, int count, const unsigned *only_if) {
+    wait_for_previous(); /* before the product may start, some of which rely on it (mainloop/mma/mma_f64.cuh) */
     launch_dependents();
     if (only_if && !*only_if) return;
     const int block = (int)blockIdx.x;
@@ -182,8 +184,23 @@ template <class T, class ToB> cudaError_t start(const LayoutConversion &a, const
     static const cudaError_t divided = cudaFuncSetAttribute(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>,
                                                             cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     if (divided != cudaSuccess) return divided;
-    return launch(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)std::max(1, first.blocks + second.blocks)),
-                  dim3(32, ROWS), 0, stream, first, second, flags, count, only_if);
+    return launch_with({1, has_dependent_launch()}, layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>,
+                       dim3((unsigned)std::max(1, first.blocks + second.blocks)), dim3(32, ROWS), 0, stream, first, second, flags, count,
+                       only_if);
+}
+}
+
+namespace {
+/* Whether rows of this copy are whole elements of `bytes` bytes, of which an element of it has `element`. */
+bool is_whole(const LayoutConversion &r, int element, int bytes) {
+    const auto whole = [&](int64_t elements) { return elements * element % bytes == 0; };
+    return !r.rows || (!r.transpose && (uintptr_t)r.from % bytes == 0 && whole(r.from_pitch) && whole(r.columns) && whole(r.to_pitch));
+}
+
+/* The same copy by elements that are `times` as long. */
+LayoutConversion by_longer(LayoutConversion r, int times) {
+    r.to_pitch /= times, r.from_pitch /= times, r.columns /= times;
+    return r;
 }
 }
 
@@ -195,6 +212,9 @@ cudaError_t convert_layouts(const LayoutConversion &a, const LayoutConversion &b
     case PartsOf::THIRDS_INTERLEAVED: return start<unsigned, Thirds<true>>(a, b, flags, count, only_if, stream);
     case PartsOf::NONE: break;
     }
+    if (element_bytes < MOST_BYTES && a.rows + b.rows > 0 && is_whole(a, element_bytes, 2 * element_bytes) &&
+        is_whole(b, element_bytes, 2 * element_bytes))
+        return convert_layouts(by_longer(a, 2), by_longer(b, 2), 2 * element_bytes, parts, flags, count, only_if, stream);
     switch (element_bytes) {
     case 1: return start<unsigned char, Copy<unsigned char>>(a, b, flags, count, only_if, stream);
     case 2: return start<unsigned short, Copy<unsigned short>>(a, b, flags, count, only_if, stream);

@@ -22,7 +22,7 @@ import numpy as np
 
 from pysim.cachemodel.gpu.mainloop import EDGE_INSTRUCTIONS, VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.occupancy import occupancy, pipe_of
-from pysim.cachemodel.gpu.waves import F64_OVERLAP_EXPONENT, FIXUP_LOADS_IN_FLIGHT, OVERLAP_EXPONENT, Columns
+from pysim.cachemodel.gpu.waves import F64_OVERLAP_EXPONENT, FIXUP_LOADS_IN_FLIGHT, MOST_COPIED_BYTES, OVERLAP_EXPONENT, Columns
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.machine.gpu import Gpu, GpuFamily
@@ -70,6 +70,7 @@ def columns_of(
         sustained=gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.clock_hz,
         conversions=0,
         conversion_bytes=0,
+        conversion_element=MOST_COPIED_BYTES,
         a_parts=(tiles.rows + tiles.taps - 1) / tiles.rows / tiles.taps,
         b_parts=tiles.parts,
         unaligned_c=False,

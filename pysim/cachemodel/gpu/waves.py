@@ -42,8 +42,8 @@ split-K fix-up
             reads all parts, FIXUP_LOADS_IN_FLIGHT accumulators a thread per latency. In a cluster: two barriers, then each block sums its
             share of the tile from its peers' shared memory, CLUSTER_VECTOR accumulators a thread at a time.
 layout conversion
-            An operand that the kernel cannot read as stored is copied first, at copy_share of L2's or memory's rate. Bytes smaller than
-            MIN_COPY_ELEMENT_BYTES take as long as elements of that size: the copy moves squares of a fixed number of elements.
+            An operand that the kernel cannot read as stored is copied first, at copy_share of L2's or memory's rate. Elements smaller than
+            MIN_COPY_ELEMENT_BYTES take as long as those of that size: the copy moves squares of a fixed number of elements.
 launch      launch_seconds; pass_seconds for a copy of operands, else clear_seconds to clear the flags of split-K and stream-K. Clusters
             take CLUSTER_LAUNCH_LATENCIES longer, except after a copy, which hides their start. Those of split-K parts start again in
             every round: a cluster waits until as many blocks as it has are done.
@@ -80,6 +80,7 @@ PINGPONG_EXPOSED = 0.85  # share of a tile's prologue and epilogue beyond the ot
 FIXUP_LOADS_IN_FLIGHT = 16  # partial sums that a thread loads before it waits
 SPLIT_LINE_COST, PARTIAL_SECTOR_COST = 2.0, 4.0  # least squares over products on H100 and H200 (docs/gpu.md)
 MIN_COPY_ELEMENT_BYTES = 2  # smaller elements take as long to copy
+MOST_COPIED_BYTES = 8  # that a thread of a copy moves at once (native/cuda/gemm/layout_conversion.cu)
 # L2 latencies: start and end of a launch of clusters, whose blocks wait for each other; a cluster's two barriers; each vector of its fix-up
 CLUSTER_LAUNCH_LATENCIES, CLUSTER_FIXUP_LATENCIES, CLUSTER_VECTOR_LATENCIES = 8, 3, 3
 CLUSTER_VECTOR = 4  # accumulators of a thread that go to one block of a cluster at once
@@ -112,6 +113,7 @@ class Columns(NamedTuple):
     accumulator_bytes: Number  # of one output of a tile, in registers
     conversions: Number  # operands that are copied first, in one launch
     conversion_bytes: Number  # read and written by these copies
+    conversion_element: Number  # bytes that a thread of these copies moves at once
     unaligned_c: Number  # whether rows of C are no whole vectors
     lines_a: Number  # L2 lines that a box row of A touches
     lines_b: Number
@@ -330,7 +332,7 @@ def _cycles_by(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traf
     waves = _waves(gpu, c, counts, traffic, latency)
     in_waves = wave_cycles(waves, exponent)
     ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency, lambda busy: wave_cycles(busy, exponent) - in_waves)
-    size, slowdown = cast("Floats", c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)
+    size, slowdown = cast("Floats", c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.conversion_element)
     converted = size * gpu.clock_hz / (copy_rate(gpu, size, slowdown) * gpu.model.copy_share.value)
     others = np.stack([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
     return waves, others, in_waves + others.sum(axis=0)

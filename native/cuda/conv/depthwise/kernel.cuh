@@ -78,6 +78,7 @@ template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
     __device__ int row_of(int i) const { return APART ? top + i * apart : at.p * HIGH + i; }
     /* Stores sum[f][i][q], PIECE columns at a time. */
     template <int WIDE, int PIECE> __device__ void store(const Conv &c, float (&sum)[OF][HIGH][WIDE]) const {
+        launch_dependents();
         with_output<T>(c.product, [&](const auto &epilogue) {
             using Out = std::decay_t<decltype(*epilogue.c)>;
             Out *const image = (Out *)c.out + at.n * out.image + first * out.channel + at.q * WIDE * out.column;
@@ -111,6 +112,7 @@ template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
 template <class T, int KERNEL, int STRIDE, int WIDE, int PIECE, int OF>
 __global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + KERNEL, FIRST = KERNEL / 2, LAST = FIRST + (LINE - FIRST) / PIECE * PIECE }; /* pieces' columns */
+    wait_for_previous();
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (index >= places.count) return;
     const Outputs<T, OF> of(c, places, index);
@@ -182,9 +184,11 @@ template <class T, int KERNEL, int STRIDE, int WIDE>
 __global__ void __launch_bounds__(THREADS, (int)limit::PAIRED_BLOCKS - (WIDE == 1))
     paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL, HIGH = (ROWS - 1) * STRIDE + KERNEL };
-    enum { AHEAD = WIDE == 1 ? HIGH : 1 /* rows whose loads are in flight */, HELD = AHEAD < HIGH ? AHEAD + 1 : HIGH };
+    /* rows whose loads are in flight, as many as 80 registers hold; rows that are held */
+    enum { AHEAD = WIDE == 1 ? HIGH : (KERNEL == 3 ? 4 - STRIDE : 1), HELD = AHEAD < HIGH ? AHEAD + 1 : HIGH };
     enum { PITCH = 2 * MOST_LANES + 2 /* stores of neighbouring taps lie in different banks */ };
     alignas(8) __shared__ float weights[TAPS * PITCH];
+    wait_for_previous();
     int chunk, index = places.filters.of((int)blockIdx.x, chunk);
     const int first = 2 * chunk * places.lanes, slot = (int)threadIdx.x & (places.lanes - 1), channel = first + 2 * slot;
     Place at;
@@ -224,6 +228,7 @@ __global__ void __launch_bounds__(THREADS, (int)limit::PAIRED_BLOCKS - (WIDE == 
                                 sum[i][2 * q + f] = fmaf(float(line[q * STRIDE + s].value[f]), by.value[f], sum[i][2 * q + f]);
                     }
     }
+    launch_dependents();
     with_output<T>(c.product, [&](const auto &epilogue) {
         using Out = std::decay_t<decltype(*epilogue.c)>;
         Out *const to = (Out *)c.out + ((int64_t)at.n * c.out_h * c.out_w + at.q * WIDE) * c.groups + channel;
@@ -246,6 +251,7 @@ __global__ void __launch_bounds__(THREADS, (int)limit::PAIRED_BLOCKS - (WIDE == 
  * previous one. With HIGH = 1 any stride. */
 template <class T, int KERNEL, int HIGH>
 __global__ void __launch_bounds__(THREADS) apart_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+    wait_for_previous();
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (index >= places.count) return;
     const Outputs<T, 1, HIGH, true> of(c, places, index);
@@ -281,6 +287,7 @@ __global__ void __launch_bounds__(THREADS) apart_kernel(const __grid_constant__ 
 template <class T, int STRIDE, int WIDE, int OF>
 __global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + 1 };
+    wait_for_previous();
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (index >= places.count) return;
     const Outputs<T, OF> of(c, places, index);

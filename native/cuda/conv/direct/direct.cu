@@ -10,6 +10,7 @@ namespace {
 
 template <class T> __global__ void __launch_bounds__(THREADS)
     direct_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+    wait_for_previous();
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (index >= places.count) return;
     const Place at = place_of(c, places, index);
@@ -29,6 +30,7 @@ template <class T> __global__ void __launch_bounds__(THREADS)
             for (int channel = 0; channel < c.channels; channel++) sum = fma(from[channel * in.channel], by[channel * taps.channel], sum);
         }
     }
+    launch_dependents();
     const Epilogue<T, T> epilogue(c.product);
     T *to = (T *)c.out + index;
     *to = epilogue.finish(sum, epilogue.beta != 0 ? *to : (T)0, at.f);

@@ -389,6 +389,7 @@ template <bool NHWC, int COUNT, class Out> __device__ inline void store(const Gr
 template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_one(const Grouped &g, const Block &b, char *shared) {
     float *const sums = (float *)(shared + g.t.at_sums);
     wait_async<0>();
+    launch_dependents();
     __syncthreads();
     multiply<T, TILES, NHWC, false>(g, b, shared, shared + g.t.at_windows, [&](int group, int first, int n, const auto &sum) {
         keep<TILES, NHWC>(g, b, sums, group, first, n, sum);
@@ -410,7 +411,7 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_al
         if (next < g.tiles) {
             stage_windows<T, NHWC, true>(g, after, shared + g.t.at_windows + g.t.tile - here);
             commit_async();
-        }
+        } else launch_dependents();
         multiply<T, TILES, NHWC, true>(g, b, shared, shared + g.t.at_windows + here, [&](int, int first, int n, const auto &sum) {
             store_single<T, Out, TILES, NHWC>(g, b, first, n, sum);
         });
@@ -426,6 +427,7 @@ template <class T, int TILES, bool NHWC, bool SINGLE> __global__ void __launch_b
         int part;
         const int tile = g.by_part.of((int)blockIdx.x, part);
         const Block b(g, part, tile);
+        wait_for_previous();
         stage_filters<T, TILES, SINGLE>(g, b, shared + g.t.at_filters);
         stage_windows<T, NHWC, SINGLE>(g, b, shared + g.t.at_windows);
         commit_async();

@@ -137,6 +137,7 @@ template <class S, bool NHWC, bool PLANES, bool VOLUMES> struct Source {
     }
 
     template <class Sums> __device__ void store(const Tile &t, char *shared) const {
+        launch_dependents(); /* as products do */
         const int group = group_of(t);
         const auto as = [&](auto out) {
             with_conv_output<NHWC, float, decltype(out)>(g.c, group, group * g.c.group_tiles * BLOCK, [&](const auto &to) {
@@ -153,7 +154,10 @@ template <class S, bool NHWC, bool PLANES, bool VOLUMES> struct Source {
 template <class R, bool NHWC, bool PLANES, bool VOLUMES>
 __global__ void __launch_bounds__(R::THREADS, R::template Shape<false, !PLANES>::blocks) conv_kernel(const __grid_constant__ Windows g) {
     using S = typename R::template Shape<false, !PLANES>;
-    if constexpr (R::BUILT) multiply_tiles<R, S>(g.c.product, Source<S, NHWC, PLANES, VOLUMES>{g});
+    if constexpr (R::BUILT) {
+        wait_for_previous();
+        multiply_tiles<R, S>(g.c.product, Source<S, NHWC, PLANES, VOLUMES>{g});
+    }
 }
 
 /* A row's kernels: WIDE under NCHW, DEEP under NHWC. */

@@ -225,6 +225,7 @@ template <class T, class Out, int RUN, bool PLAIN> __device__ inline void stream
                                        load_windows(g, next, buffers + (to > ahead ? to - ahead - 1 : to) * g.t.stage, lane);
                                    commit_async();
     };
+    wait_for_previous();
     load_filters<T, RUN>(g, part, shared);
     load(0);
     if (threadIdx.x < ZEROS / VECTOR) ((uint4 *)zeros)[threadIdx.x] = uint4{};
@@ -238,6 +239,7 @@ template <class T, class Out, int RUN, bool PLAIN> __device__ inline void stream
         else wait_async<0>();
         __syncwarp(); /* and the buffer that is loaded next has been read */
         load(ahead);
+        if (tile + step >= g.t.tiles) launch_dependents(); /* this warp's last tile */
         out.fetch_before(tile * WINDOWS, begin * G::FILTERS);
 #pragma unroll 1
         for (int group = 0; group < groups; group++) {

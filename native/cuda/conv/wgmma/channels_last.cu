@@ -143,6 +143,7 @@ template <class T> __global__ void __launch_bounds__(THREADS)
     const Job &job = first ? one : other;
     const unsigned block = first ? blockIdx.x : blockIdx.x - one.blocks;
     alignas(4) __shared__ T square[EDGE][PITCH<T>];
+    wait_for_previous();
     launch_dependents();
     if (job.of.fold.rows) copy_folded<T>(job.of, block);
     else if (job.squares == 1) copy_square<T, 1>(job.of, block, square);
@@ -164,7 +165,8 @@ template <class T> Job job_of(const ChannelsLast &of) {
 
 template <class T> cudaError_t start(const ChannelsLast &one, const ChannelsLast &other, cudaStream_t stream) {
     const Job first = job_of<T>(one), second = job_of<T>(other);
-    return launch(channels_last_kernel<T>, dim3(first.blocks + second.blocks), dim3(THREADS), 0, stream, first, second);
+    return launch_with({1, has_dependent_launch()}, channels_last_kernel<T>, dim3(first.blocks + second.blocks), dim3(THREADS), 0, stream,
+                       first, second);
 }
 }
 

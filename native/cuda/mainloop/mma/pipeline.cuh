@@ -305,12 +305,12 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
     }
 };
 
-/* Launches `kernel` with its dynamic shared memory. */
+/* Launches `kernel`, which begins with wait_for_previous(), with its dynamic shared memory. */
 template <class Kernel, class Arguments> cudaError_t start(Kernel kernel, const Arguments &p, dim3 blocks, int threads, int shared,
                                                            cudaStream_t stream) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (error != cudaSuccess) return error;
-    return launch(kernel, blocks, threads, shared, stream, p);
+    return launch_with({1, has_dependent_launch()}, kernel, blocks, threads, shared, stream, p);
 }
 }
 #endif

@@ -48,7 +48,7 @@ def test_a_stage_has_a_as_it_is_and_two_halves_or_three_thirds_of_b_and_takes_th
 def test_only_thirds_of_b_are_made_ahead_whatever_the_layout(layout):
     w = product(f"gemm:512x256x100:{layout}:tf32x3")
     for row in PRODUCTS:
-        assert [*gemm.copies(w, row)] == [(256, 100, 3 * 2 * 104)]  # rows of whole eights
+        assert [*gemm.copies(w, row)] == [(256, 100, 3 * 2 * 104, 4)]  # rows of whole eights
         assert gemm.bytes_of(gemm.copies(w, row), 4) == 256 * (100 * 4 + 104 * 3 * 2)  # read once, written in thirds
 
 

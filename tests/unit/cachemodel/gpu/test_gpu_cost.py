@@ -296,8 +296,19 @@ def test_copies_of_both_operands_are_one_launch_that_clears_the_flags_too():
 @pytest.mark.parametrize(("k", "pitch"), [(101, 208), (255, 512), (257, 640), (1025, 2176)])
 def test_rows_of_copies_are_whole_lines_where_that_adds_less_than_a_quarter(k, pitch):
     rows = [*gemm.copies(Gemm(m=1000, n=64, k=k, dtype="f16", trans_b=True), WGMMA)]
-    assert rows == [(1000, k, pitch), (64, k, pitch)]
+    assert rows == [(1000, k, pitch, 2), (64, k, pitch, 2)]
     assert gemm.bytes_of(rows, 2) == 1064 * (2 * k + pitch)
+
+
+@pytest.mark.parametrize(
+    ("layout", "k", "moved"),
+    [((False, True), 200, 8), ((False, True), 204, 4), ((False, True), 201, 1), ((False, False), 200, 1)],
+    ids=["eights", "fours", "ragged", "transposed"],
+)
+def test_rows_that_lie_along_k_are_copied_by_words_of_which_they_are_whole_numbers(layout, k, moved):
+    problem = Gemm(m=432, n=1016, k=k, trans_a=layout[0], trans_b=layout[1], dtype="s8")
+    kernel = msgspec.structs.replace(WGMMA, dtype="s8", block_k=128, k_major=True)
+    assert columns(H200, problem, [kernel]).conversion_element[0] == moved
 
 
 def test_f64_of_rows_that_begin_anywhere_is_multiplied_by_tensor_cores_without_copies():
