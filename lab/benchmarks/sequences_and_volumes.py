@@ -6,8 +6,7 @@
 LAYER is a benchdnn line, a built-in set, or SET:NUMBER, its layer of that number from 0; without one, 40 layers of the sets below and of
 a few lines of depthwise kernels. Each is a model of one node, which all three read and run interleaved; a result that is further than 1e-4
 of the largest from float64 is an error. Times are CPU times, the
-lower deciles of the samples. One JSON line a layer: seconds, errors, the plans, and the
-faster peer's time over ours.
+lower deciles of the samples. One JSON line a layer: seconds, errors, the plans, their predicted time, and the faster peer's time over ours.
 """
 
 import argparse
@@ -102,7 +101,8 @@ def measure(line: str, seconds: float) -> dict[str, Any]:
     times = lower_deciles(calls, seconds)
     plans = [layer.plan.name for layer in ours.plan.layers if layer.plan]
     ratio = min(times["onnxruntime"], times["openvino"]) / times["pysim"]
-    return {"problem": line, "seconds": times, "errors": errors, "plans": plans, "ratio": ratio}
+    about = {"problem": line, "seconds": times, "predicted": ours.plan.predicted_seconds, "errors": errors, "plans": plans}
+    return about | {"ratio": ratio}
 
 
 def main() -> None:
@@ -111,17 +111,21 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--milliseconds", type=float, default=300)
     given = parser.parse_args()
-    ratios = []
+    ratios, off = [], []
     with given.output.open("w", encoding="utf-8") as out:
         print(json.dumps({"kind": "header", "environment": environment()}), file=out)
         for word in given.layers:
             one = measure(line_of(word), given.milliseconds / 1e3)
             print(json.dumps(one), file=out, flush=True)
             times = "  ".join(f"{name} {of * 1e3:.3f}" for name, of in one["seconds"].items())
-            print(f"{one['ratio']:.2f}  {times} ms  {one['errors']['pysim']:.0e}  {one['problem']}  {one['plans']}", flush=True)
+            expected = one["predicted"] / one["seconds"]["pysim"]
+            about = f"{one['errors']['pysim']:.0e}  {one['problem']}  {one['plans']}"
+            print(f"{one['ratio']:.2f}  {times} ms, predicted {expected:.2f} of it  {about}", flush=True)
             ratios.append(one["ratio"])
+            off.append(abs(math.log(expected)))
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     print(f"# {mean:.3f} in the mean, least {min(ratios):.2f}, {sum(one < 0.95 for one in ratios)} of {len(ratios)} below 0.95")
+    print(f"# predictions {np.quantile(off, 0.5):.1%} off in the median, {np.quantile(off, 0.9):.1%} at the 90th percentile")
 
 
 if __name__ == "__main__":
