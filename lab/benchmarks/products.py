@@ -62,7 +62,7 @@ SETS = {
 
 
 def lower_deciles(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """The lower decile of each call's samples, interleaved, backwards in every other round: what the call before has left in the caches counts."""
+    """The lower decile of each call's samples, interleaved; every other round runs backwards, as caches hold what ran before."""
     repeats: dict[str, int] = {}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in calls.items():

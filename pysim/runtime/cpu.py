@@ -234,8 +234,8 @@ _CLEARED = 128 << 10  # bytes from which on memory comes from the system, cleare
 
 
 class Results:
-    """New arrays of one shape, in memory of earlier ones that nothing refers to any more, of which one is kept: it need not be cleared again,
-    which takes as long as a layer that writes much. Any thread may take arrays and let go of them."""
+    """New arrays of one shape, in memory of earlier ones that nothing refers to any more, of which one is kept: it need not be cleared
+    again, which takes as long as a layer that writes much. Any thread may take arrays and let go of them."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self._shape, self._dtype = shape, np.dtype(dtype)
