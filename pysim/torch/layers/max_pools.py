@@ -65,11 +65,13 @@ def _of_volumes(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: A
     given = [_triple(one) for one in (kernel_size, kernel_size if stride in (None, [], ()) else stride, padding, dilation)]
     batch, channels, depth = x.shape[:3]
     slices = x.permute(TO_NDHWC).reshape(batch * depth, *x.shape[3:], channels).permute(TO_NCHW)
-    y = _by_kernel(slices, pool_of(slices, *[one[1:] for one in given], ceil_mode))
+    kernel, strides, pads, dilations = (one[1:] for one in given)
+    y = _by_kernel(slices, pool_of(slices, kernel, strides, pads, dilations, ceil_mode))
     if y is None:
         return None
     pixels = y.permute(TO_NHWC).reshape(batch, depth, -1, channels).permute(TO_NCHW)
-    found = _by_kernel(pixels, pool_of(pixels, *[(one[0], more) for one, more in zip(given, (1, 1, 0, 1), strict=True)], ceil_mode))
+    kernel, strides, pads, dilations = ((one[0], more) for one, more in zip(given, (1, 1, 0, 1), strict=True))
+    found = _by_kernel(pixels, pool_of(pixels, kernel, strides, pads, dilations, ceil_mode))
     return None if found is None else found.permute(TO_NHWC).reshape(batch, -1, *y.shape[2:], channels).permute(TO_NCDHW)
 
 
