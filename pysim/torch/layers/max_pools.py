@@ -16,6 +16,7 @@ from pysim.errors import PysimError
 from pysim.runtime import arrays
 from pysim.runtime.cuda_norm import MaxPool
 from pysim.torch.layers import gpu_launch
+from pysim.torch.layers.library_conv import memory_format_of_last
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC
 from pysim.torch.parameters import needs_pytorch
 from pysim.torch.precision import NAMES
@@ -31,34 +32,22 @@ def max_pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
+    *,
+    axes: int = 2,
 ) -> Any:
-    """`torch.nn.functional.max_pool2d`, the same bits."""
+    """`torch.nn.functional.max_pool2d`, the same bits; `axes`: 3 for `max_pool3d`."""
     x, arguments = input, (kernel_size, stride, padding, dilation)
-    last = isinstance(x, torch.Tensor) and x.is_cuda and x.dim() == 4 and not x.is_contiguous()
-    if last and not return_indices and x.is_contiguous(memory_format=torch.channels_last) and not needs_pytorch(x, ()):
-        y = _by_kernel(x, pool_of(x, *arguments, ceil_mode))
+    last = isinstance(x, torch.Tensor) and x.is_cuda and x.dim() == axes + 2 and memory_format_of_last(x) is not None
+    if last and not return_indices and not needs_pytorch(x, ()):
+        y = _of_volumes(x, *arguments, ceil_mode) if axes == 3 else _by_kernel(x, pool_of(x, *arguments, ceil_mode))
         if y is not None:
             return y
-    return functional.max_pool2d(x, *arguments, ceil_mode, return_indices)
+    return getattr(functional, f"max_pool{axes}d")(x, *arguments, ceil_mode, return_indices)
 
 
-def max_pool3d(
-    input: Any,  # noqa: A002  # PyTorch's name
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
+def max_pool3d(input: Any, *given: Any, **named: Any) -> Any:  # noqa: A002  # PyTorch's name
     """`torch.nn.functional.max_pool3d`, the same bits."""
-    x, arguments = input, (kernel_size, stride, padding, dilation)
-    last = isinstance(x, torch.Tensor) and x.is_cuda and x.dim() == 5 and not x.is_contiguous()
-    if last and not return_indices and x.is_contiguous(memory_format=torch.channels_last_3d) and not needs_pytorch(x, ()):
-        y = _of_volumes(x, *arguments, ceil_mode)
-        if y is not None:
-            return y
-    return functional.max_pool3d(x, *arguments, ceil_mode, return_indices)
+    return max_pool(input, *given, **named, axes=3)
 
 
 def _of_volumes(x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
