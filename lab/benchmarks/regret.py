@@ -143,6 +143,8 @@ def measured(layer: Workload, on: Any, plans: list[Plan], given: argparse.Namesp
             calls[plan.name] = ready.call
         else:
             print(f"{layer.text}: {plan.name}: {verdict.reason}", file=sys.stderr)
+    if not calls:  # all results are zero, which proves nothing
+        return
     own = threads == 1 and isinstance(on, Machine)
     for _ in range(TRIES):
         timed = interleave(

@@ -3,11 +3,10 @@
 
     taskset -c 1 python lab/benchmarks/sequences_and_volumes.py -o FILE [LAYER ...] [--milliseconds 300]
 
-LAYER is a benchdnn line, a built-in set, or SET:NUMBER, its layer of that number from 0; without one, 40 layers of the sets below and of
-a few lines of depthwise kernels. Each is a model of one node, which all three read and run interleaved; a result that is further than 1e-4
-of the largest from float64 is an error. Times are CPU times, the
-lower deciles of the samples. One JSON line a layer: seconds, errors, the plans, and the
-faster peer's time over ours.
+LAYER is a benchdnn line, a built-in set, or SET:NUMBER, its layer of that number from 0; without one, 62 layers of the sets below, of
+state-space models and of diffusion U-Nets, 22 of them of 2 to 8 images. Each is a model of one node, which all three read and run
+interleaved; a result that is further than 1e-4 of the largest from float64 is an error. Times are CPU times, the lower deciles of the
+samples. One JSON line a layer: seconds, errors, the plans, their predicted time, and the faster peer's time over ours.
 """
 
 import argparse
@@ -41,6 +40,15 @@ LAYERS = """
     deconv:mb1ic64ih28iw28oc32oh56ow56kh3kw3sh2sw2ph1pw1 deconv:mb1ic128ih14iw14oc64oh28ow28kh5kw5sh2sw2ph2pw2
     deconv:mb1ic256ih1iw75oc128oh1ow600kh1kw16sh1sw8ph0pw4
     deconv:mb1ic64id8ih14iw14oc32od16oh28ow28kd3kh3kw3sd2sh2sw2pd1ph1pw1
+    conv:mb4ic8id32ih56iw56oc32kd1kh1kw1 conv:mb4ic16id32ih28iw28oc64kd1kh1kw1 conv:mb4ic32id32ih14iw14oc128kd1kh1kw1
+    conv:mb2ic128id4ih28iw28oc512kd1kh1kw1 conv:mb8ic128id8ih28iw28oc256kd1kh1kw1sd2sh2sw2 conv:mb4ic512id4ih7iw7oc2048kd1kh1kw1
+    conv:mb4ic64id32ih28iw28oc16kd3kh1kw1pd1ph0pw0 conv:mb8ic256id32ih7iw7oc64kd3kh1kw1pd1ph0pw0
+    conv:mb8ic16id32ih28iw28oc16kd1kh3kw3pd0ph1pw1 conv:mb2ic512ih1iw3199oc512kh1kw3sh1sw2 conv:mb8ic128ih1iw3005oc256kh1kw10sh1sw5
+    conv:mb8ic32ih1iw12000oc64kh1kw1 conv:mb4ic32ih1iw24002oc64kh1kw4sh1sw2 conv:g1536mb2ic1536iw2048oc1536ow2048kw4pw3
+    conv:g2560mb4ic2560iw512oc2560ow512kw4pw3 conv:mb2ic320ih64iw64oc320kh3kw3sh2sw2ph1pw1
+    conv:mb4ic1280ih16iw16oc1280kh3kw3sh2sw2ph1pw1 conv:mb8ic4ih64iw64oc320kh3kw3ph1pw1
+    deconv:mb8ic1024ih4iw4oc512oh8ow8kh4kw4sh2sw2ph1pw1 deconv:mb4ic256ih16iw16oc256oh32ow32kh4kw4sh2sw2ph1pw1
+    deconv:mb8ic128ih16iw16oc64oh32ow32kh4kw4sh2sw2ph1pw1 deconv:mb4ic512ih1iw100oc256oh1ow500kh1kw10sh1sw5ph0pw3
 """
 TOLERANCE = 1e-4
 REFERENCE_FLOPS = 3e8  # larger layers are compared with ONNX Runtime's result
@@ -102,7 +110,8 @@ def measure(line: str, seconds: float) -> dict[str, Any]:
     times = lower_deciles(calls, seconds)
     plans = [layer.plan.name for layer in ours.plan.layers if layer.plan]
     ratio = min(times["onnxruntime"], times["openvino"]) / times["pysim"]
-    return {"problem": line, "seconds": times, "errors": errors, "plans": plans, "ratio": ratio}
+    about = {"problem": line, "seconds": times, "predicted": ours.plan.predicted_seconds, "errors": errors, "plans": plans}
+    return about | {"ratio": ratio}
 
 
 def main() -> None:
@@ -111,17 +120,21 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--milliseconds", type=float, default=300)
     given = parser.parse_args()
-    ratios = []
+    ratios, off = [], []
     with given.output.open("w", encoding="utf-8") as out:
         print(json.dumps({"kind": "header", "environment": environment()}), file=out)
         for word in given.layers:
             one = measure(line_of(word), given.milliseconds / 1e3)
             print(json.dumps(one), file=out, flush=True)
             times = "  ".join(f"{name} {of * 1e3:.3f}" for name, of in one["seconds"].items())
-            print(f"{one['ratio']:.2f}  {times} ms  {one['errors']['pysim']:.0e}  {one['problem']}  {one['plans']}", flush=True)
+            expected = one["predicted"] / one["seconds"]["pysim"]
+            about = f"{one['errors']['pysim']:.0e}  {one['problem']}  {one['plans']}"
+            print(f"{one['ratio']:.2f}  {times} ms, predicted {expected:.2f} of it  {about}", flush=True)
             ratios.append(one["ratio"])
+            off.append(abs(math.log(expected)))
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     print(f"# {mean:.3f} in the mean, least {min(ratios):.2f}, {sum(one < 0.95 for one in ratios)} of {len(ratios)} below 0.95")
+    print(f"# predictions {np.quantile(off, 0.5):.1%} off in the median, {np.quantile(off, 0.9):.1%} at the 90th percentile")
 
 
 if __name__ == "__main__":

@@ -368,15 +368,16 @@ static void divide(int64_t windows, int64_t filters, int64_t parts, int shared, 
     }
 }
 
-/* Outputs larger than the first come mostly from memory, larger than the second from beyond L2. With few k-iterations between the stores of two
- * tiles, prefetching a tile's lines beats waiting in the stores; with very few only if they come from memory. Times with over times without, one
- * core of Zen 5, output not used for long and just used: 3000x3000x16 0.73 and 0.73, 2048x2048x64 0.60 and 0.89; smaller outputs,
- * 1200x1200x16, 0.71 and 1.21; 96 -> 576, 56x56, 1x1, 1.04 and 1.04. Zen 3 beside other virtual machines, 56x56, 1x1: 64 -> 256 0.82 and 0.72,
- * 96 -> 256 0.77 (just used); quieter, 48, 128, 256 -> 256 1.06, 0.97, 0.96; 32 -> 256 1.15. */
-enum { FAR_OUTPUT_BYTES = 8 << 20, OUTPUT_BYTES = 1 << 20, SHORT_K = 64, LONG_K = 256 };
+/* Outputs of all images larger than the first come mostly from beyond the caches of a core, larger than the second from beyond L2. With few
+ * k-iterations between the stores of two tiles, prefetching a tile's lines beats waiting in the stores; with very few only if they come from afar. Times
+ * with over times without, output just used and not used for long, on one core. Zen 5: 3000x3000x16 0.73 and 0.73, 2048x2048x64 0.89 and 0.60, 1200x1200x16
+ * 1.21 and 0.71; 96 -> 576, 56x56, 1x1, 1.04 and 1.04. Zen 4, 1x1: 16 -> 64, 32x784, 1.05 and 0.83, four of them 0.77 and 0.80; 32 -> 128, 32x196, 1.04
+ * and 0.84, four 0.89 and 0.87; 16 -> 32, 24,000, 1.06 and 0.74; eight of 32 -> 64, 12,000, 0.81 and 0.81. Zen 3 beside other virtual machines, 56x56, 1x1:
+ * 64 -> 256 0.72 and 0.82, 96 -> 256 0.77 (just used); quieter, 48, 128, 256 -> 256 1.06, 0.97, 0.96; 32 -> 256 1.15. */
+enum { FAR_OUTPUT_BYTES = 2 << 20, OUTPUT_BYTES = 1 << 20, SHORT_K = 64, LONG_K = 256 };
 
-static int wants_output_prefetch(const pysim_nest *n) {
-    const int64_t bytes = n->windows * n->filters * n->out_bytes, k = n->channels * n->rows * n->taps;
+static int wants_output_prefetch(const pysim_nest *n, int64_t images) {
+    const int64_t bytes = images * n->windows * n->filters * n->out_bytes, k = n->channels * n->rows * n->taps;
     return k <= LONG_K && bytes > (k < SHORT_K ? FAR_OUTPUT_BYTES : OUTPUT_BYTES);
 }
 
@@ -450,7 +451,7 @@ void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, con
                     pysim_profile *profile) {
     int64_t each = 0;
     n->prefetch_input = wants_input_prefetch(n);
-    n->prefetch_output = wants_output_prefetch(n);
+    n->prefetch_output = wants_output_prefetch(n, images);
     if (images == 1 && threads == 1) {
         prepare(n, 0, context);
         run_tiles(n, workspace, profile);

@@ -244,6 +244,7 @@ class _Run:
         self._written = {name: _before_views(name, graph) for name in graph.outputs}
         self._shapes = {name: graph.tensors[name].shape for name in graph.outputs}
         self._still = {name: self.values[name] for name in self._written.values() if self._is_written_once(name, graph, makers, buffers)}
+        self._results = {name: cpu.Results(memory.shape, memory.dtype) for name, memory in self._still.items()}
         self._between_calls = self._stand_ins | self._still
         self.moves, self.step_moves = (self._moves(calls, bound, makers) for calls in (self.calls, self.steps))
 
@@ -271,8 +272,8 @@ class _Run:
         """Binds the steps to the caller's arrays and to new memory for results."""
         values, pointer = self.values, library()[0].from_buffer
         values.update(inputs)
-        for name, memory in self._still.items():
-            values[name] = cpu.aligned(memory.shape, memory.dtype)
+        for name, results in self._results.items():
+            values[name] = results.take()
         for view in self._views:
             view()
         for name, slots in moves.items():

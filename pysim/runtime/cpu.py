@@ -230,6 +230,40 @@ def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
     return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % _ALIGNMENT)
 
 
+_CLEARED = 128 << 10  # bytes from which on memory comes from the system, cleared, and goes back to it (mallopt(3), M_MMAP_THRESHOLD)
+
+
+class Results:
+    """New arrays of one shape, in memory of earlier ones that nothing refers to any more, of which one is kept: it need not be cleared
+    again, which takes as long as a layer that writes much. Any thread may take arrays and let go of them."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self._shape, self._dtype = shape, np.dtype(dtype)
+        self._returns = math.prod(shape) * self._dtype.itemsize >= _CLEARED
+        self._idle: list[Array] = []
+
+    def take(self) -> Array:
+        """An uninitialised array aligned to a cache line."""
+        try:
+            memory = self._idle.pop()
+        except IndexError:
+            memory = aligned(self._shape, self._dtype)
+        return np.asarray(_Loan(memory, self._idle)) if self._returns else memory
+
+
+class _Loan:
+    """What an array of `Results` refers to: when all views of it are gone, its memory is idle."""
+
+    __slots__ = ("__array_interface__", "_idle", "_memory")
+
+    def __init__(self, memory: Array, idle: list[Array]) -> None:
+        self.__array_interface__, self._memory, self._idle = memory.__array_interface__, memory, idle
+
+    def __del__(self) -> None:
+        if not self._idle:
+            self._idle.append(self._memory)
+
+
 def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
     """`x` as a dense array of this shape and a problem's dtype, without a copy if possible; OperandError names what differs."""
     x = as_numpy(x, name)

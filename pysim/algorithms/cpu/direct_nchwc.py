@@ -229,10 +229,10 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
     )
     taps = used_taps(w)
     images, groups, deep = Extent(1.0, w.batch), Extent(1.0, w.groups), Extent(1.0, shape.channels)
-    plane, halo = _touched(shape, size)
+    read = _read(shape, size, tiles)
     outputs, of_panel = w.windows * size, width * taps * size
     operands = (
-        Operand("input", {"images": images, "groups": groups, "channels": deep, "tiles": Extent(plane / tiles, plane, halo)}, "tiles"),
+        Operand("input", {"images": images, "groups": groups, "channels": deep, "tiles": read}, "tiles"),
         Operand("filters", {"groups": groups, "channels": deep, "panels": Extent(of_panel, panels * of_panel)}, "tiles"),
         Operand(
             "output",
@@ -250,11 +250,15 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
     return LoopNest(loops, operands, total, block.size)
 
 
-def _touched(shape: Shape, size: int) -> tuple[float, float]:
-    """Bytes of a channel that are read, and those that tiles of neighbouring rows share."""
-    nest = nest_of(shape.w)
-    columns = min(nest.width, nest.out_w * nest.kernel_w) if shape.inner > 1 else nest.width
-    return float(nest.touched_h * columns * size), float(max(0, nest.kernel_h - nest.stride_h) * columns * size)
+def _read(shape: Shape, size: int, tiles: Array) -> Extent:
+    """Bytes of a channel that tiles read: one the columns of its pixels in each row of the kernel, several that share rows whole ones."""
+    nest, live = nest_of(shape.w), live_taps(shape.w)[0]
+    row = float((min(nest.width, nest.out_w * nest.kernel_w) if shape.inner > 1 else nest.width) * size)
+    plane, halo = nest.touched_h * row, max(0, nest.kernel_h - nest.stride_h) * row
+    beside = max(0, (nest.kernel_w - 1) * nest.dilation_w + 1 - nest.stride_w) * size  # columns that tiles of one row share
+    edges, others = (tiles - shape.rows) * live / shape.rows * beside, np.maximum(tiles - 1, 1)
+    again = max(0, live - nest.touched_h) * row / np.maximum(others, shape.rows - 1) + edges / others
+    return Extent(plane / tiles, plane, halo, (live * row + edges) / tiles, again)
 
 
 def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:

@@ -273,6 +273,8 @@ def _decided(
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
     own, theirs = form_seconds(plan.workload, on, layer.geometry, result.numel())
     layer.alone_seconds = library_seconds(plan.workload, on) + converted_seconds(plan.workload, on, result.numel()) * operand.contiguous
+    if layer.geometry.added is not None:  # a layer without a compiler, too, by whichever is faster
+        layer.alone_seconds = min(library_seconds(plan.workload, on) + theirs, own + own_seconds(plan, on, adds, layer.epsilon is not None))
     seconds = own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation) + own * (not fuses_on)
     expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
     has_shift = layer.epsilon is not None or given[1] is not None

@@ -51,12 +51,12 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     **dict.fromkeys((torch.sigmoid, torch.sigmoid_, functional.sigmoid, "sigmoid", "sigmoid_"), _SIGMOID),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul"), ("Mul", ("input", "other"))),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
+    **{getattr(of, f"conv_transpose{rank}d"): (f"ConvTranspose{rank}d", _TRANSPOSED) for of in (torch, functional) for rank in (1, 2, 3)},
 }
 ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "Sigmoid")}
 # Convolutions that are layers only where a compiler lays out what lies around them
 _COMPILED = {
-    **{getattr(of, f"conv{rank}d"): (f"Conv{rank}d", _CONV) for of in (torch, functional) for rank in (1,)},
-    **{getattr(of, f"conv_transpose{rank}d"): (f"ConvTranspose{rank}d", _TRANSPOSED) for of in (torch, functional) for rank in (1, 2, 3)},
+    **dict.fromkeys((torch.conv1d, functional.conv1d), ("Conv1d", _CONV)),
 }
 WEIGHTED_OPS = "Conv", "Linear"  # those that become layers of pysim
 # In-place operators, which are read as their out-of-place forms if nothing else reads their input or lies in its memory; fusion checks an
@@ -66,7 +66,7 @@ _IN_PLACE = (operator.imul, torch.sigmoid_, "sigmoid_")
 
 def graph_of(traced: fx.Graph, effects: Effects, compiled: bool = False) -> Graph:
     """The nodes of a captured model; placeholders, which parameters are among, are inputs. `compiled`: a compiler lays out the rest, so
-    convolutions of sequences and transposed ones are layers, too."""
+    convolutions of sequences are layers, too."""
     nodes, inputs, outputs = [], [], []
     for node in traced.nodes:
         if node.op in ("placeholder", "get_attr"):

@@ -26,7 +26,7 @@ from pysim.torch.capture.nodes import ELEMENTWISE, NORM_ARGUMENTS, WEIGHTED_OPS,
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.layers.layer_chain import LayerChain, Link
-from pysim.torch.layers.max_pools import max_pool
+from pysim.torch.layers.max_pools import max_pool, max_pool3d
 from pysim.torch.layers.norm_layers import FactorLayer, NormLayer, RowNormLayer
 from pysim.torch.parameters import count_writes
 from pysim.torch.precision import ModelAccuracy
@@ -174,6 +174,8 @@ def _replace_pools(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         if node.op == "call_function" and node.target in (functional.max_pool2d, torch.max_pool2d):
             node.target = max_pool
+        elif node.op == "call_function" and node.target in (functional.max_pool3d, torch.max_pool3d):
+            node.target = max_pool3d
 
 
 # Layers

@@ -87,6 +87,9 @@ _MOST_ROWS = 32
 _FEW_ROWS = {"half": (4.4e-6, 1.3e-9), "tf32": (6.3e-6, 1.5e-9), "f32": (5.6e-6, 32e-9)}
 _VECTOR = 8  # channels of 16 bytes in 16-bit types; other numbers are copied first, which takes
 _PADDING = 4e-6
+# A transposed convolution over the convolution of its phases: cuDNN's gradients of strided ones take 0.96 to 1.48 times as long in eight
+# layers of DCGAN and 3-D U-Nets (float16, batch 1 and 8, H200: lab/benchmarks/cuda/volumes.py)
+_GRADIENT = 1.25
 # Seconds of compiling: once, for each kernel of the compiler's own, and for each layer. Nine networks on an H200 and four cores, three at a
 # time, are within 37 % (lab/benchmarks/cuda/first_result.py, way pysim-compiled)
 _COMPILING = 5.3, 0.10, 0.07
@@ -119,11 +122,16 @@ def folded_seconds(problem: Workload, on: Gpu, adds: bool) -> float:
 
 
 def form_seconds(problem: Workload, on: Gpu, geometry: Geometry, results: int) -> tuple[float, float]:
-    """What a plan takes beside its kernel, and what the compiler does: a transposed convolution's outputs are interleaved by a kernel of
-    the compiler's, unless what reads them is computed there; sequences are not channels last in PyTorch (`converted_seconds`)."""
-    moved = 2 * results * SIZES[problem.dtype]
-    interleaved = fused_seconds(results, moved, on) if geometry.added is not None else 0.0
-    return interleaved, converted_seconds(problem, on, results) if len(geometry.stride) == 1 else 0.0
+    """What a plan takes beside its kernel, and what PyTorch does beside `library_seconds`: a transposed convolution's outputs are
+    interleaved by another kernel, unless what reads them is computed there, and PyTorch computes a gradient; sequences are not channels
+    last in PyTorch (`converted_seconds`)."""
+    moved, theirs = 2 * results * SIZES[problem.dtype], converted_seconds(problem, on, results) if len(geometry.stride) == 1 else 0.0
+    if geometry.added is None or not isinstance(problem, Conv):
+        return 0.0, theirs
+    phases = math.prod(geometry.stride)
+    padded = SIZES[problem.dtype] == 2 and (problem.channels % _VECTOR or problem.filters // phases % _VECTOR)
+    theirs += (_GRADIENT - 1) * library_seconds(problem, on) + (_PADDING if padded else 0.0)
+    return fused_seconds(results, moved, on) if phases > 1 else 0.0, theirs
 
 
 def converted_seconds(problem: Workload, on: Gpu, results: int) -> float:

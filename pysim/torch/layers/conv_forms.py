@@ -4,7 +4,8 @@
     sequence      (N, C, L) is an image of one row
     transposed    the phases of its stride are filters of one convolution (`pysim.problem.transposed`), and its outputs are interleaved
 
-Here the filters of one phase are neighbours, so that channels-last outputs are interleaved in runs of a group's filters.
+Where the compiler interleaves, the filters of one phase are neighbours, so that channels-last outputs are moved in runs of a group's
+filters; the library's kernel (`conv/phases.cu`) reads the phases of one filter as neighbours.
 
 Worked number: 256 -> 128 channels, 4x4 with a stride of 2: 512 filters of 2x2, of which the first 128 are those of phase (0, 0).
 """
@@ -43,8 +44,9 @@ class Geometry(NamedTuple):
         filters = w[1] * self.groups
         return transposed(x[0], x[1], x[2:], filters, w[2:], self.stride, self.dilation, self.padding, out, self.groups, dtype)
 
-    def of_kernel(self, problem: Conv, w: Any, scale: Any, shift: Any) -> tuple[Any, Any, Any]:
-        """The filters that a kernel reads, and a scale and a shift for each; None where there is none."""
+    def of_kernel(self, problem: Conv, w: Any, scale: Any, shift: Any, by_filter: bool = False) -> tuple[Any, Any, Any]:
+        """The filters that a kernel reads, and a scale and a shift for each; None where there is none. `by_filter`: the phases of a filter
+        are neighbours."""
         if self.is_plain:
             return w, scale, shift
         x = (*problem.input_shape[:2], *problem.input_shape[-len(self.stride) :])
@@ -52,6 +54,8 @@ class Geometry(NamedTuple):
         if of is None:
             return w.unsqueeze(2), scale, shift
         made = of.weights(w, Moves(partial(torch.zeros, device=w.device), torch.empty, torch.flip, torch.permute))
+        if by_filter:
+            return made, *(None if one is None else one.repeat_interleave(of.phases) for one in (scale, shift))
         split = made.reshape(self.groups, -1, of.phases, *made.shape[1:])
 
         def each(numbers: Any) -> Any:

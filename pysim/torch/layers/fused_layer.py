@@ -34,15 +34,17 @@ from pysim.logs import LOG
 from pysim.machine.gpu import Gpu
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.problem.windows import conv_of
 from pysim.record.plan import Layout, Plan
 from pysim.runtime.arrays import ALIGNMENT_BYTES
-from pysim.torch.layers.compiler_seconds import FOLDED_MARGIN, folded_seconds
+from pysim.torch.layers.compiler_seconds import FOLDED_MARGIN, folded_seconds, form_seconds, library_seconds
 from pysim.torch.layers.conv_forms import Geometry
-from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, memory_format_of
-from pysim.torch.layers.library_conv import convolution_relu
+from pysim.torch.layers.expected_cpu import work_of
+from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, interleaved, memory_format_of
+from pysim.torch.layers.library_conv import convolution_relu, convolved, memory_format_of_last
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
 from pysim.torch.parameters import ParameterCache, changes_are_seen, needs_pytorch
@@ -172,8 +174,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             self._refuse_pytorch(choice.decision.reason)
             if choice.is_folded and (y := self._by_library(x, parameters, residual)) is not None:
                 return y, None
-            return self._fallback(x, parameters, residual, factor), None
+            return self._fallback(x, self._laid_out(x, parameters), residual, factor), None
         try:
+            if self.geometry.added is not None:
+                return self._transposed(choice.plan, key, x, parameters, residual, factor), None
             y, record = self._on_gpu(choice, key, x, parameters, residual, factor)
             return y, record and record._replace(swapped=x is not first_argument)
         except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
@@ -207,8 +211,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def by_pytorch(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """The layer without its `input_op`, by PyTorch's operators."""
-        convolve = functional.conv2d if len(self.geometry.stride) == 2 else functional.conv3d
-        y = functional.linear(x, w, bias) if self.kind == "Linear" else convolve(x, w, bias, *self.geometry[:4])
+        y = functional.linear(x, w, bias) if self.kind == "Linear" else convolved(x, w, bias, self.geometry)
         if self.scaled:
             y = y * gamma.reshape(-1)
         if self.epsilon is not None:
@@ -241,7 +244,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 input_op_seconds = passes_seconds(x.numel(), plan.workload.dtype, on, self.input_op.passes, self.in_cuda_graph)
         except PysimError as error:
             return self._keep_pytorch(str(error), problem)
-        expected = pytorch_seconds(problem, on, self.replaced, self.in_cuda_graph)
+        beside, alone = 0.0, None
+        if self.geometry.added is not None:
+            beside, more = form_seconds(problem, on, self.geometry, work_of(problem).output // SIZES[problem.dtype])
+            alone = library_seconds(problem, on) + more
+        expected = pytorch_seconds(problem, on, self.replaced, self.in_cuda_graph, alone)
         if self.reproducible:  # nothing is chosen by times, which depend on the batch
             return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
         if with_prologue is not None and self.input_op is not None:
@@ -254,8 +261,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             folded = folded_seconds(problem, on, "add" in self.replaced)
             if folded * (1 + FOLDED_MARGIN) < min(plan.seconds or 0.0, expected):
                 return Choice(self.left(FOLDED, problem.text, plan.seconds or 0.0, folded), None, is_folded=True)
-        if plan.seconds is not None and plan.seconds > expected:
-            return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
+        if plan.seconds is not None and plan.seconds + beside > expected:
+            return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds + beside, expected)
         return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
 
     def fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, prologue: bool = False) -> Plan:
@@ -368,8 +375,32 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         epilogue = launch.epilogue(scale, shift, adds, prologue)
         return y, LaunchRecord(launch, w, epilogue, (scale, shift, prologue), adds, launch.memory_format, input_norm)
 
-    def gpu_operands(self, plan: Plan, key: Any, parameters: Parameters, form: Any, out: Any) -> tuple[Any, Any, Any]:
-        """Weights, scale and shift as the kernel reads them, from the cache if the parameters are unchanged."""
+    def _transposed(self, plan: Plan, key: Any, x: Any, parameters: Parameters, residual: Any, factor: Any) -> Any:
+        """A transposed convolution: its phases with all that follows, then interleaved."""
+        x, _ = self._apply_input_op(x, parameters, factor)
+        form, dtype = memory_format_of(plan), TENSORS[plan.workload.dtype]
+        out, of = self.result_type(dtype, parameters, residual), self.geometry.phases(x.shape, parameters[0].shape, plan.workload.dtype)
+        assert of is not None
+        operands = self.gpu_operands(plan, key, parameters[: RESIDUAL_INPUT - 1], form, out, by_filter=True)
+        activation, is_sequence = None if residual is not None else self.activation, len(of.axes) == 1
+        launch = self._launches.get((key, out, activation)) or self._launches.put((key, out, activation), GpuLaunch(plan, activation, out))
+        image = (x.unsqueeze(2) if is_sequence else x).detach().to(dtype).contiguous(memory_format=form)
+        y = interleaved(of, launch(image, *operands), plan.layout, form)
+        y = y.squeeze(2) if is_sequence else y
+        return y if residual is None else apply_activation(y + residual, self.activation)
+
+    def _laid_out(self, x: Any, parameters: Parameters) -> Parameters:
+        """The parameters with weights that lie as x does, which PyTorch's convolution would copy in each call."""
+        w, form = parameters[0], memory_format_of_last(x)
+        if self.kind == "Linear" or form is None or w.dim() != x.dim() or w.is_contiguous(memory_format=form):
+            return parameters
+        return self.derived.get(("laid out", form), (w,), lambda: w.detach().contiguous(memory_format=form)), *parameters[1:]
+
+    def gpu_operands(
+        self, plan: Plan, key: Any, parameters: Parameters, form: Any, out: Any, by_filter: bool = False
+    ) -> tuple[Any, Any, Any]:
+        """Weights, scale and shift as the kernel reads them, from the cache if the parameters are unchanged. `by_filter`: as
+        `Geometry.of_kernel` has it."""
         mean_error = self._mean_errors.get(key)
         if mean_error is None:
             mean_error = self._mean_errors.put(key, bound_of(plan).mean_error)
@@ -384,7 +415,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         def compute() -> tuple[Any, Any, Any]:
             w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters, mean_error)
             if isinstance(problem, Conv):
-                w, scale, shift = self.geometry.of_kernel(problem, w, scale, shift)
+                w, scale, shift = self.geometry.of_kernel(problem, w, scale, shift, by_filter)
             if scale is None and mean_error and folds and self.kind == "Conv" and dtype == torch.float32:
                 w = _compensate(w, mean_error)
             elif scale is not None and folds and _representable(scaled := _scale_weights(w, scale), dtype):
@@ -393,7 +424,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
 
         operands: tuple[Any, Any, Any]
-        operands = self.derived.get((form, dtype, out, weights.device, mean_error, folds), parameters, compute)
+        operands = self.derived.get((form, dtype, out, weights.device, mean_error, folds, by_filter), parameters, compute)
         return operands
 
     def folded_operands(self, parameters: Parameters, dtype: Any) -> tuple[Any, Any]:

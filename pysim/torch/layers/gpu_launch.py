@@ -12,7 +12,8 @@ import torch
 from pysim.caches import LruCache
 from pysim.errors import PysimError
 from pysim.problem.gemm import Gemm
-from pysim.record.plan import Plan
+from pysim.problem.transposed import Transposed
+from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuSchedule
 from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import ALIGNMENT_BYTES
@@ -119,6 +120,18 @@ class GpuLaunch:
             epilogue = self.epilogue(scale, shift, adds, prologue)
             self.launch.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), work, epilogue, stream)
         return y
+
+
+def interleaved(of: Transposed, y: Any, layout: Layout, form: Any) -> Any:
+    """The result of a transposed convolution from the outputs `y` of its phases, those of a filter neighbours; of a sequence an image of
+    one row."""
+    shape = of.output_shape if len(of.axes) > 1 else (*of.output_shape[:2], 1, *of.output_shape[2:])
+    if of.phases == 1 and tuple(y.shape) == shape:
+        return y
+    result = torch.empty(shape, dtype=y.dtype, device=y.device, memory_format=form)
+    with on_device_of(y):
+        cuda.interleave(of, layout, y.element_size(), y.data_ptr(), result.data_ptr(), arrays.library_of(torch.Tensor).stream(y))
+    return result
 
 
 _norm_launches: LruCache[NormLaunch] = LruCache(256)

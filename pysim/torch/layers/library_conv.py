@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A convolution of PyTorch's library, cuDNN, with what follows in one kernel: max(0, conv(x, w) + shift + residual), channels last.
+"""Convolutions of PyTorch's library, cuDNN. One with what follows in one kernel: max(0, conv(x, w) + shift + residual), channels last.
 
 A norm's scale must be in the weights, which rounds them once more: in float16 ResNet-18 and ResNet-50 with all of their convolutions so
 have errors of 1.11 and 1.06 times those of PyTorch's compiler, which rounds each convolution's result (computed in float32, random
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+
+from pysim.torch.layers.conv_forms import Geometry
 
 
 def convolution_relu(x: Any, w: Any, shift: Any, residual: Any, *geometry: Any) -> Any:
@@ -28,3 +30,18 @@ def convolution_relu(x: Any, w: Any, shift: Any, residual: Any, *geometry: Any) 
 def result_of(x: Any, w: Any, shift: Any, residual: Any, *geometry: Any) -> Any:
     """Its result, for tensors without memory."""
     return functional.conv2d(x, w, shift, *geometry).contiguous(memory_format=torch.channels_last)
+
+
+def convolved(x: Any, w: Any, bias: Any, geometry: Geometry) -> Any:
+    """By PyTorch's operator for these axes."""
+    stride, padding, dilation, groups, added = geometry
+    if added is not None:
+        transpose = getattr(functional, f"conv_transpose{len(stride)}d")
+        return transpose(x, w, bias, stride, padding, added, groups, dilation)
+    return getattr(functional, f"conv{len(stride)}d")(x, w, bias, stride, padding, dilation, groups)
+
+
+def memory_format_of_last(x: Any) -> Any:
+    """The memory format of an image or a volume whose channels lie last and nowhere else; None for others."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    return form if form is not None and not x.is_contiguous() and x.is_contiguous(memory_format=form) else None

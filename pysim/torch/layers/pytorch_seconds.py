@@ -41,8 +41,10 @@ GPU_FLOOR, GPU_PRODUCT = 2.1e-6, 16e-9
 HOST_SECONDS = 5e-6
 
 
-def pytorch_seconds(problem: Workload, on: Gpu, passes: Sequence[str] = (), in_cuda_graph: bool = False) -> float:
-    """Expected seconds of one convolution or product and the `passes`, the operators after it."""
+def pytorch_seconds(
+    problem: Workload, on: Gpu, passes: Sequence[str] = (), in_cuda_graph: bool = False, alone: float | None = None
+) -> float:
+    """Expected seconds of one convolution or product and the `passes`, the operators after it. `alone`: those of the first, if known."""
     work = work_of(problem)
     rates = on.fma_per_cycle
     fastest = rates.get(f"tensor_{problem.dtype}") or rates.get(problem.dtype) or rates["f32"]
@@ -54,7 +56,9 @@ def pytorch_seconds(problem: Workload, on: Gpu, passes: Sequence[str] = (), in_c
         floor = max(floor, library_seconds(problem, on) - launch)
     one_pass = 2 * work.output / bandwidth + launch
     host = 0.0 if in_cuda_graph else (1 + len(passes)) * HOST_SECONDS
-    return max(max(problem.flops / peak / share, sum(work) / bandwidth / share, floor) + launch + len(passes) * one_pass, host)
+    if alone is None:
+        alone = max(problem.flops / peak / share, sum(work) / bandwidth / share, floor) + launch
+    return max(alone + len(passes) * one_pass, host)
 
 
 def passes_seconds(elements: int, dtype: str, on: Gpu, passes: int, in_cuda_graph: bool) -> float:

@@ -25,6 +25,7 @@ from pysim.network.execution import Network
 from pysim.onnx import compare, reading
 from pysim.onnx.im2col_peer import Im2colNetwork
 from pysim.record.measurement import CoreThen
+from pysim.runtime import cpu
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -193,6 +194,19 @@ def test_results_are_the_callers():
     kept = first.copy()
     model(2 * x + 1)
     assert (first == kept).all()
+
+
+def test_large_results_take_the_memory_of_those_that_are_gone_and_of_no_others():
+    results = cpu.Results((3, 5, 1 << 14), np.float32)
+    first, other = results.take(), results.take()
+    view, place = first.reshape(-1)[7:], first.ctypes.data
+    del first
+    third = results.take()
+    assert third.ctypes.data != place  # a view still refers to it
+    del view
+    again = results.take()
+    assert again.ctypes.data == place and again.flags.writeable and not any(np.shares_memory(again, one) for one in (other, third))
+    assert again.shape == (3, 5, 1 << 14) and again.ctypes.data % 64 == 0
 
 
 def test_inputs_may_lie_elsewhere_in_each_call_and_results_are_the_callers_alone():

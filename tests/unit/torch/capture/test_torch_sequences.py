@@ -13,7 +13,8 @@ from torch_models import assert_close, settled  # noqa: E402
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any as load  # noqa: E402
 from pysim.problem.text import parse  # noqa: E402
-from pysim.torch.layers.compiler_seconds import form_seconds, fused_seconds  # noqa: E402
+from pysim.torch.layers import fused_layer  # noqa: E402
+from pysim.torch.layers.compiler_seconds import form_seconds, fused_seconds, library_seconds  # noqa: E402
 from pysim.torch.layers.conv_forms import Geometry, joined, joints_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("slow_compiler", "on_gpu", "fresh_compiler")
@@ -112,6 +113,39 @@ def test_without_the_compiler_they_are_pytorchs():
     assert not any(one.runs == "pysim" for one in pysim.torch.report(optimized))
 
 
+@torch.no_grad()
+@pytest.mark.usefixtures("every_layer_is_ours")
+@pytest.mark.parametrize("name", [name for name in CASES if name != "sequence"])
+def test_transposed_ones_are_layers_without_the_compiler(name):
+    make, shape = CASES[name]
+    model, x = settled(make()), torch.randn(shape)
+    optimized = pysim.torch.optimize(model, compiler=False)
+    found, wanted = optimized(x), model(x)
+    assert_close(found, wanted)
+    assert found.stride() == wanted.stride()
+    transposed = pysim.torch.report(optimized)[0]
+    assert (transposed.layer, transposed.runs) == ("0", "pysim")
+    for one in model.parameters():
+        one.mul_(1.25)
+    assert_close(optimized(x), model(x))
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
+    assert_close(optimized(x.to(memory_format=last)), model(x))
+
+
+@torch.no_grad()
+def test_weights_of_layers_left_to_pytorch_lie_as_their_images_do(monkeypatch):
+    model, x = settled(grown(2, 8, 6, 4, 2, 1)), torch.randn(2, 8, 5, 4).to(memory_format=torch.channels_last)
+    monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda *_: 0.0)
+    seen, convolved = [], fused_layer.convolved
+    monkeypatch.setattr(fused_layer, "convolved", lambda x, w, *more: seen.append(w) or convolved(x, w, *more))
+    optimized = pysim.torch.optimize(model, compiler=False)
+    for _ in range(2):
+        assert_close(optimized(x), model(x))
+    first, *_, again = [one for one in seen if one.shape == model[0].weight.shape]
+    assert first.is_contiguous(memory_format=torch.channels_last) and again is first
+    assert {one.runs for one in pysim.torch.report(optimized)} == {"torch"}
+
+
 def test_phases_lie_together_where_channels_are_last():
     """So that interleaving moves runs of a group's filters."""
     geometry = Geometry((2, 2), (1, 1), (1, 1), 1, (0, 0))
@@ -127,13 +161,15 @@ def test_what_lies_around_a_kernel_is_priced():
     around = sum(fused_seconds(each, 4 * each, on) for each in (results, 8 * 32 * 24000, 32 * 64 * 4))
     assert form_seconds(problem, on, sequence, results) == (0.0, pytest.approx(around))
     assert form_seconds(problem, on, Geometry(), results) == (0.0, 0.0)
-    assert form_seconds(problem, on, Geometry(added=(0, 0)), results) == (fused_seconds(results, 4 * results, on), 0.0)
+    gradient = 0.25 * library_seconds(problem, on)
+    assert form_seconds(problem, on, Geometry((2, 1), added=(0, 0)), results) == (fused_seconds(results, 4 * results, on), gradient)
+    assert form_seconds(problem, on, Geometry(added=(0, 0)), results) == (0.0, gradient)
 
 
 @torch.no_grad()
 @pytest.mark.usefixtures("by_aot")
 def test_a_graph_of_them_is_compiled_where_the_expected_calls_repay_that():
-    model, x = settled(grown(2, 64, 32, 4, 2, 1)), torch.randn(8, 64, 16, 16)
+    model, x = settled(nn.Sequential(nn.Conv1d(64, 32, 4, 2, 1), nn.ReLU(), nn.Conv1d(32, 3, 1))), torch.randn(8, 64, 256)
     few, many = (pysim.torch.optimize(model, cuda_graph="caller", runs=runs) for runs in (1, 10**8))
     for optimized, runs in ((few, "torch"), (many, "pysim")):
         assert_close(optimized(x), model(x))

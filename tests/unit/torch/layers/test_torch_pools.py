@@ -63,6 +63,24 @@ def test_pools_of_channels_last_images_have_pytorchs_bits(monkeypatch, emulated,
     assert torch.equal(found.nan_to_num(9).view(whole), wanted.nan_to_num(9).view(whole))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("arguments", [(2,), (3, 2, 1, 1, True), ((2, 3, 2), (1, 2, 3), (1, 0, 1), (2, 1, 1)), ([3], None, [1])])
+def test_pools_of_channels_last_volumes_have_pytorchs_bits(monkeypatch, emulated, arguments, dtype):
+    x = torch.randn(2, 8, 7, 9, 10).to(dtype).to(memory_format=torch.channels_last_3d)
+    x[0, 3, 4, 5, 2] = float("nan")
+    x[1, :, :3, :6, :6], x[1, 1, 4:, 7:, 7:], x[1, 2] = float("-inf"), float("inf"), -0.0
+    x[1, 2, ::2, 1::2] = 0.0
+    wanted = torch.nn.functional.max_pool3d(x, *arguments)
+    as_on_gpu(monkeypatch, "h200")
+    pytorchs, pool = [], torch.nn.functional.max_pool3d
+    monkeypatch.setattr(torch.nn.functional, "max_pool3d", lambda *given: pytorchs.append(1) or pool(*given))
+    found = max_pools.max_pool3d(x, *arguments)
+    assert not pytorchs and found.is_contiguous(memory_format=torch.channels_last_3d)
+    whole = torch.int32 if dtype is torch.float32 else torch.int16
+    assert torch.equal(found.nan_to_num(9).view(whole), wanted.nan_to_num(9).view(whole))
+    assert max_pools.max_pool3d(x.contiguous(), *arguments).shape == wanted.shape and pytorchs
+
+
 def test_other_pools_are_pytorchs(monkeypatch, emulated):
     x = torch.randn(2, 8, 13, 14).to(memory_format=torch.channels_last)
     as_on_gpu(monkeypatch, "h200")
