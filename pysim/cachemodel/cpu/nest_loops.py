@@ -86,7 +86,7 @@ def described(table: Table, keeps_windows: bool) -> LoopNest:
         Loop(streamed, streamed, 1, k2),
     )
     outer, sets = {name: Extent(1.0, count) for name, count in repeats.items()}, {kept: k3, streamed: k2}
-    row = Extent(rates.windows * nest.result_bytes, float(nest.windows * nest.result_bytes), rates.out_edge)
+    row = Extent(rates.windows * nest.stored_bytes, float(nest.windows * nest.stored_bytes), rates.out_edge)
     output = {**outer, WINDOWS: row, FILTER_TILES: Extent(rates.filters, nest.group_filters)}
     operands = (
         *_windows(table, outer, sets[WINDOWS], one_panel * (not nest.filters_packed), streamed),

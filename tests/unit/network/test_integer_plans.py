@@ -10,6 +10,7 @@ from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.integers.forms import beyond_16_bits
 from pysim.network.plan import layers_of
 from pysim.problem.text import parse
+from pysim.runtime.integer_steps import Quantity, Sums
 
 
 def by_definition(weights):
@@ -43,7 +44,9 @@ def test_bounded_rows_are_planned_where_weights_suit_them(most, form):
     """Of uniform weights up to 32 none is listed, up to 127 three quarters."""
     problem = parse("conv:ic256ih14oc256kh1")
     weights = np.random.default_rng(0).integers(-most, most + 1, (256, 256, 1, 1)).astype(np.int8)
-    about = {"problem": problem, "weights": weights, "dtype": "s8"}
+    none = np.zeros(256, np.int32)
+    sums = Sums(np.full(256, 0.01, np.float32), none.astype(np.float32), none, Quantity(1.0, 0, np.dtype(np.uint8)), 0, 255)
+    about = {"problem": problem, "weights": weights, "dtype": "s8", "pads": (0, 0, 0, 0), "sums": sums}
     shapes = {"x": (1, 256, 14, 14), "y": (1, 256, 14, 14)}
     tensors = {name: Tensor(shape, np.dtype(np.uint8)) for name, shape in shapes.items()}
     graph = Graph((Node("IntegerConv", "one", ("x",), ("y",), about),), ("x",), ("y",), tensors)
