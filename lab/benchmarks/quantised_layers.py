@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single layers of bytes beside float32's plans and oneDNN, interleaved, and their predictions.
 
-    python lab/benchmarks/integer_layers.py [LAYER ...] [--seconds 0.3] [--threads 1] [-o FILE]
+    python lab/benchmarks/quantised_layers.py [LAYER ...] [--seconds 0.3] [--threads 1] [-o FILE]
 
 A LAYER is a problem such as conv:mb1ic64ih56oc64kh3ph1 or a set: resnet50, mobilenet, bert. Layers of bytes read u8, multiply by s8 and
 store u8 by a scale for each filter and a clamp; the faster of the plans in planes and with channels last is the one timed. oneDNN (version
