@@ -159,7 +159,7 @@ class _Integers:
         bounds = [self._bounds(to._replace(scale=float(scale)), unary[::-1]) for scale in scales]
         return all(one == bounds[0] for one in bounds) and self._layer(made, to, node, unary[::-1], scales)
 
-    def _by_group(self, made: Node) -> tuple[_Bytes | None, Array | float]:
+    def _by_group(self, made: Node) -> tuple[_Bytes | None, Any]:
         """The bytes that a Conv or Linear reads, and their scale: of a depthwise convolution one for each filter."""
         name, conv = made.inputs[0], made.attributes.get("problem")
         factors = self._channels(name, "Mul")
