@@ -237,7 +237,7 @@ def conv2d(
     padding      one number, (height, width) or (top, left, bottom, right); stride and dilation: one number or (height, width)
     accuracy     as in `pysim.plan`, like error_limit; leave both and layout out if a plan is given
     layout       on a CPU: under "nchw16c" (nchw8c, nchw4c) x, y and residual are [N][C/16][H][W][16]; "nchw-nchw16c" reads NCHW and writes
-                 blocks; C and M of a group must then be multiples of the block
+                 blocks; C and M of a group must then be multiples of the block. Under "nhwc" int8 x, y and residual are [N][H][W][C]
 
     CUDA arrays, also channels last, are used in place on their library's current stream. Host arrays run on the CPU, or on the GPU with
     `machine="cuda"` or a GPU's plan. `prepare` packs filters once for many calls. Raises OperandError for arrays that do not fit, and

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised networks beside ONNX Runtime and OpenVINO on one thread, interleaved: what `pysim.network.integers` is worth.
+"""Quantised networks beside ONNX Runtime and OpenVINO, interleaved: what `pysim.network.integers` is worth.
 
-    python lab/benchmarks/quantised_networks.py [MODEL:FORM ...] [--folder FOLDER] [--seconds 6] [-o FILE]
+    python lab/benchmarks/quantised_networks.py [MODEL:FORM ...] [--folder FOLDER] [--seconds 6] [--threads 1] [-o FILE]
 
 MODEL is a name of timm's (random weights, calibrated with random images), FORM how ONNX Runtime's tool writes it: qdq (u8 x s8, by
-channel), qdq7 (the same with weights of 7 bits, for CPUs without VNNI), qoperator (by tensor) or dynamic. Files are made once, in FOLDER.
-A sample is the CPU time of one call of each library, one after another: wall time of long calls is never undisturbed on a shared computer.
+channel), qdq7 (the same with weights of 7 bits, for CPUs without VNNI), qoperator (by tensor) or dynamic; or nncf, how OpenVINO's does.
+Files are made once, in FOLDER. A sample is the CPU time of one call of each library, one after another: wall time of long calls is never
+undisturbed on a shared computer. Of several threads it is the wall time, after a rest.
 Columns: the 10th percentile of each in ms, the peers' time over pysim's (median of the samples' ratios; above 1: pysim is faster), and
 whether results are ONNX Runtime's to the bit. Pin it to a core: `taskset -c 1`. JSON lines go to FILE, a header first.
 """
@@ -29,6 +30,7 @@ import pysim
 from pysim.measure.store import environment
 
 SHAPE = (1, 3, 224, 224)
+REST = 0.02  # seconds before a call of several threads: those of the library before wait for more work, and keep CPUs busy
 CNNS = (
     "resnet50:qdq mobilenetv2_100:qdq repvgg_a0:qdq regnety_004:qdq resnet18:qdq efficientnet_b0:qdq mobilenetv3_large_100:qdq "
     "dla34:qdq resnet50:qoperator mobilenetv2_100:qoperator"
@@ -72,7 +74,9 @@ def quantised(name: str, form: str, folder: Path) -> Path:
         whole, ready = exported(name, folder), folder / f"{name}-ready.onnx"
         quant_pre_process(whole, ready, skip_symbolic_shape=True)
         weights = quantization.QuantType.QInt8
-        if form == "dynamic":
+        if form == "nncf":
+            by_nncf(name, ready, path)
+        elif form == "dynamic":
             quantization.quantize_dynamic(ready, path, weight_type=weights)
         else:
             by_channel = form in ("qdq", "qdq7")
@@ -83,18 +87,31 @@ def quantised(name: str, form: str, folder: Path) -> Path:
     return path
 
 
-def libraries(path: Path) -> dict[str, Callable[[Any], Any]]:
+def by_nncf(name: str, ready: Path, path: Path) -> None:
+    import nncf
+    import onnx
+
+    kind = nncf.ModelType.TRANSFORMER if any(word in name for word in ("vit", "deit", "pit")) else None
+    random = np.random.default_rng(0)
+    images = nncf.Dataset([{"x": random.standard_normal(SHAPE, dtype=np.float32)} for _ in range(4)])
+    onnx.save(nncf.quantize(onnx.load(ready), images, subset_size=4, model_type=kind), path)
+
+
+def libraries(path: Path, threads: int = 1) -> dict[str, Callable[[Any], Any]]:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    found: dict[str, Callable[[Any], Any]] = {"pysim": pysim.load(path, threads=1), "onnxruntime": lambda x: session.run(None, {"x": x})[0]}
+    found: dict[str, Callable[[Any], Any]] = {
+        "pysim": pysim.load(path, threads=threads),
+        "onnxruntime": lambda x: session.run(None, {"x": x})[0],
+    }
     try:
         import openvino
     except ImportError:
         return found
     core = openvino.Core()
-    core.set_property("CPU", {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False})
+    core.set_property("CPU", {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False})
     try:
         request = core.compile_model(str(path), "CPU").create_infer_request()
     except RuntimeError as error:  # it reads no operators of com.microsoft
@@ -103,16 +120,19 @@ def libraries(path: Path) -> dict[str, Callable[[Any], Any]]:
     return found | {"openvino": lambda x: next(iter(request.infer({0: x}).values()))}
 
 
-def measure(path: Path, seconds: float) -> dict[str, Any]:
-    calls, x = libraries(path), np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
+def measure(path: Path, seconds: float, threads: int = 1) -> dict[str, Any]:
+    clock = time.process_time if threads == 1 else time.perf_counter
+    calls, x = libraries(path, threads), np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
     results = {name: np.array(call(x)) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples["pysim"]) < 20:
         for name, call in calls.items():
-            start = time.process_time()
+            if threads > 1:
+                time.sleep(REST)
+            start = clock()
             call(x)
-            samples[name].append(time.process_time() - start)
+            samples[name].append(clock() - start)
     taken = {name: np.array(of) for name, of in samples.items()}
     return {
         "model": path.stem,
@@ -128,6 +148,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=[*CNNS.split(), *TRANSFORMERS.split()])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pysim-quantised")
     parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -136,7 +157,7 @@ def main() -> None:
     lines = [json.dumps({"kind": "header", "environment": environment()})]
     for model in given.models:
         name, form = model.split(":")
-        row = measure(quantised(name, form, given.folder), given.seconds)
+        row = measure(quantised(name, form, given.folder), given.seconds, given.threads)
         lines.append(json.dumps(row))
         times = "  ".join(f"{who} {ms:7.2f}" for who, ms in row["ms"].items())
         ratios = "  ".join(f"{who} {ratio:.2f}" for who, ratio in row["ratios"].items())

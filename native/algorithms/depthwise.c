@@ -63,14 +63,52 @@ static pysim_status taps_elements(const pysim_direct *of, int64_t *elements) {
     return status;
 }
 
-/* A thread's workspace: words of 4 weights, a first sum and a scale of each channel, and its zero point. */
+/* A thread's workspace: a first sum and a scale of each channel, a block of zero points, and the columns of some outputs. */
 static pysim_status last_elements(const pysim_direct *of, int64_t *elements) {
     const pysim_conv *c = of->conv;
     if (c->kernel_h > PYSIM_LAST_TAPS || c->kernel_w > PYSIM_LAST_TAPS || pysim_last_taps(c) > PYSIM_LAST_TAPS)
         return pysim_fail(PYSIM_UNSUPPORTED, "the kernel has %lld x %lld taps; form last takes up to %d, rows rounded up to 4",
                           (long long)c->kernel_h, (long long)c->kernel_w, PYSIM_LAST_TAPS);
-    const int64_t sizes[] = {pysim_ceil_div(c->groups, PYSIM_LAST_CHANNELS) * PYSIM_LAST_CHANNELS, pysim_last_taps(c) + 9};
-    return pysim_product("the weights of a thread, channels x bytes", 2, sizes, elements);
+    const int64_t columns[] = {pysim_last_columns(c, pysim_min(PYSIM_LAST_OUTPUTS, of->q)), pysim_ceil_div(c->kernel_h, 4),
+                               4 * PYSIM_LAST_CHANNELS};
+    const pysim_status status = pysim_product("the columns of some outputs, columns x quads of rows x bytes", 3, columns, elements);
+    const int64_t begin = (pysim_ceil_div(c->groups, PYSIM_LAST_CHANNELS) * 8 + 4) * PYSIM_LAST_CHANNELS;
+    if (status == PYSIM_OK && __builtin_add_overflow(*elements, begin, elements))
+        return pysim_fail(PYSIM_OVERFLOW, "the columns exceed int64");
+    return status;
+}
+
+/* Form last: words of 4 kernel rows of a column, [block][row of outputs][column][quad][lane] for each row that reads the same rows of input, then
+ * each lane's sum. The last block begins where it has all its channels. */
+static void prepare_last(const pysim_conv *c, int64_t together, const int8_t *filters, char *prepared) {
+    const int64_t quads = pysim_ceil_div(c->kernel_h, 4), shared = pysim_last_shared(c), set = c->kernel_w * quads, words = shared * set;
+    for (int64_t block = 0; block < c->groups; block += together, prepared += (words + 1) * together * 4) {
+        const int64_t first = c->groups >= together ? pysim_min(block, c->groups - together) : block;
+        int32_t *sums = (int32_t *)(void *)(prepared + words * together * 4);
+        memset(prepared, 0, (size_t)((words + 1) * together * 4));
+        for (int64_t i = 0; i < pysim_min(together, c->groups - first); i++) {
+            const int8_t *filter = filters + (first + i) * c->kernel_h * c->kernel_w;
+            const int64_t lane = pysim_last_place(i, together);
+            for (int64_t r = 0; r < c->kernel_h; r++)
+                for (int64_t s = 0; s < c->kernel_w; s++, filter++) {
+                    for (int64_t i = 0, row = r; i < shared; i++, row += c->stride_h)
+                        prepared[((i * set + s * quads + row / 4) * together + lane) * 4 + row % 4] = *filter;
+                    sums[lane] += *filter;
+                }
+        }
+    }
+}
+
+static pysim_status last_prepared(const pysim_conv *c, int64_t together, int64_t *bytes) {
+    const int64_t sizes[] = {pysim_ceil_div(c->groups, together) * together,
+                             pysim_last_shared(c) * c->kernel_w * pysim_ceil_div(c->kernel_h, 4) + 1, 4};
+    return pysim_product("the weights in the order of lanes, channels x words x bytes", 3, sizes, bytes);
+}
+
+static void prepare_depthwise(const pysim_job *job, const char *filters, char *prepared) {
+    const pysim_kernel_info *row = &job->nest.row.info;
+    if (strcmp(row->form, "last") == 0) prepare_last(&job->problem.conv, row->lane_filters, (const int8_t *)filters, prepared);
+    else pysim_prepare_blocks(job, filters, prepared);
 }
 
 static pysim_direct shape_of(const pysim_conv *c) {
@@ -111,6 +149,10 @@ static pysim_status open_depthwise(const pysim_problem *p, const pysim_schedule 
     if (status == PYSIM_OK) status = check_schedule(s, &of, &n->row);
     if (status == PYSIM_OK && by_blocks(&n->row)) {
         job->prepared_bytes = job->operands.second.bytes;
+        job->operands.second.name = "packed filters";
+    }
+    if (status == PYSIM_OK && by_last(&n->row) && n->row.info.lane_filters > 1) {
+        status = last_prepared(&p->conv, n->row.info.lane_filters, &job->prepared_bytes);
         job->operands.second.name = "packed filters";
     }
     if (status != PYSIM_OK) return status;
@@ -264,10 +306,5 @@ static void run_depthwise(const pysim_job *job, const pysim_call *call) {
     }
 }
 
-const pysim_algorithm pysim_algorithm_depthwise = {.open = open_depthwise,
-                                                   .prepare = pysim_prepare_blocks,
-                                                   .run = run_depthwise,
-                                                   .finishes = 1,
-                                                   .blocks = 1,
-                                                   .quantised = 1,
-                                                   .volumes = 1};
+const pysim_algorithm pysim_algorithm_depthwise = {
+    .open = open_depthwise, .prepare = prepare_depthwise, .run = run_depthwise, .finishes = 1, .blocks = 1, .quantised = 1, .volumes = 1};

@@ -34,6 +34,7 @@ from pysim.machine.cpu import Machine, Unit
 from pysim.network.arena import Buffers, view_offset
 from pysim.network.fusion import RESIDUAL_INPUT, activation_of
 from pysim.network.graph import Graph, Node, Tensor
+from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
 from pysim.problem.conv import Conv
 from pysim.registry.cpu import loop_targets, rows_kinds
 
@@ -112,8 +113,9 @@ def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
 def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
     """Seconds of a node's data movement and loops that its plan does not include."""
     if _is_planned(node):
-        added = ADDED_CYCLES * graph.tensors[node.output].nbytes if "pair" in node.attributes else 0.0
-        moved = _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[RESIDUAL_INPUT:]), 0)
+        adds = "pair" in node.attributes
+        added = ADDED_CYCLES * graph.tensors[node.output].nbytes if adds else 0.0
+        moved = _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[1 if adds else RESIDUAL_INPUT :]), 0)
         return moved + added / on.core.frequency_hz.value
     if node.op == "Reorder":
         return reordering_seconds(graph.tensors[node.output], on)
@@ -188,7 +190,9 @@ def _attending_cycles(node: Node, graph: Graph, unit: Unit, lanes: int) -> float
 
 
 def _is_planned(node: Node) -> bool:
-    return node.op in ("Conv", "ConvOfTwo", "Linear", "MatMul") and "reference" not in node.attributes
+    """Whether its plan has all that moves but residuals: of integer layers, where its kernels' stores make the result."""
+    planned = node.op in ("Conv", "ConvOfTwo", "Linear", "MatMul") or (node.op in INTEGER_LAYERS and writes_bytes(node))
+    return planned and "reference" not in node.attributes
 
 
 def threads_of(node: Node, graph: Graph, threads: int) -> int:

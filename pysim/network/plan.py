@@ -155,7 +155,14 @@ def integer_rows(problem: Workload, on: Machine, threads: int = 1) -> str:
     converted = sum(reordering_seconds(Tensor(side, np.dtype(np.float32)), on) for side in sides)
 
     def seconds(dtype: str, layout: Layout = "nchw") -> float:
-        terms: Any = {"threads": threads, "accuracy": "ieee", "prepared": True, "quantised": dtype == "s8"}
+        whole = dtype == "s8"
+        terms: Any = {
+            "threads": threads,
+            "accuracy": "ieee",
+            "prepared": True,
+            "quantised": whole,
+            "to_bytes": whole and isinstance(problem, Conv),
+        }
         request = Request(replace(problem, dtype=dtype), on, layout, "chained", **terms)
         try:
             return planned(request).seconds or math.inf
@@ -182,6 +189,7 @@ def _request(node: Node, problem: Workload, graph: Graph, on: Machine, layout: L
         "threads": threads,
         "prepared": node.op not in OF_TWO,
         "quantised": node.op in INTEGER_LAYERS and problem.dtype == "s8",
+        "to_bytes": node.op in INTEGER_LAYERS and problem.dtype == "s8" and writes_bytes(node),
     }
     return Request(problem, on, layout, _state(node, graph), **terms)
 

@@ -51,7 +51,8 @@ class Target(NamedTuple):
 
 
 def _integers(graph: Graph, target: Target) -> Graph:
-    return with_residuals(with_integers(graph, target.rows), lambda node, of: adds_bytes(node, of, target.on, target.threads))
+    whole = with_integers(graph, target.rows, target.accuracy == "standard")
+    return with_residuals(whole, lambda node, of: adds_bytes(node, of, target.on, target.threads))
 
 
 def _phases(graph: Graph, target: Target) -> Graph:

@@ -122,8 +122,8 @@ def request_of(problem: Workload, machine: Machine | Gpu, name: str | None = Non
         raise PlanError(f"error_limit is {limit}; it should be at least 0, the largest error over the result's root mean square")
     if layout in BLOCKED and isinstance(machine, Gpu):
         raise PlanError(f"layout {layout} is for CPUs, and {machine.name} is a GPU; {choose(layout, LAYOUTS)}")
-    if layout == "nhwc" and isinstance(machine, Machine):
-        raise PlanError(f"layout nhwc is for GPUs, and {machine.name} is a CPU; expected one of: nchw, {', '.join(BLOCKED)}")
+    if layout == "nhwc" and isinstance(machine, Machine) and problem.dtype != "s8":
+        raise PlanError(f"layout nhwc is for GPUs and of s8, and {machine.name} is a CPU; expected one of: nchw, {', '.join(BLOCKED)}")
     if csa and isinstance(machine, Gpu):
         raise PlanError(f'the csa model is for CPUs, and {machine.name} is a GPU; take the model "full"')
     if flag(request.prologue, "prologue") and not (isinstance(problem, Conv) and isinstance(machine, Gpu)):

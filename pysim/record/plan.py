@@ -77,6 +77,7 @@ class Request(NamedTuple):
     threads          threads of a CPU that share the run; the plan is the best for that many (`pysim.planner.threads`)
     prepared         whether B of a product is prepared once, as the weights of a convolution always are; the cost leaves that out
     quantised        whether operands or results have scales or zero points, which the run applies (`pysim.record.integers`)
+    to_bytes         whether sums of bytes are rescaled to bytes where they are stored, which takes whole sums
     prologue         whether a GPU scales, shifts and bounds a convolution's input as it reads it (`pysim_cuda_prologue`)
     algorithm        only this algorithm
     memory_limit     the most bytes of workspace
@@ -99,6 +100,7 @@ class Request(NamedTuple):
     threads: int = 1
     prepared: bool = False
     quantised: bool = False
+    to_bytes: bool = False
     prologue: bool = False
     algorithm: str | None = None
     memory_limit: int | None = None

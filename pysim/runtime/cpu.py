@@ -331,6 +331,10 @@ def as_numpy(x: Any, name: str) -> Array:
 def planes(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
     """(N, C, H, W) of an input of this shape in this layout."""
     block = blocks_of(layout)[0]
+    if layout == "nhwc":
+        if len(shape) != 4:
+            raise OperandError(f"x has shape {shape}; in layout nhwc it is (N, H, W, C)")
+        return (shape[0], shape[3], *shape[1:3])
     if block == 1:
         return shape
     if len(shape) != 5 or shape[-1] != block:

@@ -15,7 +15,7 @@ from pysim.algorithms.cpu.direct_nchwc import rows_of_panels
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
 from pysim.record.plan import Plan, on_cpu
-from pysim.registry.cpu import Kernel, cpu_kernel, cpu_kernels, kernels, loop_nest, nchwc_kernels
+from pysim.registry.cpu import Kernel, cpu_kernel, cpu_kernels, direct_kernels, kernels, loop_nest, nchwc_kernels
 from pysim.registry.native_files import native_file
 
 # Flags of ISA code, as in meson.build
@@ -181,7 +181,7 @@ def _vectors_of(target: str) -> str:
 def _isa_file(row: Kernel, name: str) -> str | None:
     """The ISA's C file that defines a row's kernel or packing routine, by its name or by a macro that pastes it."""
     if (row.target, row.dtype) in GROUPS:
-        return "x86/groups/kernels.c"
+        return "x86/groups/depthwise.c" if row in direct_kernels() else "x86/groups/kernels.c"
     for path in _c_files(_FOLDERS[row.target]):
         text = _read(path)
         if name in _BY_MACRO.findall(text) or any(re.fullmatch(pattern, name) for pattern in _pasted(text)):

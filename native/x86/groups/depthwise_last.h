@@ -1,81 +1,86 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Form `last` of depthwise.inc: depthwise convolutions of bytes with channels last. Lanes hold channels; one instruction multiplies and adds 4 kernel
- * rows of one kernel column, which two interleavings bring beside each other:
+ * rows of one kernel column, a quad, which two interleavings bring beside each other:
  *
  *   4 rows of 64 bytes a b c d   ->  vector i: [a b c d] of channels 16 L + 4 i + 0..3, for each 16 bytes L
  *
- * Weights, first sums and scales lie in that order in the workspace; packing results to bytes restores that of channels. Rows and columns in the
- * padding are read from a row of zero points. */
+ * Of each block of channels, the columns that some outputs of a row read are interleaved into the workspace, and are then operands of up to kernel_w
+ * outputs. Weights lie in the order of lanes beforehand (pysim_last_weights); packing results to bytes restores that of channels. Rows and columns in
+ * the padding are zero points. */
 enum { LAST_BYTES = 4 * LANES, TAPS_OF_WORD = 4, LAST_MOST = 128 }; /* channels of a block; 255 * 128 fits 16 bits */
+enum { LAST_TOGETHER = WIDTH == 512 ? 4 : 2 };                      /* outputs whose sums registers hold */
 #if WIDTH == 512
 #define FLIPPED _mm512_xor_si512
 #else
 #define FLIPPED _mm256_xor_si256
 #endif
 
+/* What all outputs have in common. */
 typedef struct {
-    int64_t channels, quads; /* rounded up to whole blocks; of 4 rows of a kernel column */
-    uint32_t *weights;       /* [block][quad][vector][lane] */
-    int32_t *start;          /* [block][vector][lane]: bias less zero point times weights */
+    SUMS least, most; /* of sums, if `bounded` */
+    FLOATS low, high;
+    WORDS zero, lowest, highest, flip; /* of bytes as unsigned ones: the zero point in 16 bits, bounds; 0x80 for signed results */
+    int bounded, near;                 /* near: no sum times its scale exceeds 32 bits */
+    int32_t result;                    /* S32: sums */
+} last_finish;
+
+typedef struct {
+    const pysim_direct *of;
+    const uint8_t *image;
+    const uint32_t *weights;       /* [block][row of those that share columns][column][quad][vector][lane], then the sum of each lane's */
+    int64_t groups, quads, shared; /* quads: of a column; shared: rows of outputs that read the same columns */
+    int64_t block_words;
+    int32_t *start; /* [block][vector][lane]: bias less zero point times weights */
     float *scales;
-    uint8_t *zeros; /* a byte for each channel */
-} last_room;
+    uint8_t *zeros;    /* a byte for each channel of a block */
+    uint32_t *columns; /* [column][quad][vector][lane] */
+    WORDS flip;
+    last_finish finish;
+} last_run;
 
-/* The first channel of a block: vectors of 256 bits, which have no masks of bytes, take the last ones together with those before them. */
-INLINE int64_t last_first(int64_t block, int64_t groups) {
-    return WIDTH == 256 && groups >= LAST_BYTES ? pysim_min(block, groups - LAST_BYTES) : block;
+/* The first channel of a block: the last block takes its channels together with those before them. */
+INLINE int64_t last_first(int64_t block, int64_t groups) { return groups >= LAST_BYTES ? pysim_min(block, groups - LAST_BYTES) : block; }
+
+/* Four bytes a channel in the order of lanes, from that of channels. */
+INLINE void last_ordered(const void *from, int64_t count, void *to) {
+    const char *in = from;
+    char *out = to;
+    for (int64_t i = 0; i < LAST_BYTES / 4; i++) {
+        const int64_t some = pysim_max(0, pysim_min(4, count - 4 * i)), at = i % 4 * LANES + i / 4 * 4;
+        if (some == 4) memcpy(out + 4 * at, in + 16 * i, 16);
+        else memcpy(out + 4 * at, in + 16 * i, (size_t)(4 * some));
+    }
 }
 
-/* The place of a channel of a block. */
-INLINE int64_t last_place(int64_t channel) { return channel % 16 / 4 * LANES + channel / 16 * 4 + channel % 4; }
-
-static last_room last_room_of(const pysim_direct *of, int64_t groups, void *workspace) {
-    const int64_t channels = pysim_ceil_div(groups, PYSIM_LAST_CHANNELS) * PYSIM_LAST_CHANNELS;
-    const int64_t quads = pysim_ceil_div(of->conv->kernel_h, TAPS_OF_WORD) * of->conv->kernel_w;
-    uint32_t *words = workspace;
-    return (last_room){channels,
-                       quads,
-                       words,
-                       (int32_t *)words + channels * quads,
-                       (float *)(void *)(words + channels * (quads + 1)),
-                       (uint8_t *)(words + channels * (quads + 2))};
+/* First sums and scales of a block's lanes. */
+static void last_begin(const last_run *r, int64_t block, const int32_t *bias) {
+    const pysim_rescale *by = &r->of->rescale;
+    const int64_t at = last_first(block, r->groups), left = r->groups - at;
+    const int32_t *sums = (const int32_t *)r->weights + (block / LAST_BYTES + 1) * r->block_words - LAST_BYTES;
+    memset(r->start + block, 0, LAST_BYTES * sizeof *r->start);
+    if (bias) last_ordered(bias + at, left, r->start + block);
+    for (int i = 0; i < 4; i++) {
+        int32_t *start = r->start + block + i * LANES;
+        s_store(start, s_fma(s_load(sums + i * LANES), s_set1(-r->of->zero), s_load(start)));
+    }
+    if (!by->scales) return;
+    if (by->filter_step) last_ordered(by->scales + at, left, r->scales + block);
+    else
+        for (int i = 0; i < 4; i++) I(storeu_ps)(r->scales + block + i * LANES, I(set1_ps)(by->scales[0]));
 }
 
-static void last_prepare(const pysim_direct *of, const last_room *room, int64_t groups, const int8_t *filters, const int32_t *bias) {
-    const pysim_conv *c = of->conv;
-    const int64_t taps = c->kernel_h * c->kernel_w;
-    memset(room->weights, 0, (size_t)(room->channels * (room->quads + 2)) * sizeof *room->weights);
-    memset(room->zeros, of->zero ^ of->flip, (size_t)room->channels);
-    for (int64_t block = 0; block < groups; block += LAST_BYTES)
-        for (int64_t i = 0, first = last_first(block, groups); i < pysim_min(LAST_BYTES, groups - first); i++) {
-            const int64_t g = first + i, place = last_place(i);
-            const int8_t *filter = filters + g * taps;
-            uint32_t *to = room->weights + block * room->quads + place;
-            int32_t sum = 0;
-            for (int64_t r = 0; r < c->kernel_h; r++)
-                for (int64_t s = 0; s < c->kernel_w; s++) {
-                    const int8_t w = filter[r * c->kernel_w + s];
-                    to[(r / TAPS_OF_WORD * c->kernel_w + s) * LAST_BYTES] |= (uint32_t)(uint8_t)w << (8 * (r % TAPS_OF_WORD));
-                    sum += w;
-                }
-            room->start[block + place] = (int32_t)((bias ? (uint32_t)bias[g] : 0) - (uint32_t)of->zero * (uint32_t)sum);
-            if (of->rescale.scales) room->scales[block + place] = of->rescale.scales[g * of->rescale.filter_step];
-        }
-}
-
-#if WIDTH == 256
+#if WIDTH == 256 && !defined PRODUCTS
 /* Whether no two taps of any lane saturate sums of 16 bits, so that vpmaddubsw is exact. */
-static int last_fits(const last_room *room) {
+static int last_fits(const last_run *r) {
     WORDS beyond = _mm256_setzero_si256();
-    for (int64_t i = 0; i < room->channels * room->quads; i += LANES) {
-        const WORDS w = w_load(room->weights + i), most = _mm256_set1_epi16(LAST_MOST);
+    for (int64_t i = 0; i < pysim_ceil_div(r->groups, LAST_BYTES) * r->block_words; i += LANES) {
+        if (i % r->block_words >= r->block_words - LAST_BYTES) continue; /* sums */
+        const WORDS w = w_load(r->weights + i), most = _mm256_set1_epi16(LAST_MOST);
         const WORDS size = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_set1_epi8(1)); /* of both taps, whatever their signs */
         beyond = _mm256_or_si256(beyond, _mm256_cmpgt_epi16(size, most));
     }
     return _mm256_testz_si256(beyond, beyond);
 }
-#else
-static int last_fits(const last_room *room) { return (void)room, 0; } /* one instruction multiplies four taps */
 #endif
 
 INLINE WORDS last_load(const uint8_t *p, int64_t count) {
@@ -99,93 +104,181 @@ INLINE void last_store(uint8_t *p, WORDS bytes, int64_t count) {
 #endif
 }
 
-/* `rows` of a kernel column: four addresses of bytes, fewer than `some` channels of which may be left. */
-INLINE void last_quad(const int fits, const uint8_t *const rows[TAPS_OF_WORD], int64_t at, int64_t some, WORDS flip, const uint32_t *w,
-                      SUMS acc[4]) {
-    WORDS x[TAPS_OF_WORD], quad[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < TAPS_OF_WORD; i++) x[i] = FLIPPED(last_load(rows[i] + at, some), flip);
-    const WORDS ab = I(unpacklo_epi8)(x[0], x[1]), ab_high = I(unpackhi_epi8)(x[0], x[1]);
-    const WORDS cd = I(unpacklo_epi8)(x[2], x[3]), cd_high = I(unpackhi_epi8)(x[2], x[3]);
-    quad[0] = I(unpacklo_epi16)(ab, cd), quad[1] = I(unpackhi_epi16)(ab, cd);
-    quad[2] = I(unpacklo_epi16)(ab_high, cd_high), quad[3] = I(unpackhi_epi16)(ab_high, cd_high);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-#if WIDTH == 256 && !defined PRODUCTS
-        if (fits) {
-            const WORDS two = _mm256_maddubs_epi16(quad[i], w_load(w + i * LANES));
-            acc[i] = s_add(acc[i], _mm256_madd_epi16(two, _mm256_set1_epi16(1)));
-            continue;
+/* Interleaves the channels from `at` on of columns [x, x + count) of the image, rows from y on. */
+INLINE void last_columns(const int whole, const last_run *r, int64_t at, int64_t y, int64_t x, int64_t count) {
+    const pysim_conv *c = r->of->conv;
+    const int64_t some = whole ? LAST_BYTES : r->groups - at, before = pysim_max(0, pysim_min(count, -x)),
+                  end = pysim_max(before, pysim_min(count, c->width - x));
+    const int64_t pitch = r->quads * LAST_BYTES, rows_read = c->kernel_h + (r->shared - 1) * c->stride_h;
+    for (int64_t quad = 0; quad < r->quads; quad++) {
+        const uint8_t *rows[TAPS_OF_WORD];
+        int64_t steps[TAPS_OF_WORD];
+        for (int64_t i = 0; i < TAPS_OF_WORD; i++) {
+            const int64_t row = TAPS_OF_WORD * quad + i, at_row = y + row * c->dilation_h;
+            const int inside = row < rows_read && at_row >= 0 && at_row < c->height;
+            rows[i] = inside ? r->image + (at_row * c->width + x + before) * r->groups + at : r->zeros;
+            steps[i] = inside ? r->groups : 0;
         }
-#endif
-        acc[i] = s_dot(acc[i], unsigned_of(quad[i]), signed_of(w_load(w + i * LANES)));
+        uint32_t *to = r->columns + quad * LAST_BYTES;
+        const WORDS outside = I(set1_epi8)((char)r->of->zero);
+        for (int64_t i = 0; i < count; i++, to += pitch) {
+            WORDS v[TAPS_OF_WORD];
+            if (i < before || i >= end) {
+                for (int j = 0; j < 4; j++) w_store(to + j * LANES, outside);
+                continue;
+            }
+#pragma GCC unroll 4
+            for (int j = 0; j < TAPS_OF_WORD; j++) v[j] = FLIPPED(last_load(rows[j], some), r->flip), rows[j] += steps[j];
+            const WORDS ab = I(unpacklo_epi8)(v[0], v[1]), ab_high = I(unpackhi_epi8)(v[0], v[1]);
+            const WORDS cd = I(unpacklo_epi8)(v[2], v[3]), cd_high = I(unpackhi_epi8)(v[2], v[3]);
+            w_store(to, I(unpacklo_epi16)(ab, cd)), w_store(to + LANES, I(unpackhi_epi16)(ab, cd));
+            w_store(to + 2 * LANES, I(unpacklo_epi16)(ab_high, cd_high)), w_store(to + 3 * LANES, I(unpackhi_epi16)(ab_high, cd_high));
+        }
     }
-    (void)fits;
 }
 
-/* What all outputs have in common. */
-typedef struct {
-    SUMS least, most, zero;
-    FLOATS low, high;
-    int32_t result; /* S32: sums */
-} last_finish;
+INLINE SUMS last_dot(const int fits, SUMS sum, WORDS x, WORDS w) {
+#if WIDTH == 256 && !defined PRODUCTS
+    if (fits) return s_add(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
+#endif
+    (void)fits;
+    return s_dot(sum, unsigned_of(x), signed_of(w));
+}
 
-INLINE void last_results(const last_finish *f, SUMS acc[4], const float *scales, int64_t some, int64_t at, char *pixel) {
-    WORDS whole[4];
-    FLOATS y[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        acc[i] = s_between(f->least, f->most, acc[i]);
-        y[i] = f_scaled(acc[i], I(loadu_ps)(scales + i * LANES), f->low, f->high);
-        whole[i] = s_add(I(cvtps_epi32)(y[i]), f->zero);
-    }
-    if (f->result == PYSIM_U8 || f->result == PYSIM_S8) {
-        const WORDS a = I(packs_epi32)(whole[0], whole[1]), b = I(packs_epi32)(whole[2], whole[3]);
-        last_store((uint8_t *)pixel + at, f->result == PYSIM_U8 ? I(packus_epi16)(a, b) : I(packs_epi16)(a, b), some);
-        return;
-    }
+/* Bounding bytes in place of four vectors of numbers suffices if these fit 32 bits. */
+INLINE WORDS last_rounded(const int near, const last_finish *f, SUMS sum, const float *scales) {
+    const FLOATS y = I(mul_ps)(I(cvtepi32_ps)(sum), I(loadu_ps)(scales));
+    return I(cvtps_epi32)(near ? y : I(min_ps)(y, f->high));
+}
+
+INLINE void last_bytes(const int whole, const int near, const last_finish *f, const SUMS acc[4], const float *scales, int64_t some,
+                       uint8_t *pixel) {
+    const WORDS a = I(packs_epi32)(last_rounded(near, f, acc[0], scales), last_rounded(near, f, acc[1], scales + LANES));
+    const WORDS b = I(packs_epi32)(last_rounded(near, f, acc[2], scales + 2 * LANES), last_rounded(near, f, acc[3], scales + 3 * LANES));
+    const WORDS bytes = I(packus_epi16)(I(adds_epi16)(a, f->zero), I(adds_epi16)(b, f->zero));
+    last_store(pixel, FLIPPED(I(min_epu8)(I(max_epu8)(bytes, f->lowest), f->highest), f->flip), whole ? LAST_BYTES : some);
+}
+
+INLINE void last_results(const last_finish *f, const SUMS acc[4], const float *scales, int64_t some, char *pixel) {
     uint32_t words[LAST_BYTES];
     for (int i = 0; i < 4; i++) {
-        if (f->result == PYSIM_F32) I(storeu_ps)((float *)(void *)words + i * LANES, y[i]);
-        else s_store((T *)(void *)words + i * LANES, acc[i]);
+        if (f->result == PYSIM_S32) s_store((T *)(void *)words + i * LANES, acc[i]);
+        else I(storeu_ps)((float *)(void *)words + i * LANES, f_scaled(acc[i], I(loadu_ps)(scales + i * LANES), f->low, f->high));
     }
-    for (int64_t i = 0; i < pysim_min(some, LAST_BYTES); i++) memcpy(pixel + (at + i) * 4, words + last_place(i), 4);
+    for (int64_t i = 0; i < pysim_min(some, LAST_BYTES); i++) memcpy(pixel + i * 4, words + pysim_last_place(i, LAST_BYTES), 4);
 }
 
-INLINE void last_pixel(const int fits, const last_room *room, const last_finish *f, const uint8_t *const *rows, WORDS flip, int64_t groups,
-                       char *out) {
-    for (int64_t block = 0; block < groups; block += LAST_BYTES) {
-        const int64_t at = last_first(block, groups);
-        const uint32_t *w = room->weights + block * room->quads;
-        SUMS acc[4];
+/* What is constant of a tile: outputs together; columns, quads of each and stride, or 0; products of 16 bits are exact; all lanes are channels;
+ * results are bytes. */
+typedef struct {
+    int together, width, quads, stride, fits, whole, bytes;
+} last_kind;
+
+/* Outputs of a row whose first taps begin at `x`, a block of channels from `at` on, by weights `w`. */
+INLINE void last_tile(const last_kind kind, const last_run *r, const last_finish *f, int64_t block, int64_t at, const uint32_t *x,
+                      const uint32_t *w, char *out) {
+    const pysim_conv *c = r->of->conv;
+    const int64_t width = kind.width ? kind.width : c->kernel_w, quads = kind.width ? kind.quads : r->quads;
+    const int64_t each = quads * LAST_BYTES, next = (kind.width ? kind.stride : c->stride_w) * each;
+    const int64_t column = (kind.width ? 1 : c->dilation_w) * each;
+    SUMS acc[LAST_TOGETHER][4];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) acc[i] = s_load(room->start + block + i * LANES);
-        for (int64_t quad = 0; quad < room->quads; quad++)
-            last_quad(fits, rows + TAPS_OF_WORD * quad, at, groups - at, flip, w + quad * LAST_BYTES, acc);
-        last_results(f, acc, room->scales + block, groups - at, at, out);
+    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 4
+        for (int t = 0; t < kind.together; t++) acc[t][i] = s_load(r->start + block + i * LANES);
+#pragma GCC unroll 5
+        for (int64_t s = 0; s < width; s++)
+#pragma GCC unroll 2
+            for (int64_t quad = 0; quad < quads; quad++) {
+                const int64_t place = quad * LAST_BYTES + i * LANES;
+                const WORDS weights = w_load(w + s * each + place);
+#pragma GCC unroll 4
+                for (int t = 0; t < kind.together; t++)
+                    acc[t][i] = last_dot(kind.fits, acc[t][i], w_load(x + t * next + s * column + place), weights);
+            }
+        if (f->bounded)
+            for (int t = 0; t < kind.together; t++) acc[t][i] = s_between(f->least, f->most, acc[t][i]);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kind.together; t++) {
+        char *pixel = out + t * r->groups * (kind.bytes ? 1 : 4);
+        if (!kind.bytes) last_results(f, acc[t], r->scales + block, r->groups - at, pixel);
+        else if (f->near) last_bytes(kind.whole, 1, f, acc[t], r->scales + block, r->groups - at, (uint8_t *)pixel);
+        else last_bytes(kind.whole, 0, f, acc[t], r->scales + block, r->groups - at, (uint8_t *)pixel);
     }
 }
 
-static void last_pixel_fitting(const last_room *room, const last_finish *f, const uint8_t *const *rows, WORDS flip, int64_t groups,
-                               char *out) {
-    last_pixel(1, room, f, rows, flip, groups, out);
-}
-static void last_pixel_any(const last_room *room, const last_finish *f, const uint8_t *const *rows, WORDS flip, int64_t groups, char *out) {
-    last_pixel(0, room, f, rows, flip, groups, out);
+/* `count` outputs of a row. */
+INLINE void last_outputs(last_kind kind, const last_run *r, const last_finish *f, int64_t block, int64_t at, const uint32_t *w,
+                         int64_t count, char *out) {
+    const int64_t next = r->of->conv->stride_w * r->quads * LAST_BYTES, pixel = r->groups * (kind.bytes ? 1 : 4);
+    int64_t q = 0;
+    for (kind.together = LAST_TOGETHER; q + LAST_TOGETHER <= count; q += LAST_TOGETHER)
+        last_tile(kind, r, f, block, at, r->columns + q * next, w, out + q * pixel);
+    for (kind.together = 2; LAST_TOGETHER > 2 && q + 2 <= count; q += 2)
+        last_tile(kind, r, f, block, at, r->columns + q * next, w, out + q * pixel);
+    for (kind.together = 1; q < count; q++) last_tile(kind, r, f, block, at, r->columns + q * next, w, out + q * pixel);
 }
 
-/* The addresses of an output's taps, whose first column is `left`: 4 kernel rows of each column. */
-static void last_addresses(const pysim_direct *of, const uint8_t *image, const uint8_t *zeros, int64_t groups, int64_t p, int64_t left,
-                           const uint8_t **row, int64_t *step) {
-    const pysim_conv *c = of->conv;
-    for (int64_t r0 = 0; r0 < c->kernel_h; r0 += TAPS_OF_WORD)
-        for (int64_t s = 0; s < c->kernel_w; s++)
-            for (int64_t i = r0; i < r0 + TAPS_OF_WORD; i++) {
-                const int64_t x = left + s * c->dilation_w, y = p * c->stride_h - c->pad_top + i * c->dilation_h;
-                const int inside = i < c->kernel_h && y >= 0 && y < c->height && x >= 0 && x < c->width;
-                *row++ = inside ? image + (y * c->width + x) * groups : zeros;
-                *step++ = inside ? c->stride_w * groups : 0;
+/* Rows [begin, end) of outputs. */
+INLINE void last_rows(const last_kind kind, const last_run *run, int64_t begin, int64_t end, char *out) {
+    const last_run own = *run, *r = &own; /* stores of bytes may change what pointers point to */
+    const pysim_conv *c = r->of->conv;
+    const int64_t row = r->of->q * r->groups * (kind.bytes ? 1 : 4), set = c->kernel_w * r->quads * LAST_BYTES;
+    for (int64_t p = begin; p < end; p += r->shared)
+        for (int64_t q = 0; q < r->of->q; q += PYSIM_LAST_OUTPUTS)
+            for (int64_t block = 0; block < r->groups; block += LAST_BYTES) {
+                const int64_t at = last_first(block, r->groups), count = pysim_min(PYSIM_LAST_OUTPUTS, r->of->q - q);
+                const int64_t y = p * c->stride_h - c->pad_top, x = q * c->stride_w - c->pad_left;
+                char *to = out + p * row + (q * r->groups + at) * (kind.bytes ? 1 : 4);
+                last_columns(kind.whole, r, at, y, x, pysim_last_columns(c, count));
+                for (int64_t i = 0; i < pysim_min(r->shared, end - p); i++)
+                    last_outputs(kind, r, &own.finish, block, at, r->weights + block / LAST_BYTES * r->block_words + i * set, count,
+                                 to + i * row);
             }
+}
+
+#define LAST_ROWS(name, ...)                                                     \
+    static void name(const last_run *r, int64_t begin, int64_t end, char *out) { \
+        last_rows((last_kind){.together = 0, __VA_ARGS__}, r, begin, end, out);  \
+    }
+LAST_ROWS(last_any, .bytes = 1)
+LAST_ROWS(last_numbers, .bytes = 0)
+#if WIDTH == 256 && !defined PRODUCTS
+LAST_ROWS(last_fits_any, .bytes = 1, .fits = 1)
+#define LAST_SIZE(name, ...) LAST_ROWS(name, __VA_ARGS__) LAST_ROWS(name##_fits, .fits = 1, __VA_ARGS__)
+#else
+#define LAST_SIZE(name, ...) LAST_ROWS(name, __VA_ARGS__)
+#endif
+LAST_SIZE(last_3x3_1, .width = 3, .quads = 1, .stride = 1, .whole = 1, .bytes = 1)
+LAST_SIZE(last_3x3_2, .width = 3, .quads = 1, .stride = 2, .whole = 1, .bytes = 1)
+LAST_SIZE(last_5x5_1, .width = 5, .quads = 2, .stride = 1, .whole = 1, .bytes = 1)
+LAST_SIZE(last_5x5_2, .width = 5, .quads = 2, .stride = 2, .whole = 1, .bytes = 1)
+LAST_SIZE(last_some_3x3_1, .width = 3, .quads = 1, .stride = 1, .whole = 0, .bytes = 1)
+LAST_SIZE(last_some_3x3_2, .width = 3, .quads = 1, .stride = 2, .whole = 0, .bytes = 1)
+
+/* Kernels with constant loops, and for any size. */
+static void last_run_rows(const last_run *r, int64_t begin, int64_t end, char *out) {
+    const pysim_conv *c = r->of->conv;
+    typedef void (*rows)(const last_run *, int64_t, int64_t, char *);
+    const int whole = r->groups >= LAST_BYTES, size = c->kernel_w == 3 && r->quads == 1 ? (whole ? 0 : 4) : 2;
+    const int known = (size != 2 || (whole && c->kernel_w == 5 && r->quads == 2)) && c->stride_w <= 2 && c->dilation_w == 1;
+    static const rows of_size[] = {last_3x3_1, last_3x3_2, last_5x5_1, last_5x5_2, last_some_3x3_1, last_some_3x3_2};
+    rows found = known ? of_size[size + c->stride_w - 1] : last_any;
+#if WIDTH == 256 && !defined PRODUCTS
+    static const rows fitting[] = {last_3x3_1_fits, last_3x3_2_fits,      last_5x5_1_fits,
+                                   last_5x5_2_fits, last_some_3x3_1_fits, last_some_3x3_2_fits};
+    if (last_fits(r)) found = known ? fitting[size + c->stride_w - 1] : last_fits_any;
+#endif
+    if (r->finish.result != PYSIM_U8 && r->finish.result != PYSIM_S8) found = last_numbers;
+    found(r, begin, end, out);
+}
+
+/* Whether no sum times its scale exceeds 32 bits. */
+static int last_near(const pysim_rescale *by, int64_t groups) {
+    int near = 1;
+    for (int64_t i = 0; by->scales && i < (by->filter_step ? groups : 1); i++) near &= by->scales[i] < 1;
+    return near;
 }
 
 #define LAST_ROW3(filters, target) s8_last_1x##filters##__##target
@@ -199,27 +292,35 @@ void LAST_ROW(const pysim_direct *of, const void *input, const void *filters, co
               int64_t end, void *workspace);
 void LAST_ROW(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups, int64_t begin,
               int64_t end, void *workspace) {
-    const pysim_conv *c = of->conv;
-    const pysim_rescale *r = &of->rescale;
-    const last_room room = last_room_of(of, groups, workspace);
-    const last_finish finish = {s_set1((T)of->bounds.low), s_set1((T)of->bounds.high), s_set1(r->zero),
-                                I(set1_ps)(r->low),        I(set1_ps)(r->high),        r->scales ? r->result : PYSIM_S32};
-    const WORDS flip = I(set1_epi8)((char)of->flip);
-    const int64_t bytes = !r->scales || r->result == PYSIM_F32 ? 4 : 1;
-    const uint8_t *rows[PYSIM_LAST_TAPS];
-    int64_t steps[PYSIM_LAST_TAPS]; /* to the next output's */
-    const int64_t addresses = pysim_last_taps(c), reach = (c->kernel_w - 1) * c->dilation_w;
-    char *to = (char *)out + begin * of->q * groups * bytes;
-    last_prepare(of, &room, groups, filters, bias);
-    const int fits = last_fits(&room);
-    for (int64_t p = begin; p < end; p++)
-        for (int64_t q = 0, whole = 0; q < of->q; q++, to += groups * bytes) {
-            const int64_t left = q * c->stride_w - c->pad_left;
-            const int inner = left >= 0 && left + reach < c->width;
-            for (int64_t i = 0; inner && whole && i < addresses; i++) rows[i] += steps[i];
-            if (!inner || !whole) last_addresses(of, input, room.zeros, groups, p, left, rows, steps);
-            whole = inner;
-            if (fits) last_pixel_fitting(&room, &finish, rows, flip, groups, to);
-            else last_pixel_any(&room, &finish, rows, flip, groups, to);
-        }
+    const pysim_rescale *by = &of->rescale;
+    const int64_t channels = pysim_ceil_div(groups, PYSIM_LAST_CHANNELS) * PYSIM_LAST_CHANNELS;
+    const int64_t quads = pysim_ceil_div(of->conv->kernel_h, TAPS_OF_WORD), shared = pysim_last_shared(of->conv);
+    const int32_t flip = by->result == PYSIM_S8 ? 0x80 : 0, zero = by->zero + flip;
+    int32_t *words = workspace;
+    const last_run run = {.of = of,
+                          .image = input,
+                          .weights = filters,
+                          .groups = groups,
+                          .quads = quads,
+                          .shared = shared,
+                          .block_words = (shared * of->conv->kernel_w * quads + 1) * LAST_BYTES,
+                          .start = words,
+                          .scales = (float *)(void *)(words + channels),
+                          .zeros = (uint8_t *)(words + 2 * channels),
+                          .columns = (uint32_t *)words + 2 * channels + PYSIM_LAST_CHANNELS,
+                          .flip = I(set1_epi8)((char)of->flip),
+                          .finish = {.least = s_set1((T)of->bounds.low),
+                                     .most = s_set1((T)of->bounds.high),
+                                     .low = I(set1_ps)(by->low),
+                                     .high = I(set1_ps)(by->high),
+                                     .zero = I(set1_epi16)((int16_t)zero),
+                                     .lowest = I(set1_epi8)((char)((int32_t)by->low + zero)),
+                                     .highest = I(set1_epi8)((char)((int32_t)by->high + zero)),
+                                     .flip = I(set1_epi8)((char)flip),
+                                     .bounded = !UNBOUNDED(of->bounds.low, of->bounds.high),
+                                     .near = last_near(by, groups),
+                                     .result = by->scales ? by->result : PYSIM_S32}};
+    memset(run.zeros, of->zero ^ of->flip, LAST_BYTES);
+    for (int64_t block = 0; block < groups; block += LAST_BYTES) last_begin(&run, block, bias);
+    last_run_rows(&run, begin, end, out);
 }

@@ -20,16 +20,6 @@
 #include "pack_bytes.h"
 #endif
 #ifndef PACKING
-#if !defined HALVES && !defined BOUNDED && !(defined PAIRS && WIDTH == 512)
-#include "portable/depthwise_portable.h"
-#ifdef PAIRS
-#include "depthwise_words.h"
-#else
-#include "depthwise.h"
-#endif
-#include "depthwise_last.h"
-#endif
-
 /* Constant array bounds: GCC keeps accumulators in memory if the bounds are variable. */
 enum { MAX_FILTERS = 14, MAX_VECTORS = 4 };
 /* As in lanes.h, in rows of the operand along the lanes, which are as long as FP32's. */

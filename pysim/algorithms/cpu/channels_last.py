@@ -17,9 +17,10 @@ from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.algorithms.nest import OnNest
 from pysim.cachemodel.cpu import nest as loops
 from pysim.cachemodel.cpu import nest_schedules
+from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.nest_schedules import cost as cost
 from pysim.cachemodel.cpu.reuse.loops import Array
-from pysim.cachemodel.cpu.threads import Part, nest_part
+from pysim.cachemodel.cpu.threads import Part, nest_part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -36,20 +37,15 @@ QUANTISED = True
 tolerance = direct_sum
 
 
-def product_of(problem: Conv | Gemm) -> Gemm:
+def product_of(problem: Conv) -> Gemm:
     """The product of one image."""
-    if isinstance(problem, Gemm):
-        return problem
     return Gemm(m=problem.windows, n=problem.filters, k=problem.channels * problem.taps, trans_b=True, dtype=problem.dtype)
 
 
 @lru_cache(maxsize=64)
-def nest_of(problem: Conv | Gemm) -> loops.Nest:
-    gathered = (
-        problem.kernel_h * (problem.kernel_w if problem.dilation_w > 1 else 1) if isinstance(problem, Conv) and not problem.pointwise else 0
-    )
-    batch = problem.batch if isinstance(problem, Conv) else 1
-    own = {"in_place": True, "windows_packed": True, "windows_transposed": False, "filters_gathered": gathered, "batch": batch}
+def nest_of(problem: Conv) -> loops.Nest:
+    gathered = 0 if problem.pointwise else problem.kernel_h * (problem.kernel_w if problem.dilation_w > 1 else 1)
+    own = {"in_place": True, "windows_packed": True, "windows_transposed": False, "filters_gathered": gathered, "batch": problem.batch}
     return msgspec.structs.replace(loops.nest_of(product_of(problem)), **own)
 
 
@@ -85,7 +81,14 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    return nest_part(product_of(problem), schedule, threads)
+    """Whole rows of outputs that hold the pixels of the largest part of an image's product."""
+    each = parts_of_each(problem.batch, threads)
+    part = nest_part(product_of(problem), schedule, each)
+    assert isinstance(part.problem, Gemm)
+    pixels, images = part.problem.m, ceil_div(problem.batch * each, threads)
+    rows = ceil_div(pixels, problem.out_w)
+    share = pixels / (rows * problem.out_w)
+    return part._replace(problem=rows_of(problem, images, rows, part.problem.n), share=part.share * share, items=part.items * images)
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:

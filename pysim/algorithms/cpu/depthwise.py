@@ -95,9 +95,12 @@ WORDS_RESCALES, WORDS_PADDED, WORDS_STARTED, WORDS_LOADED, WORDS_KEPT = 11.0, 2.
 
 # Form taps with products of 4: cycles to pad a byte, to start a group (Emerald Rapids: MobileNet-v2's layers)
 TAPS_PADDED, TAPS_STARTED = 0.28, 140.0
-# Form last: instructions that flip and interleave 4 vectors of bytes, and rescale one; cycles of an output, of an address, of a channel
-INTERLEAVES, LAST_RESCALES, LAST_STARTED, LAST_ADDRESS, LAST_CHANNEL = 12.0, 9.0, 6.0, 0.5, 12.0
-LAST_CHANNELS, LAST_TAPS = 64, 512  # channels are rounded up to so many; most taps, kernel rows rounded up to 4
+# Form last (vectors of 64 and of 32 bytes, Zen 4: 11 layers of MobileNet-v2 and EfficientNet-B0): cycles to interleave a column's four
+# rows, to begin and end a tile of outputs, outputs of one; cycles of a channel. Without products of 4 a multiply-add widens both operands.
+LAST_COLUMN, LAST_TILE, LAST_TOGETHER = {64: 13.0, 32: 9.5}, {64: 44.0, 32: 12.0}, {64: 4, 32: 2}
+LAST_CHANNEL, LAST_WIDENS = 2.0, 3.0
+# Channels are rounded up to so many; most taps, kernel rows rounded up to 4; outputs of a row whose columns are interleaved together
+LAST_CHANNELS, LAST_TAPS, LAST_OUTPUTS = 64, 512, 16
 
 
 class Work(NamedTuple):
@@ -287,13 +290,29 @@ def taps_work(w: Conv, kernel: Kernel) -> Work:
 
 
 def last_work(w: Conv, kernel: Kernel) -> Work:
-    """The form last: all groups, of one image."""
-    quads, blocks = ceil_div(w.kernel_h, 4) * w.kernel_w, ceil_div(w.groups, max(kernel.lane_filters, 16))
-    each = float(w.windows * blocks)
+    """The form last: all groups, of one image. A row's outputs are taken some at a time; what they read is interleaved for all rows of
+    outputs that share it."""
     if kernel.lane_filters == 1:
         return Work(float(w.windows * w.groups * w.taps), 0.0, 2.0 * w.windows * w.groups * w.taps, float(w.windows * w.groups))
-    dots, started = 4 * quads * each, w.windows * (LAST_STARTED + 4 * quads * LAST_ADDRESS) + w.groups * LAST_CHANNEL
-    return Work(dots, quads * each * INTERLEAVES + each * 4 * LAST_RESCALES, 2 * dots, 0.0, transposing=started, aligned_stores=each)
+    width = kernel.lane_filters
+    quads, blocks = ceil_div(w.kernel_h, 4), ceil_div(w.groups, width)
+    whole, rest = divmod(w.out_w, LAST_OUTPUTS)
+    columns = whole * _last_columns(w, LAST_OUTPUTS) + (_last_columns(w, rest) if rest else 0)
+    tiles = sum(count // LAST_TOGETHER[width] + (count % LAST_TOGETHER[width]).bit_count() for count in (*[LAST_OUTPUTS] * whole, rest))
+    started = ceil_div(w.out_h, last_shared(w)) * columns * quads * LAST_COLUMN[width] + w.out_h * tiles * LAST_TILE[width]
+    dots = float(4 * quads * w.kernel_w * w.windows * blocks)
+    widened = dots * LAST_WIDENS if kernel.target == "avx2" else 0.0
+    return Work(dots, widened, dots, 0.0, transposing=blocks * started + w.groups * LAST_CHANNEL, aligned_stores=float(w.windows * blocks))
+
+
+def _last_columns(w: Conv, most: int) -> int:
+    """Columns that up to `most` outputs of a row read."""
+    return (min(most, w.out_w) - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1
+
+
+def last_shared(w: Conv) -> int:
+    """Rows of outputs whose windows the quads of rows of one hold."""
+    return 1 if w.dilation_h > 1 else (ceil_div(w.kernel_h, 4) * 4 - w.kernel_h) // w.stride_h + 1
 
 
 def _words_work(w: Conv, lanes: int) -> Work:
@@ -384,7 +403,11 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared | None:
-    if row_of(schedule).form != BLOCKS:
+    row = row_of(schedule)
+    if row.form == LAST and row.lane_filters > 1:  # words of four kernel rows of a column, and their sum
+        words = last_shared(problem) * problem.kernel_w * ceil_div(problem.kernel_h, 4) + 1
+        return Prepared("packed filters", ceil_div(problem.groups, row.lane_filters) * row.lane_filters * words * 4)
+    if row.form != BLOCKS:
         return None  # weights are read in place
     return Prepared("packed filters", problem.filters * problem.taps * problem.element_bytes)
 
@@ -395,7 +418,8 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     size = planes_elements(problem, kernel.lane_filters) * problem.element_bytes if kernel.form == PLANES else 0
     size = 2 * (2 * kept_rows(problem) * kept_columns(problem) + direct_bytes()[1]) if kernel.form == TAPS else size
     if kernel.form == LAST:
-        size = ceil_div(problem.groups, LAST_CHANNELS) * LAST_CHANNELS * (ceil_div(problem.kernel_h, 4) * 4 * problem.kernel_w + 9)
+        size = _last_columns(problem, LAST_OUTPUTS) * ceil_div(problem.kernel_h, 4) * 4 * LAST_CHANNELS
+        size += (ceil_div(problem.groups, LAST_CHANNELS) * 8 + 4) * LAST_CHANNELS
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
 
 

@@ -158,7 +158,7 @@ def _uses(table: Table, tiled: bool) -> _Uses:
     all_k, all_s = refilled_k, refilled_s
 
     high_k3, high = np.minimum(k3 * tile_k, most_k), np.minimum(n_k * tile_k, most_k)  # outputs of kept tiles
-    wide_1, wide_k2, wide = (nest.result_bytes * np.minimum(tiles * tile_s, most_s) for tiles in (1, k2, n_s))  # bytes of streamed tiles
+    wide_1, wide_k2, wide = (nest.stored_bytes * np.minimum(tiles * tile_s, most_s) for tiles in (1, k2, n_s))  # bytes of streamed tiles
     o, k2_o, k2_k3_o, k3_o, all_o = tile_k * wide_1, tile_k * wide_k2, high_k3 * wide_k2, high_k3 * wide, high * wide
 
     tiles = k + s + PANEL_ALIGN * (n_k + n_s)  # partial tiles and lines

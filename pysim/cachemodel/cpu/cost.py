@@ -189,13 +189,15 @@ def _unfollowed(table: Table) -> Array:
     rates = table.rates
     tile = rates.filters
     rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, rates.nest.group_filters), tile)
+    if rates.nest.to_bytes:  # short rows of bytes lie in one page, which a prefetcher follows
+        rows = np.maximum(1.0, np.minimum(rows, rows * rates.nest.windows / PAGE_BYTES))
     return np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
 
 
 def _scattered_runs(table: Table, moved: Array) -> Array:
     """Rows of output tiles from beyond L2 that no prefetcher brings."""
     beyond = moved[:2][-1]
-    runs: Array = (beyond[-2] + beyond[-1]) / (table.rates.windows * table.rates.nest.result_bytes)
+    runs: Array = (beyond[-2] + beyond[-1]) / (table.rates.windows * table.rates.nest.stored_bytes)
     return runs * _unfollowed(table)
 
 
@@ -227,7 +229,7 @@ def _run_stalls(table: Table, own: Array) -> Array | float:
         return 0.0
     tiles, unfollowed = rates.window_tiles, _unfollowed(table)
     sets = np.ceil(tiles / np.where(table.keeps_windows, table.k3, table.k2))
-    runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows * nest.result_bytes)
+    runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows * nest.stored_bytes)
     stalls: Array = share.value * latencies(rates.machine)[:, None] * own[:, -2:].sum(axis=1) * runs
     stalls[0] = 0.0
     return stalls
@@ -318,7 +320,7 @@ def _unhidden_by_tiles(table: Table, tiled: bool) -> Array | float:
 def _page_stalls(table: Table, costs: ShortCalls, tiled: bool) -> Array:
     """Waits for translations in a set of channels: results and rows of A in place of another filter tile lie in other pages."""
     rates, nest = table.rates, table.rates.nest
-    pitches = [nest.windows * nest.result_bytes]
+    pitches = [nest.windows * nest.stored_bytes]
     if not nest.filters_packed and nest.filters_transposed:
         pitches.append(nest.group_channels * nest.element_bytes)
     pages = sum(np.minimum(rates.filters, np.ceil(rates.filters * pitch / PAGE_BYTES)) for pitch in pitches)

@@ -38,9 +38,9 @@ MASK_CYCLES = 15
 PHASES, SHIFTS = 4, 2
 # Of form groups: a row of 16 elements that is loaded under a mask and interleaved, and a group of 4 bytes that is copied
 GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
-# Of a group in rows that are gathered as they lie, and of each of their pieces. In networks on a Zen 4 7x7 of 3 channels of 224x224 to 64
-# with stride 2, to 16, and 3x3 to 48 with stride 2 were predicted at 0.82, 0.60 and 0.67 of their time without the second, now 1.02, 1.00
-# and 0.94
+# Of a group in rows that are gathered as they lie, and, in any form, of each of their pieces. In networks on a Zen 4 7x7 of 3 channels of
+# 224x224 to 64 with stride 2, to 16, and 3x3 to 48 with stride 2 were predicted at 0.82, 0.60 and 0.67 of their time without the second,
+# now 1.02, 1.00 and 0.94
 ROW_WORD_CYCLES, PIECE_CYCLES = 0.4, 7.0
 # Of form tiles: splitting 16 numbers in three, beyond packing them as rows of FP32. Packing both operands of 512x512x512 took 0.53 ns a
 # number on an Emerald Rapids, 22 cycles a vector at 2.66 GHz, of which lines and rows are about half
@@ -48,6 +48,9 @@ SPLIT_CYCLES = 12.0
 # A vector of sums that is rescaled and stored in rows of 16 bytes, a filter's in each plane, beyond its stores (Zen 3, 1x1 layers of 16 to
 # 64 channels of 112x112 to 28x28: 2.4 to 11)
 PLANES_OF_BYTES, BYTE_ROW_CYCLES = ("bounded", "pairs"), 4.0
+# The same of forms groups and unpacked where sums become bytes: of a row of a tile's results, and of each of its vectors (Zen 4, 1x1
+# layers of 16 to 64 channels of 112x112 to 28x28 in place: 7.3 cycles for a row of one vector, 14.4 of four)
+ROWS_OF_BYTES, ROW_CYCLES, RESCALED_CYCLES = ("groups", "unpacked"), 4.9, 2.4
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -217,7 +220,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         stored,
         edge,
         0 if nest.windows_packed else line_rest(line, nest.plane_bytes, kernel.windows * size),
-        line_rest(line, nest.windows * nest.result_bytes, kernel.windows * nest.result_bytes),
+        line_rest(line, nest.windows * nest.stored_bytes, kernel.windows * nest.stored_bytes),
         line_rest(line, nest.group_filters * size, kernel.filters * size),
         tile / nest.out_w * read.step,
         (read.live * read.row + edge) / window_tiles,
@@ -263,7 +266,7 @@ def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean
         pack = nest.repeats * taps / kernel.group * live_mean * vectors * (per_vector + gather)
         filters = _packed_filters(nest, kernel)
         words, pieces = nest.group_channels / kernel.group * filters, nest.filters_gathered * filters
-        each = words * ROW_WORD_CYCLES + pieces * PIECE_CYCLES if kernel.reads_rows else words * GROUP_WORD_CYCLES
+        each = words * (ROW_WORD_CYCLES if kernel.reads_rows else GROUP_WORD_CYCLES) + pieces * PIECE_CYCLES
         return pack, nest.repeats * each, runs, vectors
     transpose = log2(lanes)  # shuffles of a vector
     per_vector += SPLIT_CYCLES * kernel.split
@@ -290,7 +293,7 @@ def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int
     for tiles, live, windows in rows:
         for count, filters in ((full_filters, kernel.filters), (1, last_filters)):
             if windows and count and filters:
-                step, stored, out = _tile(kernel, unit, windows, filters)
+                step, stored, out = _tile(kernel, unit, windows, filters, nest.to_bytes)
                 steps += live * count * step
                 store += tiles * count * stored
                 vectors += tiles * count * out
@@ -350,7 +353,7 @@ def step_cycles(kernel: Kernel, unit: Unit, dtype: str, windows: int, filters: i
 
 
 @lru_cache(maxsize=4096)
-def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int) -> tuple[float, float, int]:
+def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int, to_bytes: bool = False) -> tuple[float, float, int]:
     """Cycles of one k-iteration of a tile and of storing it, and vectors of its outputs.
 
     A k-iteration takes the slowest of its multiply-adds, its operand loads and the latency of an accumulator. Portable tiles compute
@@ -370,6 +373,8 @@ def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int) -> tuple[float
         filters, waits = kernel.filters, unit.fma_latency_cycles.value * (kernel.filters if windows < kernel.windows else 1)
     step = step_cycles(kernel, unit, kernel.dtype, windows, filters)
     stored = stores / unit.stores_per_cycle.value + shuffles
+    if to_bytes and kernel.form in ROWS_OF_BYTES:
+        stored = filters * ROW_CYCLES + vectors * RESCALED_CYCLES
     if kernel.form == "tiles" and unit.tile_store_cycles:
         stored += unit.tile_store_cycles.value
     return max(step, waits), stored, vectors
@@ -409,7 +414,8 @@ def compute_cycles(table: Table) -> dict[str, Array]:
     setup = of.pack_setup / np.minimum(table.channels, nest.group_channels)
     pack = table.packed * passes * (of.pack + sets * (pack_call * of.pack_calls + setup))
     if not nest.filters_packed:
-        pack += filter_passes * (of.pack_filters + call * nest.repeats * sets * of.filter_tiles)
+        packs = of.pack_filters > 0 if nest.to_bytes else 1.0  # rows in place have no call
+        pack += filter_passes * (of.pack_filters + packs * call * nest.repeats * sets * of.filter_tiles)
     return {
         "kernel": of.kernel * _padded_depth(table),
         "call": of.tile_call * nest.repeats * sets * of.window_tiles * of.filter_tiles,

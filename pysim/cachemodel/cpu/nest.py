@@ -36,7 +36,8 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
     product); otherwise the run packs them. `windows_packed`: windows are in panels before the run, and count as in place;
     then pack of a schedule says whether the run packs filters.
     `windows_transposed`, `filters_transposed`: packing that operand transposes it. `fresh_input`: the input was written just before the
-    run. `filters_gathered`: rows of k of filters are windows of an image, which the run gathers in so many pieces each; else 0.
+    run. `to_bytes`: complete sums are stored as bytes. `filters_gathered`: rows of k of filters are windows of an image, which the
+    run gathers in so many pieces each; else 0.
     """
 
     in_place: bool
@@ -47,6 +48,7 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
     filters_transposed: bool = False
     filters_gathered: int = 0
     fresh_input: bool = False
+    to_bytes: bool = False
 
     def __post_init__(self) -> None:
         """Does nothing: the workload has checked itself."""
@@ -55,6 +57,11 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
     def repeats(self) -> int:
         """Runs of the nest: one for each image and group."""
         return self.batch * self.groups
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of a stored result."""
+        return 1 if self.to_bytes else self.result_bytes
 
     @property
     def touched_d(self) -> int:

@@ -109,7 +109,7 @@ def described(table: Table, keeps_windows: bool, packs: Packs | None = None) -> 
         Loop(streamed, streamed, 1, k2),
     )
     outer, sets = {name: Extent(1.0, count) for name, count in repeats.items()}, {kept: k3, streamed: k2}
-    row = Extent(rates.windows * nest.result_bytes, nest.windows * nest.result_bytes, rates.out_edge)
+    row = Extent(rates.windows * nest.stored_bytes, nest.windows * nest.stored_bytes, rates.out_edge)
     output = {**outer, WINDOWS: row, FILTER_TILES: Extent(rates.filters, nest.group_filters)}
     operands = (
         *_windows(table, outer, sets[WINDOWS], packs, one_panel, streamed),

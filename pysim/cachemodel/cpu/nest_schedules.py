@@ -68,12 +68,17 @@ Bounds = tuple[Array, NDArray[np.int64]]  # of some schedules or sets, and their
 def least_cycles(nest: Nest, request: Request, best: float, form: tilings.Forms = None) -> float:
     """A lower bound on all schedules of a nest by kernels of a form: multiplications at the highest rate of any kernel; if that is below
     `best`, all in-core work of the kernels for which it is."""
-    on = request.cpu
+    on, nest = request.cpu, _stored(nest, request.to_bytes)
     kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel, form, request.accuracy, request.bounded).kernels
     least = _multiplying(nest, on, kernels)
     if not kernels or min(least) > best:
         return min(least, default=0.0)
     return float(tilings.least_cycles(rates(nest, on, _within(kernels, least, best))).min())
+
+
+@lru_cache(maxsize=64)
+def _stored(nest: Nest, to_bytes: bool) -> Nest:
+    return msgspec.structs.replace(nest, to_bytes=True) if to_bytes else nest
 
 
 def _multiplying(nest: Nest, on: Machine, kernels: tuple[Kernel, ...]) -> list[float]:
@@ -104,7 +109,9 @@ def candidates(
     """The schedules of a nest that a request asks for: all of them, or with a limit those that may be the best of their kind. `form`: only
     kernels of this form, or of these; `algorithm`: the name of an algorithm that is not its problem's first; `channels`: the only size of
     a set."""
-    on, dtype = request.cpu, request.problem.dtype
+    on, dtype, nest = request.cpu, request.problem.dtype, _stored(nest, request.to_bytes)
+    if request.to_bytes:  # the store rescales whole sums
+        channels = nest.group_channels
     if request.model == "csa":
         return _csa_candidates(nest, on, dtype, request)
     if request.schedule is not None:

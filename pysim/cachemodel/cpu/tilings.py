@@ -152,7 +152,7 @@ def sets(rates: Rates, channels: int | None = None) -> Table:
     nest = rates.nest
     keeps, packed, kernel, rescales, split = _without_sizes(rates.kernels, nest.in_place, nest.windows_packed)
     of, total = rates.of(kernel), nest.group_channels
-    window, out = _window_bytes(of, packed), of.windows * of.filters * nest.result_bytes
+    window, out = _window_bytes(of, packed), of.windows * of.filters * nest.stored_bytes
     most = (usable(_level(rates, 0)) - out) / (window + of.stored_tile)
     if channels is None:
         sizes, new = _with_own(np.array(_channel_parts(total, nest.taps)), balanced(total, most))  # channels that fit L1
@@ -182,7 +182,7 @@ def tiled(sets: Table) -> tuple[Table, NDArray[np.int64]]:
     """The candidates with these sets of channels, in their order: every K2, and each with every K3. Second, the row of each in `sets`."""
     rates, swap = sets.rates, sets.keeps_windows
     window, filters = _window_bytes(rates, sets.packed) * sets.channels, rates.stored_tile * sets.channels
-    out = rates.windows * rates.filters * rates.nest.result_bytes
+    out = rates.windows * rates.filters * rates.nest.stored_bytes
     kept, streamed = np.where(swap, window, filters), np.where(swap, filters, window)
     n_windows, n_filters = rates.window_tiles, rates.filter_tiles
     n_kept, n_streamed = np.where(swap, n_windows, n_filters), np.where(swap, n_filters, n_windows)

@@ -37,6 +37,7 @@ _UNARY = (
 )  # fmt: skip
 _BOUNDS = ("Clip", "Relu")
 _WITH_NUMBER = ("Add", "Div", "Mul", "Sub")
+SEEN = 1 / 64  # of a step of a result, by which rounding a bias may change it before it is rounded
 
 
 class _Bytes(NamedTuple):
@@ -46,17 +47,17 @@ class _Bytes(NamedTuple):
     of: Quantity
 
 
-def with_integers(graph: Graph, rows: Rows) -> Graph:
+def with_integers(graph: Graph, rows: Rows, rounds: bool = False) -> Graph:
     """The graph with integer layers wherever its operators are quantised. A convolution or product that is faster in float32, which does
-    not hold its sums, stands as such between a Dequantize and a Quantize."""
+    not hold its sums, stands as such between a Dequantize and a Quantize. `rounds`: biases in float32 may be rounded to whole sums."""
     if not any(node.op in ("Dequantize", "DynamicQuantizeLinear", "Quantize") for node in graph.nodes):
         return graph
-    return _Integers(_Integers(with_dynamic(graph, rows), rows).before_quantize(), rows).without_quantize()
+    return _Integers(_Integers(with_dynamic(graph, rows), rows, rounds).before_quantize(), rows).without_quantize()
 
 
 class _Integers:
-    def __init__(self, graph: Graph, rows: Rows) -> None:
-        self._graph, self._users, self._rows = graph, graph.users(), rows
+    def __init__(self, graph: Graph, rows: Rows, rounds: bool = False) -> None:
+        self._graph, self._users, self._rows, self._rounds = graph, graph.users(), rows, rounds
         self._makers = {name: node for node in graph.nodes for name in node.outputs if name}
         self._tensors, self._constants = dict(graph.tensors), dict(graph.constants)
         self._nodes: list[Node] = []
@@ -126,6 +127,8 @@ class _Integers:
         """Whether a Quantize was replaced by an operator on bytes, which is added."""
         to: Quantity = node.attributes["of"]
         unary, name = list[Node](), node.inputs[0]
+        if (scales := self._channels(name, "Div")) is not None and to.scale == 1:
+            return self._by_channel(node, self._makers[name].inputs[0], scales, to)
         while True:
             if (found := self._bytes(name)) is not None:
                 self._requantized(node, found, to, unary[::-1], node.output)
@@ -138,6 +141,34 @@ class _Integers:
                 return self._operator(node, made, to, unary[::-1])
             unary.append(made)
             name = source
+
+    def _channels(self, name: str, op: str) -> Array | None:
+        """The number for each channel of images by which a value was multiplied or divided."""
+        made, shape = self._makers.get(name), self._tensors[name].shape
+        numbers = self._graph.constants.get(made.inputs[1]) if made is not None and made.op == op and len(made.inputs) == 2 else None
+        return numbers.reshape(-1) if numbers is not None and len(shape) == 4 and numbers.shape == (shape[1], 1, 1) else None
+
+    def _by_channel(self, node: Node, name: str, scales: Array, to: Quantity) -> bool:
+        """Whether a Quantize by channel was replaced by a convolution to bytes, whose bounds are the same in all channels."""
+        unary = list[Node]()
+        while (made := self._alone(name)) is not None and made.op in _BOUNDS and len(made.inputs) == 1:
+            unary.append(made)
+            name = made.inputs[0]
+        if made is None or made.op != "Conv" or made.attributes.get("activation"):
+            return False
+        bounds = [self._bounds(to._replace(scale=float(scale)), unary[::-1]) for scale in scales]
+        return all(one == bounds[0] for one in bounds) and self._layer(made, to, node, unary[::-1], scales)
+
+    def _by_group(self, made: Node) -> tuple[_Bytes | None, Any]:
+        """The bytes that a Conv or Linear reads, and their scale: of a depthwise convolution one for each filter."""
+        name, conv = made.inputs[0], made.attributes.get("problem")
+        factors = self._channels(name, "Mul")
+        if factors is None or conv is None or conv.groups != conv.channels:
+            found = self._bytes(name)
+            return found, np.float32(found.of.scale if found else 1)
+        found = self._bytes(self._makers[name].inputs[0])
+        alone = found if found is not None and found.of.scale == 1 else None
+        return alone, factors.repeat(conv.filters // conv.groups)
 
     def _unary_of(self, node: Node) -> str | None:
         """What a node computes a function of, element by element; None of other nodes."""
@@ -251,35 +282,40 @@ class _Integers:
         self._add("IntegerPool", self._absorbed(node, made, ()), (x.name,), node.output, self._tensors[node.output], **about)
         return True
 
-    def _layer(self, made: Node, to: Quantity | None, last: Node, unary: Sequence[Node]) -> bool:
-        """Whether a Conv or Linear became an integer layer."""
-        x, weights = self._bytes(made.inputs[0]), self._graph.quantized.get(made.inputs[1])
+    def _layer(self, made: Node, to: Quantity | None, last: Node, unary: Sequence[Node], scales: Array | None = None) -> bool:
+        """Whether a Conv or Linear became an integer layer. `scales`: of its results, one for each filter, in place of that of `to`."""
+        (x, x_scale), weights = self._by_group(made), self._graph.quantized.get(made.inputs[1])
         if x is None or weights is None or len(made.inputs) > 3 or self._tensors[made.output].dtype != np.float32:
             return False
         form = form_of(made, self._tensors[x.name], weights)
         if form is None:
             return False
-        by = np.float32(x.of.scale) * form.scale
-        count, name = len(form.sums), next(iter(made.inputs[2:]), "")
-        if to is not None:
-            by = by / np.float32(to.scale)
-        bias, shift = np.zeros(count, np.int64), np.zeros(count, np.float32)
-        if name:
-            whole = _whole_bias(self._graph.quantized.get(name), np.float32(x.of.scale) * form.scale) if to is not None else None
-            if whole is not None:
-                bias = whole
-            elif name in self._graph.constants:
-                shift = self._graph.constants[name].reshape(-1).astype(np.float32) / np.float32(1 if to is None else to.scale)
-            else:
-                return False
+        unit, to_scale = x_scale * form.scale, np.float32(1 if to is None else to.scale) if scales is None else scales
+        bounds = {} if to is None else self._bounds(to if scales is None else to._replace(scale=float(scales[0])), unary)
+        by = unit if to is None else unit / to_scale
+        if (added := self._addends(next(iter(made.inputs[2:]), ""), unit, by, to_scale, to is not None)) is None:
+            return False
         how = form.run_on(self._tensors[x.name], self._rows)
         if how is None:
             return False
-        sums = Sums(by, np.ascontiguousarray(shift), wrapped(bias), to, **(self._bounds(to, unary) if to else {}))
+        bias, shift = added
+        sums = Sums(by, np.ascontiguousarray(shift), wrapped(bias), to, **bounds)
         about = {**how, "zero": x.of.zero, "sums": sums}
         op = "IntegerConv" if made.op == "Conv" else "IntegerLinear"
         self._add(op, self._absorbed(last, made, unary), (x.name,), last.output, self._tensors[last.output], **about)
         return True
+
+    def _addends(self, name: str, unit: Array, by: Array, to_scale: Any, to_bytes: bool) -> tuple[Array, Array] | None:
+        """What a layer adds to its sums, of this unit, and to its results, by the name of its bias. None for one that is no constant."""
+        bias, shift, numbers = np.zeros(len(unit), np.int64), np.zeros(len(unit), np.float32), self._graph.constants.get(name)
+        if not name:
+            return bias, shift
+        whole = _whole_bias(self._graph.quantized.get(name), unit) if to_bytes else None
+        if whole is None and to_bytes and self._rounds:
+            whole = _rounded_bias(numbers, unit, by)
+        if whole is not None:
+            return whole, shift
+        return None if numbers is None else (bias, numbers.reshape(-1).astype(np.float32) / to_scale)
 
 
 def _of_bytes(node: Node, tensors: Mapping[str, Tensor]) -> Node:
@@ -296,6 +332,15 @@ def _quantity(held: Quantized) -> Quantity | None:
     if held.values.dtype not in BYTES or held.scale.size != 1 or held.zero.size != 1:
         return None
     return Quantity(float(held.scale.reshape(())), int(held.zero.reshape(())), held.values.dtype)
+
+
+def _rounded_bias(numbers: Array | None, unit: Array, by: Array) -> Array | None:
+    """A bias in float32 as whole numbers of a layer's own scale, as ONNX Runtime rounds it. None where half of one is more than SEEN of a
+    step of the result."""
+    if numbers is None or (by > 2 * SEEN).any():
+        return None
+    rounded = np.rint(numbers.reshape(-1).astype(np.float32) / unit)
+    return rounded.astype(np.int64) if (np.abs(rounded) < 1 << 30).all() else None
 
 
 def _whole_bias(held: Quantized | None, scale: Array) -> Array | None:

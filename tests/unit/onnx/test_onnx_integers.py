@@ -164,3 +164,63 @@ def test_a_saved_integer_network_gives_the_same_bits(tmp_path):
     model, x = pysim.load(tmp_path / "bytes.onnx"), RNG.standard_normal(shape).astype(np.float32)
     model.save(tmp_path / "saved.pysim")
     np.testing.assert_array_equal(pysim.load(tmp_path / "saved.pysim")(x), model(x), strict=True)
+
+
+def by_channel(tmp_path, zeros=0, float_bias=True):
+    """A 1x1 and a depthwise 3x3 convolution with bytes between them that have a scale for each channel; (path, input)."""
+    random, channels = np.random.default_rng(3), 70
+    held = {"xs": np.float32(0.02), "xz": np.uint8(120), "ys": np.float32(0.05), "yz": np.uint8(7)}
+    held |= {"scales": random.uniform(0.005, 0.02, channels).astype(np.float32), "zeros": np.full(channels, zeros, np.uint8)}
+    held |= {
+        "w": random.integers(-127, 128, (channels, 5, 1, 1)).astype(np.int8),
+        "ws": random.uniform(5e-3, 1e-2, channels).astype(np.float32),
+    }
+    held |= {
+        "v": random.integers(-127, 128, (channels, 1, 3, 3)).astype(np.int8),
+        "vs": random.uniform(5e-3, 1e-2, channels).astype(np.float32),
+    }
+    held |= {"bias": random.normal(size=channels).astype(np.float32), "six": np.float32(6), "low": np.float32(0)}
+    made = helper.make_node
+    nodes = [
+        made("DequantizeLinear", ["x", "xs", "xz"], ["x1"]),
+        made("DequantizeLinear", ["w", "ws"], ["w1"], axis=0),
+        made("Conv", ["x1", "w1", *["bias"] * float_bias], ["a"]),
+        made("Clip", ["a", "low", "six"], ["b"]),
+        made("QuantizeLinear", ["b", "scales", "zeros"], ["c"], axis=1),
+        made("DequantizeLinear", ["c", "scales", "zeros"], ["d"], axis=1),
+        made("DequantizeLinear", ["v", "vs"], ["v1"], axis=0),
+        made("Conv", ["d", "v1"], ["e"], group=channels, pads=[1, 1, 1, 1]),
+        made("QuantizeLinear", ["e", "ys", "yz"], ["y"]),
+    ]
+    given = [helper.make_tensor_value_info("x", TensorProto.UINT8, (1, 5, 9, 11))]
+    left = [helper.make_tensor_value_info("y", TensorProto.UINT8, (1, channels, 9, 11))]
+    graph = helper.make_graph(nodes, "one", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+    path = tmp_path / "one.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path, random.integers(0, 256, (1, 5, 9, 11)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("zeros", [0, 3])
+@pytest.mark.usefixtures("integers")
+def test_bytes_with_a_scale_for_each_channel_join_integer_layers(tmp_path, zeros):
+    path, x = by_channel(tmp_path, zeros, float_bias=False)
+    model = pysim.load(path)
+    assert {layer.node.op for layer in model.plan.layers} <= {"IntegerConv", "Reorder", "View"}
+    right = onnx.reference.ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0]
+    apart = np.abs(model(x).astype(int) - right)
+    assert apart.max() <= 1
+    assert np.mean(apart > 0) < 0.002  # quotients near halves, whose products are added in another order
+
+
+@pytest.mark.usefixtures("integers")
+def test_a_float_bias_is_rounded_under_accuracy_standard_alone(tmp_path):
+    path, x = by_channel(tmp_path)
+    exact, rounded = (pysim.load(path, accuracy=accuracy) for accuracy in ("strict", "standard"))
+    shifts = [
+        [layer.node.attributes["sums"].shift.any() for layer in model.plan.layers if layer.node.op == "IntegerConv"]
+        for model in (exact, rounded)
+    ]
+    assert shifts == [[True, False], [False, False]]
+    right = onnx.reference.ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0]
+    assert np.mean(exact(x) != right) < 0.002
+    assert np.abs(rounded(x).astype(int) - right).max() <= 1

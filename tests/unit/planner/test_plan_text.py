@@ -214,7 +214,7 @@ def test_the_graph_carries_every_byte_of_the_cost() -> None:
         ({"state": "warm"}, 'no cache state is named "warm"; there are: hot, cold'),
         ({"model": "quick"}, 'no model is named "quick"; there are: full, csa'),
         ({"layout": "chwn"}, 'no layout is named "chwn"; .*there are: nchw, nhwc'),
-        ({"layout": "nhwc"}, "layout nhwc is for GPUs, and zen4 is a CPU; expected one of: nchw, nchw4c, "),
+        ({"layout": "nhwc"}, "layout nhwc is for GPUs and of s8, and zen4 is a CPU; expected one of: nchw, nchw4c, "),
         ({"memory_limit": 0}, "its workspace of .* bytes is above the limit of 0"),
         ({"algorithm": "sconf"}, 'has no algorithm "sconf" on zen4; did you mean "sconv"'),
     ],

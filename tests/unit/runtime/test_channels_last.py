@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from integer_layers import convolved, elements, finished
 
-from pysim.errors import NativeError
+import pysim
+from pysim.errors import NativeError, OperandError
 from pysim.problem.text import parse
 from pysim.record.integers import LIMITS, Integers, Result
 from pysim.record.schedule import STATIONARY, Schedule
@@ -118,3 +119,19 @@ def test_bytes_are_converted_to_channels_last_and_back(channels: int) -> None:
     np.testing.assert_array_equal(y.reshape(2, 7, 13, channels), last(x))
     reorder_step(back, y, channels, True)()
     np.testing.assert_array_equal(back, x)
+
+
+@pytest.mark.parametrize(("channels", "filters", "groups"), [(14, 20, 1), (14, 14, 14), (70, 3, 1)])
+def test_conv2d_of_bytes_with_channels_last(channels: int, filters: int, groups: int) -> None:
+    random = np.random.default_rng(0)
+    x = random.integers(-128, 128, (2, channels, 14, 14)).astype(np.int8)
+    w = random.integers(-128, 128, (filters, channels // groups, 3, 3)).astype(np.int8)
+    right = pysim.conv2d(x, w, padding=1, groups=groups)
+    last = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    problem = f"conv:{f'g{groups}' if groups > 1 else ''}mb2ic{channels}ih14oc{filters}kh3ph1:s8"
+    ways: tuple[dict[str, Any], ...] = ({"layout": "nhwc"}, {"plan": pysim.plan(problem, "host", layout="nhwc")})
+    for how in ways:
+        found = pysim.conv2d(last, w, padding=1, groups=groups, **how)
+        np.testing.assert_array_equal(found.transpose(0, 3, 1, 2), right, strict=True)
+    with pytest.raises(OperandError, match="in layout nhwc it is"):
+        pysim.conv2d(x[0], w, padding=1, layout="nhwc")

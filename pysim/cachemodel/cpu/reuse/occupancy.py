@@ -96,7 +96,7 @@ def miss_share(level: Level, table: Table, scale: Array, streams: TableStreams, 
     excess -= level.ways
     share: Array = (excess >= CERTAIN_LINES).astype(np.float64)
     nest = table.rates.nest
-    way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.result_bytes]
+    way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.stored_bytes]
     most = [nest.windows if nest.windows_transposed else nest.group_channels, nest.group_filters]
     in_planes: tuple[int, ...] = IN_PLANES
     if nest.filter_rows:
