@@ -139,7 +139,7 @@ def leave_out_what_is_tested_elsewhere(tree: Path) -> None:
     ours = (
         r", 'avx2_f64': \[.*?\]",
         r", 'portable_f64': \[\[\], .*?\]",
-        r"\n *'(?:avx2_s8|avx2_bf16|amx_emulated_\w+)': \[.*",
+        r"\n *'(?:avx2_s8|avx2_bounded_s8|avx2_bf16|avxvnni_s8|avx512vnni_pairs_s8|amx_emulated_\w+)': \[.*",
         r"\n *plain_units \+= .*",
     )
     for part in (*ours, r",\s+'native/x86/depthwise_avx2_f32.c',\s+'native/x86/depthwise_avx2_f64.c'"):

@@ -200,8 +200,8 @@ enum { SWAPS = 1 };
 #include "unpacked.h"
 #endif
 
-INLINE void body(const int nv, const int nf, int64_t first, int64_t k, const void *filters, int64_t f_pitch, const void *windows,
-                 int64_t w_pitch, void *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {
+ONE_OF_MANY void body(const int nv, const int nf, int64_t first, int64_t k, const void *filters, int64_t f_pitch, const void *windows,
+                      int64_t w_pitch, void *out, int64_t out_pitch, int64_t nw, const pysim_store *s) {
     SUMS acc[MAX_FILTERS][MAX_VECTORS];
 #pragma GCC unroll 16
     for (int j = 0; j < nf; j++)
