@@ -25,6 +25,7 @@ from pysim.problem.text import parse
 from pysim.torch.capture.channels import linear_over_channels, norm_over_channels
 from pysim.torch.capture.rewriting import Rewritten
 from pysim.torch.capture.strides import in_order, with_strides
+from pysim.torch.layers.concatenations import concatenate
 from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.fused_layer import Choice, Decision, FusedLayer
 from pysim.torch.layers.layer_chain import LayerChain, Link
@@ -33,7 +34,8 @@ from pysim.torch.layers.norm_layers import FactorLayer, NormLayer, RowNormLayer
 from pysim.torch.parameters import count_writes
 from pysim.torch.precision import Settings
 
-_OWN = {one.__name__: one for one in (linear_over_channels, norm_over_channels, in_order, with_strides, max_pool, count_writes)}
+_OWN_OPERATORS = linear_over_channels, norm_over_channels, in_order, with_strides, max_pool, concatenate, count_writes
+_OWN = {one.__name__: one for one in _OWN_OPERATORS}
 _OPERATORS = {
     "abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "iadd", "iand", "imul", "invert", "ior", "isub", "itruediv", "le", "lt",
     "matmul", "mod", "mul", "ne", "neg", "or_", "pos", "pow", "setitem", "sub", "truediv", "xor",
