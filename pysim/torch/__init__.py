@@ -263,12 +263,12 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
         return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
     if options.accuracy == "reproducible":
         check_operators(module)
-    how, compiled, why = (options.accuracy, bool(options.cuda_graph)), None, ""
+    how, compiled, why, folded = (options.accuracy, bool(options.cuda_graph)), None, "", tuple[str, ...]()
     if options.measure and options.compiler is None:
         compiled = measured_graph(module, inputs, *how, options.measure)
-    elif options.compiler is not False:
-        compiled, why = by_compiler(module, inputs, *how, options.compiler, options.runs)
-    made = compiled or rewrite(module, *how)
+    elif options.compiler is not False or options.cuda_graph:
+        compiled, why, folded = by_compiler(module, inputs, *how, options.compiler, options.runs)
+    made = compiled or rewrite(module, *how, folded)
     if options.accuracy == "reproducible":
         check_layers(module)
     call = graphed(made, static, options.cuda_graph)

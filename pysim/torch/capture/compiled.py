@@ -80,18 +80,35 @@ def operands_of(layers: Sequence[Taken | Folded | Kept], inputs: Sequence[Any]) 
     return operands
 
 
-def saving(between: Between, layers: Sequence[FusedLayer]) -> float:
-    """The seconds of a call that a compiler saves. Layers that it computes faster than a plan are counted, too, and those that pysim
-    computes only in a graph that is compiled."""
-    saved = between.alone - between.fused
+class Expected(NamedTuple):
+    """Seconds of a call: what lies between the layers, by operators one by one and by the compiler's kernels; the layers without the
+    compiler, and each by whichever is faster in a graph that is compiled."""
+
+    between_alone: float
+    between_fused: float
+    layers_alone: float
+    layers_compiled: float
+
+    @property
+    def saving(self) -> float:
+        return self.between_alone + self.layers_alone - self.between_fused - self.layers_compiled
+
+
+def expected_of(between: Between, layers: Sequence[FusedLayer]) -> Expected:
+    """A layer that the library computes with its norm is that without the compiler, too; sequences and transposed ones are PyTorch's
+    there."""
+    alone = compiled = 0.0
     for layer in layers:
         for choice in layer.choices.values():
-            ours, compilers = choice.decision.predicted_seconds, choice.decision.torch_seconds
+            ours, theirs = choice.decision.predicted_seconds, choice.decision.torch_seconds
             if not layer.geometry.is_plain:
-                saved += max(0.0, layer.alone_seconds - (ours or 0.0)) if choice.plan is not None else 0.0
-            elif ours and compilers:
-                saved += max(0.0, ours - compilers)
-    return saved
+                alone += layer.alone_seconds
+                compiled += min(layer.alone_seconds, ours or 0.0) if choice.plan is not None else layer.alone_seconds
+            elif ours and theirs:
+                folds_alone = choice.is_folded and layer.in_cuda_graph and layer.epsilon is not None
+                alone += theirs if folds_alone else ours
+                compiled += min(ours, theirs)
+    return Expected(between.alone, between.fused, alone, compiled)
 
 
 class Compiled(NamedTuple):
@@ -112,26 +129,30 @@ def missing_compiler() -> str:
 
 def by_compiler(
     module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool, asked: bool | None, runs: int = RUNS
-) -> tuple[Compiled | None, str]:
-    """The graph compiled, `asked` for or, if nothing is said (None), because that is expected to pay in this many calls; and what is to be
-    said of it: what compiling saves and takes, or why it is not compiled, though it would be faster or is asked for."""
+) -> tuple[Compiled | None, str, Collection[str]]:
+    """The graph compiled, `asked` for or, if nothing is said (None), because that is expected to pay in this many calls; what is to be
+    said of it: what compiling saves and takes, or why it is not compiled, though it would be faster or is asked for; and the convolutions
+    that PyTorch's library may compute with their norms. `asked`: False for these alone."""
     if any(isinstance(one, torch.SymInt) for one in inputs):
         tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
         if not asked or (accuracy != "tf32" and is_plain_float32(tensors)):
-            return None, "sizes differ between calls" if asked else ""
-    made, missing, pays = None, missing_compiler(), ""
+            return None, "sizes differ between calls" if asked else "", ()
+    made, missing, pays, folded = None, missing_compiler(), "", frozenset[str]()
     try:
         graph = None if asked and missing else laid(module, inputs, accuracy, in_cuda_graph)
+        folded = frozenset() if graph is None else graph.folded
+        if asked is False:
+            return None, "", folded
         if graph is not None and not asked:
             pays = graph.pays(runs)
             LOG.info("%s", pays)
             if graph.saving * runs < graph.compile_seconds:
-                return None, pays if graph.saving > 0 else ""
+                return None, pays if graph.saving > 0 else "", folded
         made = None if graph is None or missing else graph.compile()
     except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
         missing = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
     LOG.info("a graph is %s", f"not compiled: {missing}" if made is None else "compiled by Inductor around pysim's layers")
-    return made, missing or pays
+    return made, missing or pays, folded
 
 
 WAYS = {"expected": MARGIN, "doubtful": -0.1, "compiler": math.inf}  # by which a plan must win to be in the graph
@@ -142,10 +163,11 @@ def ways_of(
 ) -> dict[str, Compiled]:
     """The graph without the compiler, and compiled around several choices of layers that differ; or that one alone. Without a compiler, and
     where it fails, only the first. `module` itself is left as it is."""
-    found, seen = dict[str, Compiled](), list[list[bool]]()
+    found, seen, folded = dict[str, Compiled](), list[list[bool]](), frozenset[str]()
     for name, margin in WAYS.items() if not missing_compiler() else ():
         try:
             graph = laid(module, inputs, accuracy, in_cuda_graph, margin)
+            folded = folded or graph.folded
             taken = [one.taken is not None for one in graph.chosen]
             if only in (name, "") and taken not in seen:
                 found[name] = graph.compile()
@@ -153,7 +175,7 @@ def ways_of(
         except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
             LOG.info("a graph is not compiled: %s", error)
     if only not in found:
-        rewritten = rewrite(fx.GraphModule(module, _copy(module.graph)), accuracy, in_cuda_graph)
+        rewritten = rewrite(fx.GraphModule(module, _copy(module.graph)), accuracy, in_cuda_graph, folded)
         found["alone"] = Compiled(rewritten.call, rewritten.layers, rewritten.parameters, rewritten.means, rewritten.repeatable)
     return found
 
@@ -171,6 +193,11 @@ class Laid(NamedTuple):
     written: Collection[int]
     saving: float
     compile_seconds: float
+
+    @property
+    def folded(self) -> frozenset[str]:
+        """The convolutions that the library computes with their norms."""
+        return frozenset(one.node.name for one in self.chosen if isinstance(one.taken, Folded))
 
     def pays(self, runs: int) -> str:
         """After how many calls compiling is expected to have paid."""
@@ -227,7 +254,7 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     between = seconds_between(made.graph, alone, nodes, effects, host.gpu_here(), in_cuda_graph)
     chosen = choose_layers(made, nodes, inputs, static, accuracy, in_cuda_graph, margin)
     positions = [at for at, one in enumerate(places) if one in written]
-    saves, takes = saving(between, [one.layer for one in chosen]), compile_seconds(len(between.kernels), len(chosen))
+    saves, takes = expected_of(between, [one.layer for one in chosen]).saving, compile_seconds(len(between.kernels), len(chosen))
     return Laid(module, made, inputs, static, chosen, before, positions, saves, takes)
 
 

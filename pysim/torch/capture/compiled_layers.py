@@ -37,6 +37,7 @@ from pysim.torch.layers.compiler_seconds import (
     folded_seconds,
     form_seconds,
     library_seconds,
+    most_folded,
     own_seconds,
 )
 from pysim.torch.layers.conv_forms import joined, joints_of
@@ -79,6 +80,7 @@ class Taken(NamedTuple):
     plan: Plan
     form: Any
     result: Any
+    decision: Decision
     has: tuple[bool, ...] = ()
 
     def operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -111,11 +113,15 @@ class Kept(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """A convolution that PyTorch's library computes with its norm, residual and ReLU; the norm's scale is in the weights."""
+    """A convolution that PyTorch's library computes with its norm, residual and ReLU; the norm's scale is in the weights. `gain`: the
+    seconds by which it is expected to be faster than `otherwise`."""
 
     layer: FusedLayer
     parameters: tuple[int | None, ...]
     dtype: Any
+    decision: Decision
+    gain: float
+    otherwise: Taken | Decision
     form: Any = torch.channels_last
     has: tuple[bool, ...] = (True,)
 
@@ -129,6 +135,9 @@ class Folded(NamedTuple):
 
 def _given(positions: Sequence[int | None], inputs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if at is None else inputs[at] for at in positions)
+
+
+_Found = Taken | Folded | Decision
 
 
 class Chosen(NamedTuple):
@@ -156,18 +165,28 @@ def choose_layers(
 ) -> list[Chosen]:
     """All layers; nothing is computed from parameters yet. `margin`: by which a plan must win."""
     places = {node.name: node for node in module.graph.nodes}
-    chosen, absorbed = list[Chosen](), set[str]()  # the operators in the kernels of the layers taken so far
+    found, absorbed = list[tuple[Node, FusedLayer, _Found]](), set[str]()  # the operators in the kernels of the layers taken so far
     for node in reversed(nodes):  # what reads a layer's result is chosen before it
         if node.op in WEIGHTED_OPS:
             layer = layer_of(node, places)
             layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
             one = _decided(node, layer, places, static, inputs, margin, _fuses_on(node, layer, places, absorbed))
-            if isinstance(one, Decision):
-                layer.remember(one)
-            else:
-                absorbed |= {*node.absorbed}
-            chosen.append(Chosen(node, layer, None if isinstance(one, Decision) else one))
-    return chosen[::-1]
+            absorbed |= set() if isinstance(one, Decision) else {*node.absorbed}
+            found.append((node, layer, one))
+    chosen = list[Chosen]()
+    for (node, layer, _), one in zip(reversed(found), _within_errors([one for *_, one in reversed(found)], accuracy), strict=True):
+        decision, plan = (one, None) if isinstance(one, Decision) else (one.decision, one.plan if isinstance(one, Taken) else None)
+        layer.remember(decision, plan, isinstance(one, Folded))
+        chosen.append(Chosen(node, layer, None if isinstance(one, Decision) else one))
+    return chosen
+
+
+def _within_errors(found: Sequence["_Found"], accuracy: ModelAccuracy) -> list["_Found"]:
+    """The choices with as many folded layers as the network's expected error allows, those that gain most; under accuracy standard all."""
+    most = len(found) if accuracy == "standard" else int(most_folded(len(found)))
+    gains = sorted((one.gain for one in found if isinstance(one, Folded)), reverse=True)
+    least = gains[most] if most < len(gains) else -math.inf  # the first gain that is not to be had
+    return [one.otherwise if isinstance(one, Folded) and one.gain <= least else one for one in found]
 
 
 def _fuses_on(node: Node, layer: FusedLayer, places: dict[str, fx.Node], absorbed: Collection[str]) -> bool:
@@ -245,7 +264,7 @@ def _decided(
     inputs: Sequence[Any],
     margin: float,
     fuses_on: bool,
-) -> Taken | Folded | Decision:
+) -> _Found:
     """The layer as pysim or the library computes it with what follows, or why it is left to the compiler."""
     operands = [places[name] if name else None for name in node.inputs]
     parameters = [*operands[1:RESIDUAL_INPUT], *[None] * (RESIDUAL_INPUT - len(operands))]
@@ -275,16 +294,16 @@ def _decided(
     layer.alone_seconds = library_seconds(plan.workload, on) + converted_seconds(plan.workload, on, result.numel()) * operand.contiguous
     seconds = own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation) + own * (not fuses_on)
     expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
+    ours = Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected)
+    found: Taken | Decision = Taken(layer, positions, plan, memory_format_of(plan), dtype, ours)
+    if math.isinf(margin) or seconds * (1 + margin) > expected:
+        found = layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     has_shift = layer.epsilon is not None or given[1] is not None
     if layer.in_cuda_graph and not math.isinf(margin) and has_shift and dtype is operand.dtype and layer.folds(operand, w, problem):
-        folded = folded_seconds(problem, on, adds)
-        if folded * (1 + FOLDED_MARGIN) < min(seconds, expected):
-            layer.remember(layer.left(FOLDED, plan.problem, seconds, folded))
-            return Folded(layer, positions, dtype)
-    if math.isinf(margin) or seconds * (1 + margin) > expected:
-        return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
-    layer.remember(Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected), plan)
-    return Taken(layer, positions, plan, memory_format_of(plan), dtype)
+        folded, otherwise = folded_seconds(problem, on, adds), min(seconds, expected)
+        if folded * (1 + FOLDED_MARGIN) < otherwise:
+            return Folded(layer, positions, dtype, layer.left(FOLDED, plan.problem, seconds, folded), otherwise - folded, found)
+    return found
 
 
 def _kept(

@@ -84,12 +84,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     without a norm, gamma multiplies the results of each filter. `over_channels`: a product over the channels of NCHW images. `input_op`:
     applied to the input first, in the kernel's prologue if a kernel supports that. `accuracy`: requested of plans. `in_cuda_graph`: calls
     are captured in a CUDA graph. `replaced`: PyTorch's operators that it computes beside its own. `alone_seconds`: expected of PyTorch's
-    convolution where no compiler lays out its operands."""
+    convolution where no compiler lays out its operands. `may_fold`: the library may compute it with its norm, whose scale is then in
+    the weights (`capture.compiled_layers`)."""
 
     input_op: NormLayer | FactorLayer | None
     accuracy: ModelAccuracy = "strict"
     in_cuda_graph: bool = False
     alone_seconds: float = 0.0
+    may_fold: bool = False
     parameter_count = RESIDUAL_INPUT - 1
 
     def __init__(
@@ -250,7 +252,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 reason = f"{with_prologue.name}, its input's {self.input_op.name} in the kernel"
                 decision = Decision(self.name, with_prologue.problem, "pysim", reason, seconds, expected + input_op_seconds)
                 return Choice(decision, with_prologue, True)
-        if self.in_cuda_graph and self.epsilon is not None and self.folds(x, w, problem):
+        if self.may_fold and self.in_cuda_graph and self.epsilon is not None and self.folds(x, w, problem):
             folded = folded_seconds(problem, on, "add" in self.replaced)
             if folded * (1 + FOLDED_MARGIN) < min(plan.seconds or 0.0, expected):
                 return Choice(self.left(FOLDED, problem.text, plan.seconds or 0.0, folded), None, is_folded=True)
@@ -311,9 +313,9 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         types = problem.dtype in ("f16", "bf16", "tf32") and x.dtype is w.dtype is TENSORS[problem.dtype]
         return bool(fits and types and w.numel() < problem.output_elements)
 
-    def remember(self, decision: Decision, plan: Plan | None = None) -> None:
+    def remember(self, decision: Decision, plan: Plan | None = None, is_folded: bool = False) -> None:
         """What was decided when the graph was compiled."""
-        self._put(decision, Choice(decision, plan))
+        self._put(decision, Choice(decision, plan, is_folded=is_folded))
 
     def left(self, reason: str, problem: str = "", *seconds: float) -> Decision:
         """That PyTorch's compiler has the layer, and why."""
