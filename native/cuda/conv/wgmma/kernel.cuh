@@ -244,11 +244,11 @@ template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows 
 
 template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream) {
     CUtensorMap windows, filters;
-    const bool made = c.own && (c.in == c.own || c.weights == c.own); /* by a kernel before */
     cudaError_t error = !c.pitch ? describe_planes<S>(&windows, c) : describe_windows<S>(&windows, c);
     if (error == cudaSuccess) error = describe_filters<S>(&filters, c);
     Windows arguments = c;
-    return error == cudaSuccess ? start<S, Gathered>(windows, filters, arguments, arguments.product, sms, stream, made) : error;
+    return error == cudaSuccess ? start<S, Gathered>(windows, filters, arguments, arguments.product, sms, stream, has_dependent_launch())
+                                : error;
 }
 
 template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out) {
