@@ -129,7 +129,7 @@ def optimize(
     without Triton, PyTorch's operators run one by one between the layers. Where sizes differ between calls, FP32 runs so, too, and in
     TF32 and 16-bit types the compiler computes everything.
 
-    `runs`: how many calls are expected of each kind of input, 200,000 if nothing is said.
+    `runs`: how many calls are expected of each kind of input, 300,000 if nothing is said.
 
     `measure`: with `compiler=None`, the first call on a GPU times the graph with and without the compiler and with several choices of
     layers, for this many seconds beside the compilations. The choice is kept in the user's cache (`pysim.torch.measured`).

@@ -37,7 +37,8 @@ from inspect import ismethod
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more for a few cases with max-autotune
 
 import torch
 import torch._dynamo
@@ -114,8 +115,8 @@ def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]], list[
     bytes of each kernel that it expects of the compiler between layers."""
     expected, parts, kernels, expected_of = list[list[float]](), dict[str, list[str]](), list[tuple[int, int]](), compiled.expected_of
 
-    def noted(between: Any, layers: Any) -> Any:
-        found = expected_of(between, layers)
+    def noted(between: Any, layers: Any, joining: float) -> Any:
+        found = expected_of(between, layers, joining)
         expected.append([float(f"{one:.4g}") for one in found])
         parts.update((layer.name, [*layer.replaced]) for layer in layers)
         kernels[:] = between.kernels

@@ -27,7 +27,7 @@ from pysim.torch import operators
 from pysim.torch.capture.between import is_fused, is_static
 from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
-from pysim.torch.capture.rewrites.joint_products import insert_joint, joint_products
+from pysim.torch.capture.rewrites.joint_products import Joint, insert_joint, joint_products
 from pysim.torch.capture.rewriting import layer_of
 from pysim.torch.layers.compiler_seconds import (
     FOLDED_MARGIN,
@@ -43,7 +43,7 @@ from pysim.torch.layers.compiler_seconds import (
 from pysim.torch.layers.conv_forms import joined, joints_of
 from pysim.torch.layers.fused_layer import FOLDED, Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
-from pysim.torch.precision import TENSORS, ModelAccuracy, settings, types_of
+from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, settings, types_of
 
 _POOLS = ("max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d")  # read a value several times
 
@@ -182,11 +182,12 @@ def choose_layers(
 
 
 def _within_errors(found: Sequence["_Found"], accuracy: ModelAccuracy) -> list["_Found"]:
-    """The choices with as many folded layers as the network's expected error allows, those that gain most; under accuracy standard all."""
+    """The choices with as many folded layers as the network's expected error allows, those that gain most. Under accuracy standard, and in
+    TF32, whose weights are rounded once either way, all."""
     most = len(found) if accuracy == "standard" else int(most_folded(len(found)))
-    gains = sorted((one.gain for one in found if isinstance(one, Folded)), reverse=True)
+    gains = sorted((one.gain for one in found if isinstance(one, Folded) and one.dtype in HALF), reverse=True)
     least = gains[most] if most < len(gains) else -math.inf  # the first gain that is not to be had
-    return [one.otherwise if isinstance(one, Folded) and one.gain <= least else one for one in found]
+    return [one.otherwise if isinstance(one, Folded) and one.dtype in HALF and one.gain <= least else one for one in found]
 
 
 def _fuses_on(node: Node, layer: FusedLayer, places: dict[str, fx.Node], absorbed: Collection[str]) -> bool:
@@ -196,15 +197,31 @@ def _fuses_on(node: Node, layer: FusedLayer, places: dict[str, fx.Node], absorbe
     return all(is_fused(one) and one.name not in absorbed for one in readers) and (layer.epsilon is None or once)
 
 
-def insert_layers(
+def join_layers(
     module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], chosen: Sequence[Chosen]
+) -> tuple[list[Chosen], list[Joint]]:
+    """The choices without the products that are computed as one, and these."""
+    bare = [(node, layer) for node, layer, one in chosen if one is None or (layer.kind == "Linear" and not node.absorbed)]
+    together = joint_products(module.graph, bare, static, inputs, effects_of(module.graph), host.gpu_here()) if bare else []
+    joined, left = {node.name for one in together for node in one.nodes}, list[Chosen]()
+    for one in chosen:
+        if one.taken is not None and one.node.name in joined:
+            of = one.taken.decision
+            seconds = of.predicted_seconds or 0.0, of.torch_seconds or 0.0
+            one.layer.remember(one.layer.left("it is one product with others of its value", of.problem, *seconds))
+            one = one._replace(taken=None)
+        left.append(one)
+    return left, together
+
+
+def insert_layers(
+    module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], chosen: Sequence[Chosen], together: Sequence[Joint]
 ) -> tuple[list[Taken | Folded | Kept], list[fx.Node]]:
-    """The layers with operands of their own, and the nodes of the results that pysim computes."""
+    """The layers with operands of their own, and the nodes of the results that pysim computes. `together`: products that are one."""
     chosen = [one._replace(taken=None) if isinstance(one.taken, Folded) and not one.taken.holds(inputs) else one for one in chosen]
     places = {node.name: node for node in module.graph.nodes}
     taken, nodes, made = list[Taken | Folded | Kept](), list[fx.Node](), list[fx.Node]()
     left = [(node, layer) for node, layer, one in chosen if one is None]
-    together = joint_products(module.graph, left, static, inputs, effects_of(module.graph), host.gpu_here()) if left else []
     for node, _, one in chosen:
         if one is None:
             continue
@@ -215,11 +232,11 @@ def insert_layers(
         made += given
         nodes.append(result)
     beside_ours, layers = bool(taken), {node.name: layer for node, layer in left}
-    for products in together:
+    for products, *_ in together:
         joint = _joint(products, layers[products[0].name], places, static)
         taken.append(joint)
         made += insert_joint(module, products, joint.has[0], places)
-    joined = {node.name for products in together for node in products}
+    joined = {node.name for products, *_ in together for node in products}
     for node, layer in left:
         if node.name not in joined and (weights := _kept(node, layer, places, static, inputs, beside_ours)) is not None:
             taken.append(weights)

@@ -23,6 +23,7 @@ from pysim.torch.capture.channels import without_permutes
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.forms import module_name
 from pysim.torch.capture.nodes import ELEMENTWISE, NORM_ARGUMENTS, WEIGHTED_OPS, graph_of, joined_channels
+from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.concatenations import concatenate
 from pysim.torch.layers.fused_layer import FusedLayer
@@ -59,13 +60,14 @@ def rewrite(
     in_cuda_graph: bool = False,
     folded: Collection[str] = (),
 ) -> Rewritten:
-    """`folded`: the convolutions that PyTorch's library may compute with their norms."""
+    """`folded`: the convolutions that PyTorch's library computes with their norms."""
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     remove_idle(module)
     before = effects_of(graph)
     repeatable = not (before.writes_inputs or before.draws_numbers or before.returns_inputs(returned(graph)))
     returns_views = before.share_memory(returned(graph))
+    with_contiguous_rows(graph, before)
     _replace_pools(module)
     without_permutes(module, ELEMENTWISE)
     if not before.needs_strides:

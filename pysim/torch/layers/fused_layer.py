@@ -39,7 +39,7 @@ from pysim.problem.text import Workload
 from pysim.problem.windows import conv_of
 from pysim.record.plan import Layout, Plan
 from pysim.runtime.arrays import ALIGNMENT_BYTES
-from pysim.torch.layers.compiler_seconds import FOLDED_MARGIN, folded_seconds
+from pysim.torch.layers.compiler_seconds import folded_seconds
 from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, memory_format_of
 from pysim.torch.layers.library_conv import convolution_relu
@@ -84,8 +84,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     without a norm, gamma multiplies the results of each filter. `over_channels`: a product over the channels of NCHW images. `input_op`:
     applied to the input first, in the kernel's prologue if a kernel supports that. `accuracy`: requested of plans. `in_cuda_graph`: calls
     are captured in a CUDA graph. `replaced`: PyTorch's operators that it computes beside its own. `alone_seconds`: expected of PyTorch's
-    convolution where no compiler lays out its operands. `may_fold`: the library may compute it with its norm, whose scale is then in
-    the weights (`capture.compiled_layers`)."""
+    convolution where no compiler lays out its operands. `may_fold`: the library computes it with its norm, whose scale is then in the
+    weights, if it can (chosen by `capture.compiled_layers`)."""
 
     input_op: NormLayer | FactorLayer | None
     accuracy: ModelAccuracy = "strict"
@@ -252,10 +252,9 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 reason = f"{with_prologue.name}, its input's {self.input_op.name} in the kernel"
                 decision = Decision(self.name, with_prologue.problem, "pysim", reason, seconds, expected + input_op_seconds)
                 return Choice(decision, with_prologue, True)
-        if self.may_fold and self.in_cuda_graph and self.epsilon is not None and self.folds(x, w, problem):
+        if self.may_fold and self.epsilon is not None and self.folds(x, w, problem):
             folded = folded_seconds(problem, on, "add" in self.replaced)
-            if folded * (1 + FOLDED_MARGIN) < min(plan.seconds or 0.0, expected):
-                return Choice(self.left(FOLDED, problem.text, plan.seconds or 0.0, folded), None, is_folded=True)
+            return Choice(self.left(FOLDED, problem.text, plan.seconds or 0.0, folded), None, is_folded=True)
         if plan.seconds is not None and plan.seconds > expected:
             return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
@@ -314,7 +313,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return bool(fits and types and w.numel() < problem.output_elements)
 
     def remember(self, decision: Decision, plan: Plan | None = None, is_folded: bool = False) -> None:
-        """What was decided when the graph was compiled."""
+        """What was decided when the graph was compiled, in the place of what was decided before."""
+        self.choices = LruCache(_CACHE_SIZE)
         self._put(decision, Choice(decision, plan, is_folded=is_folded))
 
     def left(self, reason: str, problem: str = "", *seconds: float) -> Decision:
