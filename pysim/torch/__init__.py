@@ -13,7 +13,7 @@ call.
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import copysign
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -263,7 +263,8 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
         return Graph(module, on_cpu.call, [on_cpu.found], on_cpu.parameters)
     if options.accuracy == "reproducible":
         check_operators(module)
-    how, compiled, why, folded = (options.accuracy, bool(options.cuda_graph)), None, "", tuple[str, ...]()
+    how, compiled, why = (options.accuracy, bool(options.cuda_graph)), None, ""
+    folded: Collection[str] = ()
     if options.measure and options.compiler is None:
         compiled = measured_graph(module, inputs, *how, options.measure)
     elif options.compiler is not False or options.cuda_graph:

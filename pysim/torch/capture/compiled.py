@@ -151,6 +151,8 @@ def by_compiler(
                 return None, pays if graph.saving > 0 else "", folded
         made = None if graph is None or missing else graph.compile()
     except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
+        if asked is False:
+            return None, "", folded
         missing = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
     LOG.info("a graph is %s", f"not compiled: {missing}" if made is None else "compiled by Inductor around pysim's layers")
     return made, missing or pays, folded

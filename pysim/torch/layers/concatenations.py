@@ -17,7 +17,7 @@ from pysim.torch.parameters import needs_pytorch
 
 def concatenate(tensors: Sequence[Any], dim: int = 0) -> Any:
     """`torch.cat`: of channels-last images of one type along their channels in one pass over memory, of others by PyTorch."""
-    first = tensors[0] if tensors else None
+    first: Any = tensors[0] if tensors else None
     images = isinstance(first, torch.Tensor) and first.is_cuda and first.dim() == 4 and dim == 1 and not first.is_contiguous()
     if images and all(_is_alike(one, first) for one in tensors) and not needs_pytorch(first, tuple(tensors[1:])):
         done = run_norm(tensors, (None, None, None), False, None, first.dtype)
