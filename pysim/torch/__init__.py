@@ -13,7 +13,7 @@ call.
 """
 
 import gc
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from math import copysign
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -129,7 +129,7 @@ def optimize(
     without Triton, PyTorch's operators run one by one between the layers. Where sizes differ between calls, FP32 runs so, too, and in
     TF32 and 16-bit types the compiler computes everything.
 
-    `runs`: how many calls are expected of each kind of input, 300,000 if nothing is said.
+    `runs`: how many calls are expected of each kind of input, 200,000 if nothing is said.
 
     `measure`: with `compiler=None`, the first call on a GPU times the graph with and without the compiler and with several choices of
     layers, for this many seconds beside the compilations. The choice is kept in the user's cache (`pysim.torch.measured`).
@@ -264,12 +264,11 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -
     if options.accuracy == "reproducible":
         check_operators(module)
     how, compiled, why = (options.accuracy, bool(options.cuda_graph)), None, ""
-    folded: Collection[str] = ()
     if options.measure and options.compiler is None:
         compiled = measured_graph(module, inputs, *how, options.measure)
-    elif options.compiler is not False or options.cuda_graph:
-        compiled, why, folded = by_compiler(module, inputs, *how, options.compiler, options.runs)
-    made = compiled or rewrite(module, *how, folded)
+    elif options.compiler is not False:
+        compiled, why = by_compiler(module, inputs, *how, options.compiler, options.runs)
+    made = compiled or rewrite(module, *how)
     if options.accuracy == "reproducible":
         check_layers(module)
     call = graphed(made, static, options.cuda_graph)

@@ -260,7 +260,7 @@ def _choice_told(key: Any, choice: Choice) -> list[Any]:
     if plan is not None and parse(plan.workload.text) != plan.workload:
         raise UntoldError(f"its layer {choice.decision.layer} is a problem that is more than its text says")
     named = None if plan is None else [plan.workload.text, plan.layout, plan.name]
-    return [kept(key), [*choice.decision], named, choice.uses_prologue, choice.is_folded]
+    return [kept(key), [*choice.decision], named, choice.uses_prologue]
 
 
 def _choice(document: Sequence[Any]) -> tuple[Any, Choice]:

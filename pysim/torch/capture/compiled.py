@@ -35,8 +35,8 @@ from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.parameters import EPOCH, count_writes
 from pysim.torch.precision import ModelAccuracy, is_plain_float32
 
-# Calls of a graph that are expected if nothing is said: two minutes of calls of 0.4 ms
-RUNS = 300_000
+# Calls of a graph that are expected if nothing is said
+RUNS = 200_000
 # Random numbers are those of PyTorch's generators. Calls are captured by pysim or by the caller; parameters may change
 _OPTIONS = {"fallback_random": True, "freezing": False, "triton.cudagraphs": False}
 
@@ -96,8 +96,8 @@ class Expected(NamedTuple):
 
 
 def expected_of(between: Between, layers: Sequence[FusedLayer], joining: float) -> Expected:
-    """A layer that the library computes with its norm is that without the compiler, too; sequences and transposed ones are PyTorch's
-    there. `joining`: the seconds that products of one value save as one."""
+    """Sequences and transposed convolutions are PyTorch's without the compiler. `joining`: the seconds that products of one value save as
+    one."""
     alone = compiled = 0.0
     for layer in layers:
         for choice in layer.choices.values():
@@ -106,8 +106,7 @@ def expected_of(between: Between, layers: Sequence[FusedLayer], joining: float) 
                 alone += layer.alone_seconds
                 compiled += min(layer.alone_seconds, ours or 0.0) if choice.plan is not None else layer.alone_seconds
             elif ours and theirs:
-                folds_alone = choice.is_folded and layer.in_cuda_graph and layer.epsilon is not None
-                alone += theirs if folds_alone else ours
+                alone += ours
                 compiled += min(ours, theirs)
     return Expected(between.alone, between.fused, alone, compiled - joining)
 
@@ -130,32 +129,26 @@ def missing_compiler() -> str:
 
 def by_compiler(
     module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, in_cuda_graph: bool, asked: bool | None, runs: int = RUNS
-) -> tuple[Compiled | None, str, Collection[str]]:
-    """The graph compiled, `asked` for or, if nothing is said (None), because that is expected to pay in this many calls; what is to be
-    said of it: what compiling saves and takes, or why it is not compiled, though it would be faster or is asked for; and the convolutions
-    that PyTorch's library may compute with their norms. `asked`: False for these alone."""
+) -> tuple[Compiled | None, str]:
+    """The graph compiled, `asked` for or, if nothing is said (None), because that is expected to pay in this many calls; and what is to be
+    said of it: what compiling saves and takes, or why it is not compiled, though it would be faster or is asked for."""
     if any(isinstance(one, torch.SymInt) for one in inputs):
         tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
         if not asked or (accuracy != "tf32" and is_plain_float32(tensors)):
-            return None, "sizes differ between calls" if asked else "", ()
-    made, missing, pays, folded = None, missing_compiler(), "", frozenset[str]()
+            return None, "sizes differ between calls" if asked else ""
+    made, missing, pays = None, missing_compiler(), ""
     try:
         graph = None if asked and missing else laid(module, inputs, accuracy, in_cuda_graph)
-        folded = frozenset() if graph is None else graph.folded
-        if asked is False:
-            return None, "", folded
         if graph is not None and not asked:
             pays = graph.pays(runs)
             LOG.info("%s", pays)
             if graph.saving * runs < graph.compile_seconds:
-                return None, pays if graph.saving > 0 else "", folded
+                return None, pays if graph.saving > 0 else ""
         made = None if graph is None or missing else graph.compile()
     except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
-        if asked is False:
-            return None, "", folded
         missing = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
     LOG.info("a graph is %s", f"not compiled: {missing}" if made is None else "compiled by Inductor around pysim's layers")
-    return made, missing or pays, folded
+    return made, missing or pays
 
 
 WAYS = {"expected": MARGIN, "doubtful": -0.1, "compiler": math.inf}  # by which a plan must win to be in the graph
@@ -166,11 +159,10 @@ def ways_of(
 ) -> dict[str, Compiled]:
     """The graph without the compiler, and compiled around several choices of layers that differ; or that one alone. Without a compiler, and
     where it fails, only the first. `module` itself is left as it is."""
-    found, seen, folded = dict[str, Compiled](), list[list[bool]](), frozenset[str]()
+    found, seen = dict[str, Compiled](), list[list[bool]]()
     for name, margin in WAYS.items() if not missing_compiler() else ():
         try:
             graph = laid(module, inputs, accuracy, in_cuda_graph, margin)
-            folded = folded or graph.folded
             taken = [one.taken is not None for one in graph.chosen]
             if only in (name, "") and taken not in seen:
                 found[name] = graph.compile()
@@ -178,7 +170,7 @@ def ways_of(
         except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
             LOG.info("a graph is not compiled: %s", error)
     if only not in found:
-        rewritten = rewrite(fx.GraphModule(module, _copy(module.graph)), accuracy, in_cuda_graph, folded)
+        rewritten = rewrite(fx.GraphModule(module, _copy(module.graph)), accuracy, in_cuda_graph)
         found["alone"] = Compiled(rewritten.call, rewritten.layers, rewritten.parameters, rewritten.means, rewritten.repeatable)
     return found
 
@@ -197,11 +189,6 @@ class Laid(NamedTuple):
     written: Collection[int]
     saving: float
     compile_seconds: float
-
-    @property
-    def folded(self) -> frozenset[str]:
-        """The convolutions that the library computes with their norms."""
-        return frozenset(one.node.name for one in self.chosen if isinstance(one.taken, Folded))
 
     def pays(self, runs: int) -> str:
         """After how many calls compiling is expected to have paid."""

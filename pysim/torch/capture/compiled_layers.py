@@ -30,6 +30,7 @@ from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewrites.joint_products import Joint, insert_joint, joint_products
 from pysim.torch.capture.rewriting import layer_of
 from pysim.torch.layers.compiler_seconds import (
+    BARE_MARGIN,
     FOLDED_MARGIN,
     MARGIN,
     compiler_seconds,
@@ -176,7 +177,7 @@ def choose_layers(
     chosen = list[Chosen]()
     for (node, layer, _), one in zip(reversed(found), _within_errors([one for *_, one in reversed(found)], accuracy), strict=True):
         decision, plan = (one, None) if isinstance(one, Decision) else (one.decision, one.plan if isinstance(one, Taken) else None)
-        layer.remember(decision, plan, isinstance(one, Folded))
+        layer.remember(decision, plan)
         chosen.append(Chosen(node, layer, None if isinstance(one, Decision) else one))
     return chosen
 
@@ -313,6 +314,7 @@ def _decided(
     expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
     ours = Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected)
     found: Taken | Decision = Taken(layer, positions, plan, memory_format_of(plan), dtype, ours)
+    margin += 0.0 if expected > library_seconds(plan.workload, on) + theirs else BARE_MARGIN
     if math.isinf(margin) or seconds * (1 + margin) > expected:
         found = layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     has_shift = layer.epsilon is not None or given[1] is not None

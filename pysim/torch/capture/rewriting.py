@@ -10,7 +10,7 @@ input (`torch_effects`).
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -58,9 +58,7 @@ def rewrite(
     module: fx.GraphModule,
     accuracy: ModelAccuracy = "strict",
     in_cuda_graph: bool = False,
-    folded: Collection[str] = (),
 ) -> Rewritten:
-    """`folded`: the convolutions that PyTorch's library computes with their norms."""
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     remove_idle(module)
@@ -73,7 +71,7 @@ def rewrite(
     if not before.needs_strides:
         views_to_reshapes(module)
     effects = effects_of(graph)
-    layers, made = _insert_layers(module, effects, folded)
+    layers, made = _insert_layers(module, effects)
     _replace_concatenations(module)
     note_writes(module, effects)
     for layer in layers:
@@ -98,14 +96,12 @@ def returned(graph: fx.Graph) -> list[fx.Node]:
     return next(node for node in reversed(graph.nodes) if node.op == "output").all_input_nodes
 
 
-def _insert_layers(module: fx.GraphModule, effects: Effects, folded: Collection[str]) -> tuple[list[FusedLayer], list[fx.Node]]:
+def _insert_layers(module: fx.GraphModule, effects: Effects) -> tuple[list[FusedLayer], list[fx.Node]]:
     """The layers of weights, and the nodes of all layers."""
     places = {node.name: node for node in module.graph.nodes}
     graph = fuse(graph_of(module.graph, effects), fuses_alone)
     nodes = [node for node in graph.nodes if node.op in WEIGHTED_OPS]
     layers = [layer_of(node, places) for node in nodes]
-    for node, layer in zip(nodes, layers, strict=True):
-        layer.may_fold = node.name in folded
     made = [_insert(module, node, places, layer) for node, layer in zip(nodes, layers, strict=True)]
     for node in graph.nodes:
         if node.op == "BatchNormalization":

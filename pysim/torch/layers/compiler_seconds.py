@@ -30,7 +30,10 @@ from pysim.record.plan import Plan
 from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.expected_cpu import kind_of, work_of
 
-MARGIN = 0.05  # by which a plan must win: prices are within about 10 %, and the compiler's graph has the library's kernel, too
+MARGIN = 0.05  # by which a plan must win
+BARE_MARGIN = (
+    0.07  # and where it saves no pass: two kernels' prices are within 10 %, and the compiler's graph has the library's in any case
+)
 FOLDED_MARGIN = 0.08  # and a library's kernel whose weights were rounded once more, since errors grow with each such layer
 # Squared errors of networks in float16 are mostly those of their weights' rounding, once where they become 16-bit numbers, and once more in
 # folded layers: in ResNet-50 a layer's weights give 0.8 to 40 times the squared error of rounding its results, for these errors average out
@@ -75,10 +78,9 @@ _SHARES = {  # by type and kind of layer
 # The compiler's own kernels: a launch, and the longer of their bytes at a share of the bandwidth and of their elements by cycles of a
 # multiprocessor. Norms of images that are channels last take 0.5 cycles an element whatever they add; others (FUSED) fewer
 _FUSED_LAUNCH, _FUSED_SHARE, FUSED_CYCLES, NORM_CYCLES = 1.2e-6, 0.95, 0.385, 0.5
-# What a plan takes in a network: a share of its own seconds, and a time. Products and 1x1 convolutions on tensor cores take their own
-# seconds less what two events add, as they do in CUDA graphs: 249 products of lab/data/h200/products-*.jsonl within 6 to 10 % in the
-# median, and the choice between them and cuBLAS, expected so, takes 1.02 to 1.05 times as long as the better ones
-_IN_NETWORK = {"half": (0.90, 1.5e-6), "f32": (1.05, 0.7e-6)}
+# What a plan takes in a network: a share of its own seconds, and a time. 1x1 convolutions on tensor cores take their own seconds less what
+# two events add, as in CUDA graphs of one layer; products do not: their weights are cold, and kernels of the compiler lie between them
+_IN_NETWORK = {"half": (0.90, 1.5e-6), "half product": (1.15, 1.5e-6), "f32": (1.05, 0.7e-6)}
 # Cycles of a multiprocessor for each result that an epilogue takes longer, tile for tile. Half as many in depthwise kernels
 _EPILOGUE_CYCLES = {
     "half": {"norm": 0.2, "residual": 0.05, "silu": 0.3, "sigmoid": 0.2, "hard_swish": 0.25, "gelu": 0.45, "gelu_tanh": 0.4},
@@ -197,9 +199,9 @@ def own_seconds(plan: Plan, on: Gpu, adds: bool, normed: bool = False, activatio
     cycles = sum(value for part, value in _EPILOGUE_CYCLES[size].items() if parts.get(part))
     cycles *= 0.5 if kind_of(problem) == "by channel" else 1.0
     alone = plan.seconds or 0.0
-    if problem.dtype != "f32" and (isinstance(problem, Gemm) or problem.pointwise):
+    if problem.dtype != "f32" and isinstance(problem, Conv) and problem.pointwise:
         alone -= on.event_seconds.value if on.event_seconds else 0.0
     else:
-        share, more = _IN_NETWORK[size]
+        share, more = _IN_NETWORK["half product" if size == "half" and isinstance(problem, Gemm) else size]
         alone = share * alone + more
     return alone + residual + cycles * epilogue_results(problem, on) / on.frequency_hz.value
