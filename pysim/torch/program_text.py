@@ -25,6 +25,7 @@ from pysim.problem.text import parse
 from pysim.torch.capture.channels import linear_over_channels, norm_over_channels
 from pysim.torch.capture.rewriting import Rewritten
 from pysim.torch.capture.strides import in_order, with_strides
+from pysim.torch.layers.concatenations import concatenate
 from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.fused_layer import Choice, Decision, FusedLayer
 from pysim.torch.layers.layer_chain import LayerChain, Link
@@ -33,7 +34,7 @@ from pysim.torch.layers.norm_layers import FactorLayer, NormLayer, RowNormLayer
 from pysim.torch.parameters import count_writes
 from pysim.torch.precision import Settings
 
-_OWN_OPERATORS = linear_over_channels, norm_over_channels, in_order, with_strides, max_pool, max_pool3d, count_writes
+_OWN_OPERATORS = linear_over_channels, norm_over_channels, in_order, with_strides, max_pool, max_pool3d, concatenate, count_writes
 _OWN = {one.__name__: one for one in _OWN_OPERATORS}
 _OPERATORS = {
     "abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "iadd", "iand", "imul", "invert", "ior", "isub", "itruediv", "le", "lt",
@@ -259,7 +260,7 @@ def _choice_told(key: Any, choice: Choice) -> list[Any]:
     if plan is not None and parse(plan.workload.text) != plan.workload:
         raise UntoldError(f"its layer {choice.decision.layer} is a problem that is more than its text says")
     named = None if plan is None else [plan.workload.text, plan.layout, plan.name]
-    return [kept(key), [*choice.decision], named, choice.uses_prologue, choice.is_folded]
+    return [kept(key), [*choice.decision], named, choice.uses_prologue]
 
 
 def _choice(document: Sequence[Any]) -> tuple[Any, Choice]:

@@ -26,7 +26,7 @@ from pysim.torch.parameters import TrainedNorms
 from pysim.torch.program_text import UntoldError, kept, program_of, told, value_of
 from pysim.torch.saved_calls import Given, RecordedCall, SavedCall, refused, tensors_of
 
-_FORMAT, _DIGITS, _MOST = 1, 64, 1 << 28
+_FORMAT, _DIGITS, _MOST = 2, 64, 1 << 28
 _BEGINNING = b'\n{"format":'
 
 

@@ -16,7 +16,7 @@ Models and inputs are channels last, for all alike. Calls are timed as in models
 
 A line of the output has for each way: milliseconds, the largest difference from float64 over the largest output, root mean squares of both,
 bytes at the peak of a call and bytes held between calls. `expected`: seconds that `pysim.torch.capture.compiled` expects, by which the
-default chooses: [between layers one by one, between layers compiled, layers by pysim, layers by the faster one]. `layers`: how many, and
+default chooses: [between layers one by one, between layers compiled, layers one by one, layers by the faster one]. `layers`: how many, and
 how many of them pysim computes by default; `decisions` (with profile): their expected times, and the operators after them
 that a plan computes; `between` (likewise): elements and bytes of the kernels that are expected of the compiler between layers.
 """
@@ -37,7 +37,8 @@ from inspect import ismethod
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more for a few cases with max-autotune
 
 import torch
 import torch._dynamo
@@ -112,18 +113,16 @@ def compile_beside_others(turn: Turn) -> None:
 def noted_expectations() -> tuple[list[list[float]], dict[str, list[str]], list[tuple[int, int]]]:
     """What `compiled` expects of each graph from now on; by layer, the operators that its kernel computes beside its own; the elements and
     bytes of each kernel that it expects of the compiler between layers."""
-    expected, parts, kernels, saving = list[list[float]](), dict[str, list[str]](), list[tuple[int, int]](), compiled.saving
+    expected, parts, kernels, expected_of = list[list[float]](), dict[str, list[str]](), list[tuple[int, int]](), compiled.expected_of
 
-    def noted(between: Any, layers: Any) -> float:
-        decisions = [one for layer in layers for one in layer.decisions]
-        known = [(one.predicted_seconds, one.torch_seconds) for one in decisions if one.predicted_seconds and one.torch_seconds]
-        sums = sum(ours for ours, _ in known), sum(min(pair) for pair in known)
-        expected.append([float(f"{one:.4g}") for one in (between.alone, between.fused, *sums)])
+    def noted(between: Any, layers: Any, joining: float) -> Any:
+        found = expected_of(between, layers, joining)
+        expected.append([float(f"{one:.4g}") for one in found])
         parts.update((layer.name, [*layer.replaced]) for layer in layers)
         kernels[:] = between.kernels
-        return saving(between, layers)
+        return found
 
-    compiled.saving = noted
+    compiled.expected_of = noted
     return expected, parts, kernels
 
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks of sequences, volumes and transposed convolutions on a GPU: PyTorch, its compiler and pysim.torch.optimize, in CUDA graphs.
 
-    python lab/benchmarks/cuda/volume_networks.py -o FILE [--precision f32,half] [--seconds 200] [NETWORK:BATCH ...]
+    python lab/benchmarks/cuda/volume_networks.py -o FILE [--precision f32,half] [--seconds 200] [--turn FILE] [NETWORK:BATCH ...]
 
 Two of each kind, with random weights: of video R3D-18 (arXiv 1711.11248) and SlowFast 4x16 (arXiv 1812.03982, convolutions alone); of
 medicine 3-D U-Nets of three resolutions (arXiv 1606.06650) on cubes of 68 and of 100; of audio wav2vec 2.0's feature encoder (arXiv
 2006.11477) and EnCodec's encoder of one second (arXiv 2210.13438, without its LSTM); of generation DCGAN's generator (arXiv 1511.06434)
 and a U-Net of diffusion without attention (arXiv 2006.11239) on 64 x 64. PyTorch runs in both layouts,
 with cudnn.benchmark, eager and by torch.compile of mode default; FP32 is without TF32. Median milliseconds of interleaved replays; errors
-are root mean squares over that of the same model in float64. One line of JSON a network.
+are root mean squares over that of the same model in float64. One line of JSON a network. `--turn`: what several such programs and
+compilers.py (its output, ending in .turn) share: they compile beside each other, and one at a time has the GPU.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compilers import Turn, compile_beside_others
 from graphs import microseconds
 from torch import Tensor, nn
 
@@ -145,8 +147,9 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
 
 
 @torch.no_grad()
-def measure(name: str, batch: int, precision: str) -> dict[str, Any]:
+def measure(name: str, batch: int, precision: str, turn: Turn) -> dict[str, Any]:
     torch.manual_seed(0)
+    turn.take()
     make, shape = NETWORKS[name]
     model, x = make().cuda().train(), torch.randn(batch, *shape, device="cuda")
     torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
@@ -177,6 +180,7 @@ def measure(name: str, batch: int, precision: str) -> dict[str, Any]:
     times = {label: round(value / 1e3, 4) for label, value in microseconds(counted, 3, 9).items()}
     best = {who: min(of for label, of in times.items() if label.startswith("pysim") == who) for who in (True, False)}
     decisions = [one._asdict() for one in pysim.torch.report(ours)]
+    turn.leave()
     about = {"network": name, "batch": batch, "precision": precision, "ratio": round(best[False] / best[True], 3)}
     return about | {"milliseconds": times, "errors": errors, "first_seconds": firsts, "decisions": decisions}
 
@@ -189,7 +193,10 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--precision", default="f32,half")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no other network is started")
+    parser.add_argument("--turn", type=Path)
     given = parser.parse_args()
+    turn = Turn(given.turn or given.output.with_suffix(".turn"))
+    compile_beside_others(turn)
     started = time.monotonic()
     for word in given.networks:
         for precision in given.precision.split(","):
@@ -197,8 +204,9 @@ def main() -> None:
                 return
             name, _, batch = word.partition(":")
             try:
-                row = measure(name, int(batch), precision)
+                row = measure(name, int(batch), precision, turn)
             except Exception as error:
+                turn.leave()
                 row = {"network": word, "precision": precision, "failed": repr(error)[:400]}
             print({key: row[key] for key in row if key != "decisions"}, flush=True)
             with given.output.open("a") as out:

@@ -69,7 +69,7 @@ template <class From, class To, int N> __global__ void __launch_bounds__(THREADS
     const void *const from = n.at[part];
     const int64_t first = n.starts[part], pitch = n.starts[part + 1] - first, step = (int64_t)gridDim.x * high;
     float center[N], scale[N], shift[N];
-    take(n.center, c, 0.f, center), take(n.scale, c, 1.f, scale), take(n.shift, c, 0.f, shift);
+    take(n.center, c, 0.f, center), take(n.scale, c, 1.f, scale), take(n.shift, c, -0.f, shift); /* + -0 changes nothing */
     for (int64_t row = (int64_t)blockIdx.x * high + down; row < n.rows; row += TOGETHER * step) {
         Pack<From, N> x[TOGETHER];
 #pragma unroll
@@ -129,7 +129,7 @@ template <class From, class To, int N, int HELD> __global__ void __launch_bounds
 #pragma unroll
         for (int i = 0; i < HELD; i++) {
             float scale[N], shift[N];
-            take<given>(n.scale, channel(i), 1.f, scale), take<given>(n.shift, channel(i), 0.f, shift);
+            take<given>(n.scale, channel(i), 1.f, scale), take<given>(n.shift, channel(i), -0.f, shift);
 #pragma unroll
             for (int j = 0; j < N; j++) x[i][j] *= factor;
             if (exists(i) && row == wanted) scale_and_store<To>(n, row * n.channels + channel(i), x[i], scale, shift);

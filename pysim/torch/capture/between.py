@@ -22,9 +22,10 @@ from pysim.machine.gpu import Gpu
 from pysim.network.fusion import InputOp
 from pysim.network.graph import Node
 from pysim.torch.capture.effects import Effects, is_pure, name_of_operator
-from pysim.torch.capture.nodes import WEIGHTED_OPS
+from pysim.torch.capture.nodes import WEIGHTED_OPS, joined_channels
 from pysim.torch.layers.compiler_seconds import fused_seconds
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS
+from pysim.torch.precision import NAMES
 
 # Calls of libraries, with which the compiler fuses nothing
 _LIBRARY_CALLS = {
@@ -53,6 +54,7 @@ _INDEXED = {
     **dict.fromkeys(_MEANS, 0.5), "avg_pool2d": 1.0, **dict.fromkeys(("interpolate", "upsample"), 1.6),
 }  # fmt: skip
 _BROADCAST = 0.7  # the same of two tensors of different shapes
+_PARTS_SHARE = 0.75  # of the bandwidth, in the pass that reads parts in place: 0.70 to 0.81 (lab/data/h200/norms.jsonl)
 
 
 class Between(NamedTuple):
@@ -153,7 +155,16 @@ def _work_alone(rest: _Rest, nodes: Sequence[Node]) -> Iterator[tuple[int, float
         again = 5 * bytes_of(place) if name in _IN_NCHW else 0
         broadcasts = len(shapes) > 2 and len({*shapes[1:]}) > 1 and shapes[0] in shapes[1:]
         cycles = _INDEXED.get(name, _BROADCAST if broadcasts else 0.0) * max((shape.numel() for shape in shapes), default=0)
-        yield sum(map(bytes_of, place.all_input_nodes)) + bytes_of(place) + again, cycles, _LAUNCHES.get(name, 1)
+        moved = sum(map(bytes_of, place.all_input_nodes)) + bytes_of(place) + again
+        if _is_joined_here(place):
+            moved, cycles = int(moved / _PARTS_SHARE), 0.0
+        yield moved, cycles, _LAUNCHES.get(name, 1)
+
+
+def _is_joined_here(node: fx.Node) -> bool:
+    """Whether a concatenation is one pass of the library (`layers.concatenations`)."""
+    examples = [one.meta.get("example_value") for one in joined_channels(node) or ()]
+    return bool(examples) and all(is_static(one) and one.dim() == 4 and one.dtype in NAMES for one in examples)
 
 
 def _kernels(rest: _Rest) -> list[tuple[int, int]]:

@@ -23,10 +23,11 @@ from pysim.calibration import host
 from pysim.logs import LOG
 from pysim.network.fusion import fuse
 from pysim.torch.capture.between import Between, seconds_between
-from pysim.torch.capture.compiled_layers import Chosen, Folded, Kept, Taken, choose_layers, fused_nodes, insert_layers
+from pysim.torch.capture.compiled_layers import Chosen, Folded, Kept, Taken, choose_layers, fused_nodes, insert_layers, join_layers
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
 from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
+from pysim.torch.capture.rewrites.joint_products import Joint
 from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.compiler_seconds import MARGIN, compile_seconds
@@ -80,18 +81,34 @@ def operands_of(layers: Sequence[Taken | Folded | Kept], inputs: Sequence[Any]) 
     return operands
 
 
-def saving(between: Between, layers: Sequence[FusedLayer]) -> float:
-    """The seconds of a call that a compiler saves. Layers that it computes faster than a plan are counted, too, and those that pysim
-    computes only in a graph that is compiled."""
-    saved = between.alone - between.fused
+class Expected(NamedTuple):
+    """Seconds of a call: what lies between the layers, by operators one by one and by the compiler's kernels; the layers without the
+    compiler, and each by whichever is faster in a graph that is compiled."""
+
+    between_alone: float
+    between_fused: float
+    layers_alone: float
+    layers_compiled: float
+
+    @property
+    def saving(self) -> float:
+        return self.between_alone + self.layers_alone - self.between_fused - self.layers_compiled
+
+
+def expected_of(between: Between, layers: Sequence[FusedLayer], joining: float) -> Expected:
+    """Sequences and transposed convolutions are PyTorch's without the compiler. `joining`: the seconds that products of one value save as
+    one."""
+    alone = compiled = 0.0
     for layer in layers:
         for choice in layer.choices.values():
-            ours, compilers = choice.decision.predicted_seconds, choice.decision.torch_seconds
+            ours, theirs = choice.decision.predicted_seconds, choice.decision.torch_seconds
             if not layer.geometry.is_plain:
-                saved += max(0.0, layer.alone_seconds - (ours or 0.0)) if choice.plan is not None else 0.0
-            elif ours and compilers:
-                saved += max(0.0, ours - compilers)
-    return saved
+                alone += layer.alone_seconds
+                compiled += min(layer.alone_seconds, ours or 0.0) if choice.plan is not None else layer.alone_seconds
+            elif ours and theirs:
+                alone += ours
+                compiled += min(ours, theirs)
+    return Expected(between.alone, between.fused, alone, compiled - joining)
 
 
 class Compiled(NamedTuple):
@@ -167,6 +184,7 @@ class Laid(NamedTuple):
     inputs: Sequence[Any]
     static: dict[fx.Node, int]
     chosen: list[Chosen]
+    together: list[Joint]
     before: Effects
     written: Collection[int]
     saving: float
@@ -201,7 +219,7 @@ class Laid(NamedTuple):
         module = self.module
         for one in self.chosen:
             one.layer.derived.watched = not self.written
-        taken, nodes = insert_layers(module, self.inputs, self.static, self.chosen)
+        taken, nodes = insert_layers(module, self.inputs, self.static, self.chosen, self.together)
         if self.before.needs_strides:
             restore_strides(module, nodes)
         else:
@@ -225,10 +243,11 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     static = _unwritten(places, inputs, written)
     alone, nodes = fuse(graph_of(made.graph, effects), fuses_alone).nodes, fused_nodes(made.graph, effects)
     between = seconds_between(made.graph, alone, nodes, effects, host.gpu_here(), in_cuda_graph)
-    chosen = choose_layers(made, nodes, inputs, static, accuracy, in_cuda_graph, margin)
+    chosen, together = join_layers(made, inputs, static, choose_layers(made, nodes, inputs, static, accuracy, in_cuda_graph, margin))
     positions = [at for at, one in enumerate(places) if one in written]
-    saves, takes = saving(between, [one.layer for one in chosen]), compile_seconds(len(between.kernels), len(chosen))
-    return Laid(module, made, inputs, static, chosen, before, positions, saves, takes)
+    expected = expected_of(between, [one.layer for one in chosen], sum(one.saved for one in together))
+    takes = compile_seconds(len(between.kernels), len(chosen))
+    return Laid(module, made, inputs, static, chosen, together, before, positions, expected.saving, takes)
 
 
 def _unwritten(places: Sequence[fx.Node], inputs: Sequence[Any], written: Collection[fx.Node]) -> dict[fx.Node, int]:

@@ -27,9 +27,10 @@ from pysim.torch import operators
 from pysim.torch.capture.between import is_fused, is_static
 from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
-from pysim.torch.capture.rewrites.joint_products import insert_joint, joint_products
+from pysim.torch.capture.rewrites.joint_products import Joint, insert_joint, joint_products
 from pysim.torch.capture.rewriting import layer_of
 from pysim.torch.layers.compiler_seconds import (
+    BARE_MARGIN,
     FOLDED_MARGIN,
     MARGIN,
     compiler_seconds,
@@ -37,12 +38,13 @@ from pysim.torch.layers.compiler_seconds import (
     folded_seconds,
     form_seconds,
     library_seconds,
+    most_folded,
     own_seconds,
 )
 from pysim.torch.layers.conv_forms import joined, joints_of
 from pysim.torch.layers.fused_layer import FOLDED, Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
-from pysim.torch.precision import TENSORS, ModelAccuracy, settings, types_of
+from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, settings, types_of
 
 _POOLS = ("max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d")  # read a value several times
 
@@ -79,6 +81,7 @@ class Taken(NamedTuple):
     plan: Plan
     form: Any
     result: Any
+    decision: Decision
     has: tuple[bool, ...] = ()
 
     def operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -111,11 +114,15 @@ class Kept(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """A convolution that PyTorch's library computes with its norm, residual and ReLU; the norm's scale is in the weights."""
+    """A convolution that PyTorch's library computes with its norm, residual and ReLU; the norm's scale is in the weights. `gain`: the
+    seconds by which it is expected to be faster than `otherwise`."""
 
     layer: FusedLayer
     parameters: tuple[int | None, ...]
     dtype: Any
+    decision: Decision
+    gain: float
+    otherwise: Taken | Decision
     form: Any = torch.channels_last
     has: tuple[bool, ...] = (True,)
 
@@ -129,6 +136,9 @@ class Folded(NamedTuple):
 
 def _given(positions: Sequence[int | None], inputs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if at is None else inputs[at] for at in positions)
+
+
+_Found = Taken | Folded | Decision
 
 
 class Chosen(NamedTuple):
@@ -156,18 +166,29 @@ def choose_layers(
 ) -> list[Chosen]:
     """All layers; nothing is computed from parameters yet. `margin`: by which a plan must win."""
     places = {node.name: node for node in module.graph.nodes}
-    chosen, absorbed = list[Chosen](), set[str]()  # the operators in the kernels of the layers taken so far
+    found, absorbed = list[tuple[Node, FusedLayer, _Found]](), set[str]()  # the operators in the kernels of the layers taken so far
     for node in reversed(nodes):  # what reads a layer's result is chosen before it
         if node.op in WEIGHTED_OPS:
             layer = layer_of(node, places)
             layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
             one = _decided(node, layer, places, static, inputs, margin, _fuses_on(node, layer, places, absorbed))
-            if isinstance(one, Decision):
-                layer.remember(one)
-            else:
-                absorbed |= {*node.absorbed}
-            chosen.append(Chosen(node, layer, None if isinstance(one, Decision) else one))
-    return chosen[::-1]
+            absorbed |= set() if isinstance(one, Decision) else {*node.absorbed}
+            found.append((node, layer, one))
+    chosen = list[Chosen]()
+    for (node, layer, _), one in zip(reversed(found), _within_errors([one for *_, one in reversed(found)], accuracy), strict=True):
+        decision, plan = (one, None) if isinstance(one, Decision) else (one.decision, one.plan if isinstance(one, Taken) else None)
+        layer.remember(decision, plan)
+        chosen.append(Chosen(node, layer, None if isinstance(one, Decision) else one))
+    return chosen
+
+
+def _within_errors(found: Sequence["_Found"], accuracy: ModelAccuracy) -> list["_Found"]:
+    """The choices with as many folded layers as the network's expected error allows, those that gain most. Under accuracy standard, and in
+    TF32, whose weights are rounded once either way, all."""
+    most = len(found) if accuracy == "standard" else int(most_folded(len(found)))
+    gains = sorted((one.gain for one in found if isinstance(one, Folded) and one.dtype in HALF), reverse=True)
+    least = gains[most] if most < len(gains) else -math.inf  # the first gain that is not to be had
+    return [one.otherwise if isinstance(one, Folded) and one.dtype in HALF and one.gain <= least else one for one in found]
 
 
 def _fuses_on(node: Node, layer: FusedLayer, places: dict[str, fx.Node], absorbed: Collection[str]) -> bool:
@@ -177,15 +198,31 @@ def _fuses_on(node: Node, layer: FusedLayer, places: dict[str, fx.Node], absorbe
     return all(is_fused(one) and one.name not in absorbed for one in readers) and (layer.epsilon is None or once)
 
 
-def insert_layers(
+def join_layers(
     module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], chosen: Sequence[Chosen]
+) -> tuple[list[Chosen], list[Joint]]:
+    """The choices without the products that are computed as one, and these."""
+    bare = [(node, layer) for node, layer, one in chosen if one is None or (layer.kind == "Linear" and not node.absorbed)]
+    together = joint_products(module.graph, bare, static, inputs, effects_of(module.graph), host.gpu_here()) if bare else []
+    joined, left = {node.name for one in together for node in one.nodes}, list[Chosen]()
+    for one in chosen:
+        if one.taken is not None and one.node.name in joined:
+            of = one.taken.decision
+            seconds = of.predicted_seconds or 0.0, of.torch_seconds or 0.0
+            one.layer.remember(one.layer.left("it is one product with others of its value", of.problem, *seconds))
+            one = one._replace(taken=None)
+        left.append(one)
+    return left, together
+
+
+def insert_layers(
+    module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], chosen: Sequence[Chosen], together: Sequence[Joint]
 ) -> tuple[list[Taken | Folded | Kept], list[fx.Node]]:
-    """The layers with operands of their own, and the nodes of the results that pysim computes."""
+    """The layers with operands of their own, and the nodes of the results that pysim computes. `together`: products that are one."""
     chosen = [one._replace(taken=None) if isinstance(one.taken, Folded) and not one.taken.holds(inputs) else one for one in chosen]
     places = {node.name: node for node in module.graph.nodes}
     taken, nodes, made = list[Taken | Folded | Kept](), list[fx.Node](), list[fx.Node]()
     left = [(node, layer) for node, layer, one in chosen if one is None]
-    together = joint_products(module.graph, left, static, inputs, effects_of(module.graph), host.gpu_here()) if left else []
     for node, _, one in chosen:
         if one is None:
             continue
@@ -196,11 +233,11 @@ def insert_layers(
         made += given
         nodes.append(result)
     beside_ours, layers = bool(taken), {node.name: layer for node, layer in left}
-    for products in together:
+    for products, *_ in together:
         joint = _joint(products, layers[products[0].name], places, static)
         taken.append(joint)
         made += insert_joint(module, products, joint.has[0], places)
-    joined = {node.name for products in together for node in products}
+    joined = {node.name for products, *_ in together for node in products}
     for node, layer in left:
         if node.name not in joined and (weights := _kept(node, layer, places, static, inputs, beside_ours)) is not None:
             taken.append(weights)
@@ -245,7 +282,7 @@ def _decided(
     inputs: Sequence[Any],
     margin: float,
     fuses_on: bool,
-) -> Taken | Folded | Decision:
+) -> _Found:
     """The layer as pysim or the library computes it with what follows, or why it is left to the compiler."""
     operands = [places[name] if name else None for name in node.inputs]
     parameters = [*operands[1:RESIDUAL_INPUT], *[None] * (RESIDUAL_INPUT - len(operands))]
@@ -277,16 +314,17 @@ def _decided(
         layer.alone_seconds = min(library_seconds(plan.workload, on) + theirs, own + own_seconds(plan, on, adds, layer.epsilon is not None))
     seconds = own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation) + own * (not fuses_on)
     expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
+    ours = Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected)
+    found: Taken | Decision = Taken(layer, positions, plan, memory_format_of(plan), dtype, ours)
+    margin += 0.0 if expected > library_seconds(plan.workload, on) + theirs else BARE_MARGIN
+    if math.isinf(margin) or seconds * (1 + margin) > expected:
+        found = layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     has_shift = layer.epsilon is not None or given[1] is not None
     if layer.in_cuda_graph and not math.isinf(margin) and has_shift and dtype is operand.dtype and layer.folds(operand, w, problem):
-        folded = folded_seconds(problem, on, adds)
-        if folded * (1 + FOLDED_MARGIN) < min(seconds, expected):
-            layer.remember(layer.left(FOLDED, plan.problem, seconds, folded))
-            return Folded(layer, positions, dtype)
-    if math.isinf(margin) or seconds * (1 + margin) > expected:
-        return layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
-    layer.remember(Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected), plan)
-    return Taken(layer, positions, plan, memory_format_of(plan), dtype)
+        folded, otherwise = folded_seconds(problem, on, adds), min(seconds, expected)
+        if folded * (1 + FOLDED_MARGIN) < otherwise:
+            return Folded(layer, positions, dtype, layer.left(FOLDED, plan.problem, seconds, folded), otherwise - folded, found)
+    return found
 
 
 def _kept(

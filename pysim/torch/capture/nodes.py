@@ -81,7 +81,7 @@ def graph_of(traced: fx.Graph, effects: Effects, compiled: bool = False) -> Grap
 def _node(node: fx.Node, effects: Effects, compiled: bool) -> Node:
     """A known operator in ONNX's form, any other as an opaque node. A convolution or product stays where it is, so it may be a layer
     wherever that is."""
-    if (parts := _parts(node)) is not None:
+    if (parts := joined_channels(node)) is not None:
         return Node("Concat", node.name, tuple(one.name for one in parts), (node.name,), {"axis": 1})
     known = _FUNCTIONS | _COMPILED if compiled else _FUNCTIONS
     op, names = known.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
@@ -100,7 +100,7 @@ def _node(node: fx.Node, effects: Effects, compiled: bool) -> Node:
     return Node(kind, node.name, inputs, (node.name,), attributes)
 
 
-def _parts(node: fx.Node) -> list[fx.Node] | None:
+def joined_channels(node: fx.Node) -> list[fx.Node] | None:
     """The parts of a concatenation along the channels; None for other nodes."""
     if node.op != "call_function" or node.target not in (torch.cat, torch.concat, torch.concatenate):
         return None

@@ -22,8 +22,10 @@ from pysim.network.graph import Node
 from pysim.torch.capture.channels import without_permutes
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.forms import module_name
-from pysim.torch.capture.nodes import ELEMENTWISE, NORM_ARGUMENTS, WEIGHTED_OPS, graph_of
+from pysim.torch.capture.nodes import ELEMENTWISE, NORM_ARGUMENTS, WEIGHTED_OPS, graph_of, joined_channels
+from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
 from pysim.torch.capture.strides import restore_strides
+from pysim.torch.layers.concatenations import concatenate
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.layers.layer_chain import LayerChain, Link
 from pysim.torch.layers.max_pools import max_pool, max_pool3d
@@ -63,12 +65,14 @@ def rewrite(
     before = effects_of(graph)
     repeatable = not (before.writes_inputs or before.draws_numbers or before.returns_inputs(returned(graph)))
     returns_views = before.share_memory(returned(graph))
+    with_contiguous_rows(graph, before)
     _replace_pools(module)
     without_permutes(module, ELEMENTWISE)
     if not before.needs_strides:
         views_to_reshapes(module)
     effects = effects_of(graph)
     layers, made = _insert_layers(module, effects)
+    _replace_concatenations(module)
     note_writes(module, effects)
     for layer in layers:
         layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
@@ -176,6 +180,13 @@ def _replace_pools(module: fx.GraphModule) -> None:
             node.target = max_pool
         elif node.op == "call_function" and node.target in (functional.max_pool3d, torch.max_pool3d):
             node.target = max_pool3d
+
+
+def _replace_concatenations(module: fx.GraphModule) -> None:
+    """Those that no norm reads in parts."""
+    for node in module.graph.nodes:
+        if joined_channels(node) is not None:
+            node.target = concatenate
 
 
 # Layers

@@ -40,15 +40,15 @@ from pysim.problem.text import Workload
 from pysim.problem.windows import conv_of
 from pysim.record.plan import Layout, Plan
 from pysim.runtime.arrays import ALIGNMENT_BYTES
-from pysim.torch.layers.compiler_seconds import FOLDED_MARGIN, folded_seconds, form_seconds, library_seconds
+from pysim.torch.layers.compiler_seconds import form_seconds, library_seconds
 from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.expected_cpu import work_of
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, interleaved, memory_format_of
-from pysim.torch.layers.library_conv import convolution_relu, convolved, memory_format_of_last
+from pysim.torch.layers.library_conv import convolved, memory_format_of_last
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
 from pysim.torch.parameters import ParameterCache, changes_are_seen, needs_pytorch
-from pysim.torch.precision import HALF, NAMES, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
+from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
 
 Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, beta, mean, var of a norm on the input
 # Bounds of a filter's largest weight in f16: above the lower one, only weights below 2^-13 of the largest lose bits to f16's 2^-24 steps
@@ -78,7 +78,6 @@ class Choice(NamedTuple):
     decision: Decision
     plan: Plan | None
     uses_prologue: bool = False  # the kernel applies `input_op` in its prologue
-    is_folded: bool = False  # PyTorch's library computes it with its norm, residual and ReLU
 
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
@@ -172,8 +171,6 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         key, choice = self._choice_for(x, w, factor)
         if choice.plan is None:
             self._refuse_pytorch(choice.decision.reason)
-            if choice.is_folded and (y := self._by_library(x, parameters, residual)) is not None:
-                return y, None
             return self._fallback(x, self._laid_out(x, parameters), residual, factor), None
         try:
             if self.geometry.added is not None:
@@ -257,10 +254,6 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 reason = f"{with_prologue.name}, its input's {self.input_op.name} in the kernel"
                 decision = Decision(self.name, with_prologue.problem, "pysim", reason, seconds, expected + input_op_seconds)
                 return Choice(decision, with_prologue, True)
-        if self.in_cuda_graph and self.epsilon is not None and self.folds(x, w, problem):
-            folded = folded_seconds(problem, on, "add" in self.replaced)
-            if folded * (1 + FOLDED_MARGIN) < min(plan.seconds or 0.0, expected):
-                return Choice(self.left(FOLDED, problem.text, plan.seconds or 0.0, folded), None, is_folded=True)
         if plan.seconds is not None and plan.seconds + beside > expected:
             return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds + beside, expected)
         return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
@@ -319,7 +312,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return bool(fits and types and w.numel() < problem.output_elements)
 
     def remember(self, decision: Decision, plan: Plan | None = None) -> None:
-        """What was decided when the graph was compiled."""
+        """What was decided when the graph was compiled, in the place of what was decided before."""
+        self.choices = LruCache(_CACHE_SIZE)
         self._put(decision, Choice(decision, plan))
 
     def left(self, reason: str, problem: str = "", *seconds: float) -> Decision:
@@ -327,14 +321,6 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return Decision(self.name, problem, "torch", reason, *seconds)
 
     # The calls
-
-    def _by_library(self, x: Any, parameters: Parameters, residual: Any) -> Any:
-        """The result; None where the type does not hold the weights multiplied by the scale."""
-        problem: Any = self.problem_of(x, parameters[0], NAMES[x.dtype])
-        if residual is not None and (residual.dtype is not x.dtype or tuple(residual.shape) != problem.output_shape):
-            return None
-        w, shift = self.folded_operands(parameters[: RESIDUAL_INPUT - 1], x.dtype)
-        return None if shift is None else convolution_relu(x, w, shift, residual, *map(list, self.geometry[:3]))
 
     def _on_gpu(
         self, choice: Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None

@@ -69,7 +69,7 @@ def test_a_compiler_saves_what_operators_write_for_each_other():
     size, on = (1, 1, 4096, 4096), load("h200")
     between, one = between_of(Gate(), size, size, size), 4 * 2**24 / on.memory_bytes_per_second.value
     assert between.alone == pytest.approx(8 * one) and between.fused == fused_seconds(2**24, 4 * 4 * 2**24, on)
-    assert compiled.saving(between, []) == pytest.approx(between.alone - between.fused)
+    assert compiled.expected_of(between, [], 0.0).saving == pytest.approx(between.alone - between.fused)
     assert between_of(Gate(), *[(1, 1, 1, 1)] * 3, in_cuda_graph=False).alone == pytest.approx(3 * HOST_SECONDS)
 
 

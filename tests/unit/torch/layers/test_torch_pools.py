@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own operators on a GPU: what they are expected to take, and max pools by the library."""
+"""PyTorch's own operators on a GPU: what they are expected to take, and max pools and concatenations by the library."""
 
 import pytest
 from checkout import DATA
@@ -13,7 +13,7 @@ from pysim import planner  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
 from pysim.problem.text import parse  # noqa: E402
-from pysim.torch.layers import max_pools, pytorch_seconds  # noqa: E402
+from pysim.torch.layers import concatenations, max_pools, pytorch_seconds  # noqa: E402
 
 
 def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix():
@@ -109,3 +109,63 @@ def test_a_models_pools_are_found_as_modules_and_as_functions(monkeypatch):
     with torch.no_grad():
         assert_close(traced(x), model(x))
     assert [node.target for node in made.module.graph.nodes].count(max_pools.max_pool) == 2
+
+
+@pytest.fixture
+def joined_by_pytorch(monkeypatch, emulated):
+    """The calls of torch.cat, on tensors as on a GPU."""
+    as_on_gpu(monkeypatch, "h200")
+    found, cat = [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda *given: found.append(given) or cat(*given))
+    return found
+
+
+def last(x):
+    return x.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("channels", [(8, 16), (5, 3, 8), (2,)])
+def test_joined_channels_have_pytorchs_bits(joined_by_pytorch, channels, dtype):
+    parts = [last(torch.randn(3, one, 7, 9).to(dtype)) for one in channels]
+    parts[0][0, 0, 0, :5] = torch.tensor([-0.0, float("inf"), float("-inf"), 1e-7, 0.0])  # 1e-7: below f16's smallest normal number
+    parts[0][1, 1, 2, 3] = float("nan")
+    found = concatenations.concatenate(parts, 1)
+    assert not joined_by_pytorch and found.is_contiguous(memory_format=torch.channels_last)
+    wanted, whole = torch.cat(parts, 1), torch.int32 if dtype is torch.float32 else torch.int16
+    assert torch.equal(found.nan_to_num(9).view(whole), wanted.nan_to_num(9).view(whole))
+    assert torch.equal(found.isnan(), wanted.isnan())
+
+
+def test_other_concatenations_are_pytorchs(joined_by_pytorch):
+    x, other = last(torch.randn(2, 8, 5, 6)), last(torch.randn(2, 4, 5, 6))
+    many = [last(torch.randn(1, 2, 3, 3)) for _ in range(65)]
+    of = (
+        ([x, x], 0), ([x, x], 2), ([x, x], -3), ([x, other.half()], 1), ([x, other.contiguous()], 1), ([x.double(), x.double()], 1),
+        ([x[0], x[0]], 1), ([x, other.clone().requires_grad_()], 1), ([x, torch.empty(0)], 1), (many, 1),
+    )  # fmt: skip
+    for tensors, axis in of:
+        found, by_pytorch = concatenations.concatenate(tensors, axis), len(joined_by_pytorch)
+        assert by_pytorch and torch.equal(found, torch.cat(tensors, axis))
+        joined_by_pytorch.clear()
+    with pytest.raises(RuntimeError):
+        concatenations.concatenate([x, last(torch.randn(2, 4, 5, 7))], 1)
+
+
+def test_concatenations_that_no_norm_reads_in_parts_are_replaced():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.norm = torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(6)
+
+        def forward(self, x):
+            a, b = self.one(x), self.two(x)
+            return torch.cat([a, b], 1), torch.cat((a, a), dim=2), self.norm(torch.cat([b, a], 1))
+
+    model, x = Model().eval(), torch.randn(2, 3, 5, 5)
+    traced, made = rewritten(model, x)
+    targets = [node.target for node in made.module.graph.nodes]
+    assert (targets.count(concatenations.concatenate), targets.count(torch.cat)) == (1, 1)
+    with torch.no_grad():
+        for found, wanted in zip(traced(x), model(x), strict=True):
+            assert_close(found, wanted)
