@@ -37,6 +37,7 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         self.__dict__["_graph"] = graph  # not a submodule
         self._places, (output,) = graph.graph.find_nodes(op="placeholder"), graph.graph.find_nodes(op="output")
         self._outputs = output.all_input_nodes
+        self.forms: list[Form] = [one.meta["form"] for one in self._outputs]  # of the results
         self.derived = ParameterCache(_CACHE_SIZE)
         self.decisions: list[Decision] = []
         self.is_faster = False
@@ -52,7 +53,7 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
             made = network.results([numbers_of(one) for one in inputs])
         except _NO_MEMORY as error:
             return self._by_pytorch(given, error)
-        results = tuple(result_of(y, node.meta["form"]) for y, node in zip(made, self._outputs, strict=True))
+        results = tuple(result_of(y, form.is_narrow, form.stride) for y, form in zip(made, self.forms, strict=True))
         return results[0] if len(results) == 1 else results
 
     __call__ = forward  # skips nn.Module's search for hooks; none can be registered here
@@ -104,9 +105,9 @@ def numbers_of(x: Any) -> Any:
     return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
 
 
-def result_of(y: Any, form: Form) -> Any:
+def result_of(y: Any, is_narrow: bool, stride: tuple[int, ...]) -> Any:
     """A result of a network as PyTorch's operators make it."""
-    return with_strides(torch.from_numpy(y).to(form.dtype) if form.is_narrow else torch.from_numpy(y), form.stride)
+    return with_strides(torch.from_numpy(y).to(torch.bfloat16) if is_narrow else torch.from_numpy(y), stride)
 
 
 def _operator(name: str) -> str:

@@ -60,11 +60,12 @@ def is_narrow(model):
     )
 
 
+@pytest.mark.parametrize("unit", [16, 8])  # of channels: whole blocks, or parts of them
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_random_networks_in_random_layouts(first, monkeypatch):
+def test_random_networks_in_random_layouts(first, unit, monkeypatch):
     in_blocks = 0
     for seed in range(first, first + 20):
-        random, proto = np.random.default_rng(seed), rounded(random_model(seed, 1 + seed % 3, unit=16))
+        random, proto = np.random.default_rng(seed), rounded(random_model(seed, 1 + seed % 3, unit=unit))
 
         def mixed(graph, block, seconds, change, random=random):
             def any_seconds(*asked):
@@ -78,7 +79,7 @@ def test_random_networks_in_random_layouts(first, monkeypatch):
         model = model_of(narrowed(proto))
         in_blocks += sum(tensor.dtype == BITS for tensor in model._graph.tensors.values())
         assert_near(model(x), wanted)
-    assert in_blocks > 50 or not any(row.dtype == "bf16" for row in nchwc_kernels())
+    assert in_blocks > 10 or not any(row.dtype == "bf16" for row in nchwc_kernels())
 
 
 def chain(size=32, kinds=(TensorProto.BFLOAT16, TensorProto.BFLOAT16), channels=32):
