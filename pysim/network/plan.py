@@ -243,7 +243,8 @@ def _laid_seconds(graph: Graph, on: Machine, accuracy: Accuracy) -> float:
         if node.op == "Reorder":
             total += reordering_seconds(graph.tensors[node.output], on)
         else:
-            total += _node_seconds(node, *node.attributes.get("blocks", (1, 1)), graph, on, accuracy) or 0.0
+            read, written = node.attributes.get("blocks", (1, 1))
+            total += _node_seconds(node, read, written, graph, on, accuracy) or 0.0
     return total
 
 

@@ -8,13 +8,13 @@ Worked number: a value of 24 channels of 56x56 in two blocks of 16 has a third m
 has as float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from msgspec.structs import replace
 
 from pysim.network.fusion import RESIDUAL_INPUT
-from pysim.network.graph import Array, Graph, Node
+from pysim.network.graph import Array, Graph, Node, Tensor
 
 # Of each channel by itself, finite where their inputs are zero
 _BY_CHANNEL = ("Add", "Affine", "AveragePool", "Clip", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Relu", "Sigmoid")
@@ -87,16 +87,16 @@ def _is_taken(node: Node, graph: Graph) -> bool:
     return node.op in _BY_CHANNEL and not (node.op in ("Add", "Mul") and any(name in graph.constants for name in node.inputs))
 
 
-def _of_whole(node: Node, padded: set[str], tensors: dict[str, object], longer: Callable[[str, int, int], str]) -> Node:
+def _of_whole(node: Node, padded: set[str], tensors: Mapping[str, Tensor], longer: Callable[[str, int, int], str]) -> Node:
     if padded.isdisjoint((*node.inputs, *node.outputs)):
         return node
     if node.op == "Affine":
         x, *numbers = node.inputs
-        return node._replace(inputs=(x, *(longer(name, 0, tensors[x].shape[1]) for name in numbers)))  # type: ignore[attr-defined]
+        return node._replace(inputs=(x, *(longer(name, 0, tensors[x].shape[1]) for name in numbers)))
     if node.op != "Conv":
         return node
     problem, (x, w, *rest) = node.attributes["problem"], node.inputs
-    channels, filters = (tensors[name].shape[1] for name in (x, node.output))  # type: ignore[attr-defined]
+    channels, filters = (tensors[name].shape[1] for name in (x, node.output))
     groups = 1 if problem.groups == 1 else channels
     w = longer(longer(w, 0, filters), 1, channels // groups)
     rest = [longer(name, 0, filters) if name and at == 0 else name for at, name in enumerate(rest)]
