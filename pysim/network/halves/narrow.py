@@ -20,9 +20,11 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.problem.text import Workload
 from pysim.record.plan import Plan, Request
+from pysim.registry.cpu import loop_targets
 from pysim.runtime import cpu
 from pysim.runtime.along_steps import halves_step
 from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.emulated import executor_for
 from pysim.runtime.operators import BITS
 from pysim.runtime.steps import Chain, Step
 
@@ -64,6 +66,11 @@ def _rounded(weights: Array) -> Array:
 def prepared_type(plan: Plan, own: Any) -> Any:
     """What computes a plan of a network: `own`, unless its operands are to be rounded first."""
     return Narrowed if plan.workload.dtype == "bf16" and plan.layout == "nchw" else own
+
+
+def computes_narrow(on: Machine) -> bool:
+    """Whether values of bf16 are rounded and widened here, as operators on them are run."""
+    return executor_for(on) is cpu.LOCAL and any(map(on.unit, loop_targets("bf16")))
 
 
 def with_narrow(graph: Graph) -> Graph:
