@@ -17,4 +17,12 @@ static inline float pysim_bf16_value(uint16_t x) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
+
+/* To nearest, ties to even; a NaN becomes a quiet one. */
+static inline uint16_t pysim_bf16_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
 #endif

@@ -20,7 +20,7 @@ extern "C" {
 /* cdef begin */
 enum { PYSIM_ABI_VERSION = 5 };
 /* The first digits of SHA-256 of these declarations (tests/native/test_abi.py says which): a library of others is refused as it is opened. */
-#define PYSIM_DECLARATIONS 0x24daebb2
+#define PYSIM_DECLARATIONS 0x0048af48
 
 typedef enum {
     PYSIM_OK = 0,
@@ -32,7 +32,8 @@ typedef enum {
 } pysim_status;
 
 /* Elements. Input and filters, A and B, have the problem's dtype. On a CPU output and bias, C, have its result type: f32 -> f32, f64 ->
- * f64, bf16 -> f32, s8 -> s32; on a GPU see pysim_cuda_gemm. An s8 result is exact modulo 2^32. */
+ * f64, bf16 -> f32, s8 -> s32; on a GPU see pysim_cuda_gemm. A bf16 convolution whose output is in blocks has bf16 in blocks alone: its output, a residual, and an
+ * input in blocks; filters, bias and an input in planes are f32. Operators on bf16 likewise have scales and shifts of f32. An s8 result is exact modulo 2^32. */
 typedef enum {
     PYSIM_F32 = 0,
     PYSIM_F64 = 1,
@@ -203,7 +204,7 @@ typedef struct {
 } pysim_pool;
 pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y);
 
-/* Layout conversion of planes of `size` elements: [planes/block][block][size] to [planes/block][size][block], or back. */
+/* Layout conversion of planes of `size` elements: [planes/block][block][size] to [planes/block][size][block], or back. Of bf16 planes are f32. */
 typedef struct {
     int64_t planes, size;
     int32_t block, to_planes;

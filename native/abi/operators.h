@@ -112,10 +112,11 @@ typedef struct {
 } pysim_best;
 pysim_status pysim_run_best(const pysim_best *b, const void *x, void *y, int64_t *places);
 
-/* Halves (f16) as floats, or floats rounded to halves, to nearest and ties to even. */
+/* Halves (f16 or bf16) as floats, or floats rounded to halves, to nearest and ties to even. */
 typedef struct {
     int64_t count;
     int32_t to_halves;
+    int32_t dtype;
 } pysim_halves;
 pysim_status pysim_run_halves(const pysim_halves *h, const void *x, void *y);
 

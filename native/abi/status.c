@@ -185,13 +185,15 @@ pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim
         status = output_axis("depth", c->depth, c->pad_front, c->pad_back, c->kernel_d, c->stride_d, c->dilation_d, &slices);
     if (status != PYSIM_OK) return status;
 
-    const int32_t result = pysim_result_dtype(c->dtype);
+    /* of bf16 only blocks, if there are any, have that type */
+    const int32_t wide = pysim_result_dtype(c->dtype), narrow = c->dtype == PYSIM_BF16 && c->output_block > 1;
+    const int32_t first = narrow && c->input_block <= 1 ? wide : c->dtype, second = narrow ? wide : c->dtype,
+                  result = narrow ? c->dtype : wide;
     const pysim_conv v = pysim_as_volume(c);
-    const int64_t element = pysim_dtype_bytes(c->dtype), wide = pysim_dtype_bytes(result);
-    const int64_t input[] = {c->batch, c->channels, v.depth, c->height, c->width, element};
-    const int64_t filters[] = {c->filters, c->channels / c->groups, v.kernel_d, c->kernel_h, c->kernel_w, element};
-    const int64_t output[] = {c->batch, c->filters, slices, rows, columns, wide};
-    pysim_operands of = {{"input", c->dtype, 0}, {"filters", c->dtype, 0}, {"output", result, 0}, 0};
+    const int64_t input[] = {c->batch, c->channels, v.depth, c->height, c->width, pysim_dtype_bytes(first)};
+    const int64_t filters[] = {c->filters, c->channels / c->groups, v.kernel_d, c->kernel_h, c->kernel_w, pysim_dtype_bytes(second)};
+    const int64_t output[] = {c->batch, c->filters, slices, rows, columns, pysim_dtype_bytes(result)};
+    pysim_operands of = {{"input", first, 0}, {"filters", second, 0}, {"output", result, 0}, 0};
     status = pysim_product("the input's bytes, batch x channels x depth x height x width x element", 6, input, &of.first.bytes);
     if (status == PYSIM_OK)
         status = pysim_product("the filters' bytes, filters x channels/groups x kernel_d x kernel_h x kernel_w x element", 6, filters,
@@ -199,7 +201,7 @@ pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim
     if (status == PYSIM_OK)
         status = pysim_product("the output's bytes, batch x filters x O x P x Q x element", 6, output, &of.result.bytes);
     if (status != PYSIM_OK) return status;
-    of.bias_bytes = c->filters * wide; /* No more than the output's bytes, which fit. */
+    of.bias_bytes = c->filters * pysim_dtype_bytes(wide); /* No more than the output's or the filters' bytes, which fit. */
     if (p) *p = rows;
     if (q) *q = columns;
     if (operands) *operands = of;

@@ -28,6 +28,8 @@ static pysim_status open_blocked(const pysim_problem *p, const pysim_schedule *s
     pysim_row kernel;
     int64_t input, output;
     pysim_status status = row(s, p->conv.dtype, &kernel);
+    if (status == PYSIM_OK && p->conv.dtype == PYSIM_BF16)
+        status = pysim_fail(PYSIM_UNSUPPORTED, "dtype is bf16, whose results in planes are f32; algorithm blocked makes those of blocks");
     if (status != PYSIM_OK) return status;
     const int64_t lanes = kernel.info.lane_filters, channels = p->conv.channels / p->conv.groups,
                   filters = p->conv.filters / p->conv.groups;

@@ -218,13 +218,14 @@ static void run_blocks(const direct_run *r, int64_t image, int64_t first, int64_
     const pysim_conv *c = of->conv;
     const pysim_call *x = r->call;
     const int64_t bytes = r->unit * r->nest->bytes, row = of->q * bytes, rows = pysim_max(1, EPILOGUE_BYTES / row);
+    const int64_t wide = r->unit * pysim_dtype_bytes(pysim_result_dtype(c->dtype)); /* of filters and the bias */
     for (int64_t block = first; block < last; block++) {
         const int64_t at = image * (c->groups / r->unit) + block;
         char *out = x->result + at * of->p * row;
         for (int64_t p = begin, next; p < end; p = next) {
             next = x->finish.loops ? pysim_min(end, p + rows) : end;
-            r->nest->row.direct(of, x->first + at * c->height * c->width * bytes, x->second + block * c->kernel_h * c->kernel_w * bytes,
-                                x->epilogue->bias ? (const char *)x->epilogue->bias + block * bytes : NULL, out, r->unit, p, next, NULL);
+            r->nest->row.direct(of, x->first + at * c->height * c->width * bytes, x->second + block * c->kernel_h * c->kernel_w * wide,
+                                x->epilogue->bias ? (const char *)x->epilogue->bias + block * wide : NULL, out, r->unit, p, next, NULL);
             pysim_finish_rows(&x->finish, out + p * row, 0, 1, (next - p) * of->q * r->unit);
         }
     }

@@ -10,6 +10,7 @@
  * with only those pixels that need them: padding is not multiplied. Each tile prefetches its share of the filters that come next, because they are
  * read once, from a far level (256 -> 256 channels, 14x14, 3x3: 1131 us without, 1047 with, on a busy Zen 5). */
 #include "algorithm.h"
+#include "elements.h"
 
 enum {
     LINE = 64,
@@ -87,18 +88,42 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_conv *c,
     return PYSIM_OK;
 }
 
+/* Results of bf16 are rounded once: their sums have one set, and no taps but those that the first and the last pixel of a call leave out. */
+static pysim_status check_rounded_once(const pysim_schedule *s, const pysim_conv *c) {
+    int64_t p, q;
+    (void)pysim_check_conv(c, &p, &q, NULL); /* has passed */
+    const int64_t behind = (q - 1) * c->stride_w + (c->kernel_w - 1) * c->dilation_w + 1 - c->pad_left - c->width;
+    if (c->input_block <= 1) return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d; kernels of bf16 read blocks", (int)c->input_block);
+    if (s->channels == c->channels / c->groups && c->pad_left <= c->stride_w && behind <= c->stride_w) return PYSIM_OK;
+    return pysim_fail(PYSIM_UNSUPPORTED, "sums of bf16 have all channels in one set, and no more columns of padding than the stride");
+}
+
 static pysim_status open_nchwc(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
     job->own = flattened(&p->conv);
     job->nest = (pysim_nest){.problem = &job->own, .schedule = *s};
     job->thread_bytes = 64; /* nothing is kept, but a run must have a workspace */
     pysim_status status = row(s, p->conv.dtype, &job->nest.row);
     if (status == PYSIM_OK) status = check_schedule(s, &p->conv, &job->nest.row);
+    if (status == PYSIM_OK && p->conv.dtype == PYSIM_BF16) status = check_rounded_once(s, &p->conv);
     if (status != PYSIM_OK) return status;
     const shape of = shape_of(&job->own, &job->nest.row, s);
     const int64_t size[] = {job->own.groups, panels_of(&of), panel_size(&of), of.bytes};
     status = pysim_product("the packed filters' bytes, groups x panels x elements x element", 4, size, &job->prepared_bytes);
     job->operands.second = (pysim_operand){"packed filters", p->conv.dtype, job->prepared_bytes};
     return status;
+}
+
+/* Filters of FP32 become pairs of neighbouring channels, [channel / 2][filter][2]. */
+static void prepare_bf16(const shape *of, int64_t group, int64_t panel, const float *filters, uint16_t *to) {
+    const pysim_conv *c = of->conv;
+    const int64_t channels = of->blocks * of->inner, taps = c->kernel_h * c->kernel_w;
+    const int64_t first = panel * of->panel * of->lanes, width = width_of(of, panel);
+    const float *from = filters + (group * of->vectors * of->lanes + first) * channels * taps;
+    for (int64_t ch = 0; ch < channels; ch++)
+        for (int64_t tap = 0; tap < taps; tap++) {
+            uint16_t *pairs = to + ((ch / of->inner * taps + tap) * of->inner + ch % of->inner / 2 * 2) * width + ch % 2;
+            for (int64_t f = 0; f < width; f++) pairs[2 * f] = pysim_bf16_of(from[(f * channels + ch) * taps + tap]);
+        }
 }
 
 #define DEFINE_PREPARE(T, name)                                                                      \
@@ -123,6 +148,8 @@ static void prepare_nchwc(const pysim_job *job, const char *filters, char *prepa
         char *to = prepared + i * panel_size(&of) * of.bytes;
         if (of.conv->dtype == PYSIM_F64)
             prepare_f64(&of, i / panels, i % panels, (const double *)(const void *)filters, (double *)(void *)to);
+        else if (of.conv->dtype == PYSIM_BF16)
+            prepare_bf16(&of, i / panels, i % panels, (const float *)(const void *)filters, (uint16_t *)(void *)to);
         else prepare_f32(&of, i / panels, i % panels, (const float *)(const void *)filters, (float *)(void *)to);
     }
 }
@@ -260,7 +287,8 @@ static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t m
         t.call.ahead = filters + next + next / parts * part;
         t.call.ahead_lines = pysim_ceil_div(next / parts / LINE, t.call.blocks * t.rows * c->kernel_w);
     }
-    if (t.call.bias) t.call.bias = (const char *)t.call.bias + (image % c->groups * of->vectors + panel * of->panel) * of->lanes * bytes;
+    const int64_t first_filter = (image % c->groups * of->vectors + panel * of->panel) * of->lanes;
+    if (t.call.bias) t.call.bias = (const char *)t.call.bias + first_filter * pysim_dtype_bytes(pysim_result_dtype(c->dtype));
     const int last = b0 + of->set >= of->blocks;
     sum_set(r, &t, set == 0, last);
     if (last) pysim_finish_rows(&r->call->finish, t.call.out, t.call.out_vector, panels * t.call.vectors, t.pixels * of->lanes);

@@ -136,6 +136,7 @@ static shape shape_of(const pysim_job *job) {
         .set_channels = n->schedule.channels,
         .transforms = transforms_of(&n->row.info, &known, &own),
     };
+    s.w.narrow_in = s.w.in_blocks && c->dtype == PYSIM_BF16, s.w.narrow_out = s.w.out_blocks && c->dtype == PYSIM_BF16;
     s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs_h), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs_w);
     s.w.filter_pitch = s.w.out_d * s.w.out_h * s.w.out_w;
     s.w.output_pitch = c->filters * s.w.filter_pitch;
@@ -197,9 +198,8 @@ static pysim_status sizes(pysim_job *job) {
     const pysim_nest *n = &job->nest;
     const int64_t planes = planes_of(c, n->schedule.outputs), panels = pysim_ceil_div(n->windows, n->schedule.windows);
     const int64_t filters[] = {c->groups, planes, panels, n->channels, n->schedule.windows, n->bytes};
-    const int64_t own[] = {
-        c->groups, given->kernel_d * given->kernel_h * given->kernel_w, panels, given->channels / given->groups, n->schedule.windows,
-        n->bytes};
+    const int64_t taps = given->kernel_d * given->kernel_h * given->kernel_w;
+    const int64_t own[] = {c->groups, taps, panels, given->channels / given->groups, n->schedule.windows, n->bytes};
     int64_t plain;
     pysim_status status = pysim_product("the transformed filters' bytes", 6, filters, &job->prepared_bytes);
     if (status == PYSIM_OK) status = pysim_product("the filters' bytes", 6, own, &plain);
@@ -223,6 +223,7 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     const pysim_conv *c = &of->conv;
     const int64_t high = c->kernel_h > 1 ? s->outputs : 1, wide = c->kernel_w > 1 ? s->outputs : 1; /* a tile */
     pysim_nest *n = &job->nest;
+    const int32_t dtype = pysim_result_dtype(c->dtype); /* blocks of bf16 are transformed and multiplied as floats */
     int64_t p, q, tiles;
     int known, own;
     pysim_status status = check_problem(c, s);
@@ -237,14 +238,16 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
                       .channels = job->own.channels / c->groups * c->kernel_d,
                       .rows = 1,
                       .taps = 1,
-                      .bytes = pysim_dtype_bytes(c->dtype),
-                      .out_bytes = pysim_dtype_bytes(c->dtype),
+                      .bytes = pysim_dtype_bytes(dtype),
+                      .out_bytes = pysim_dtype_bytes(dtype),
                       .problem = &job->own};
-    status = row(s, c->dtype, &n->row);
+    status = row(s, dtype, &n->row);
     if (status != PYSIM_OK) return status;
     status = check_blocks(c, &n->row);
     if (status != PYSIM_OK) return status;
-    transforms_of(&n->row.info, &known, &own);
+    const pysim_winograd_transforms *transforms = transforms_of(&n->row.info, &known, &own);
+    if (c->dtype == PYSIM_BF16 && !(own && transforms->takes_narrow && c->output_block > 1))
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd has no transforms of blocks of bf16 for %s", n->row.info.target);
     if (n->row.info.filters > PYSIM_WINOGRAD_MAX_PANEL_TILES || n->row.info.windows > MAX_PANEL_FILTERS)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd takes kernels of up to %d windows x %d filters, and %s is wider",
                           (int)MAX_PANEL_FILTERS, (int)PYSIM_WINOGRAD_MAX_PANEL_TILES, n->row.info.name);
@@ -433,14 +436,16 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     const char *filters = r->call->second + group * group_transformed(s) * s->bytes;
     const pysim_conv *given = &r->job->problem.conv;
     pysim_winograd w = s->w;
-    w.input = r->input + group * (w.channels / w.slices) * w.channel_pitch * s->bytes;
-    w.output = r->call->result + group * s->filters * w.filter_pitch * s->bytes;
+    const int64_t narrow = pysim_dtype_bytes(given->dtype); /* of an element in blocks; planes have `bytes` */
+    w.input = r->input + group * (w.channels / w.slices) * w.channel_pitch * (w.in_blocks ? narrow : s->bytes);
+    w.output = r->call->result + group * s->filters * w.filter_pitch * (w.out_blocks ? narrow : s->bytes);
     w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
     w.bounds = r->call->bounds;
     w.finish = r->call->finish;
     w.exact = (pysim_winograd_exact){
         given,
-        r->call->first + group * (given->channels / given->groups) * given->depth * given->height * given->width * s->bytes,
+        r->call->first + group * (given->channels / given->groups) * given->depth * given->height * given->width *
+                             (given->input_block > 1 ? narrow : s->bytes),
         r->call->second + plain_offset(r->job, s, group, 0) * s->bytes,
         s->panel_filters,
     };

@@ -32,14 +32,15 @@ typedef struct {
 
 typedef struct {
     int64_t outputs_h, outputs_w, taps_h, taps_w; /* m, r; 1, 1 along an axis without taps */
-    int64_t channels, height, width; /* of all slices of a patch, slice by slice; of one slice of an image of the group */
+    int64_t channels, height, width;              /* of all slices of a patch, slice by slice; of one slice of an image of the group */
     int64_t pad_top, pad_left, out_h, out_w;
     int64_t depth, slices, stride_d, dilation_d, pad_front, out_d; /* slices: kernel_d */
     int64_t tiles_h, tiles_w;                                      /* of one slice of outputs */
     int64_t image_pitch, channel_pitch;                            /* elements between images and channels of the input */
     int64_t output_pitch, filter_pitch;                            /* and between images and filters of the output */
     int64_t panel_tiles, plane_pitch, patch_pitch, accumulator_pitch, tile_pitch;
-    int in_blocks, out_blocks; /* input, output are in blocks of one vector of channels */
+    int in_blocks, out_blocks; /* input, output are in blocks of one vector of channels, */
+    int narrow_in, narrow_out; /* of bf16 */
     const char *input;         /* first image, first channel of the group; output: first filter of the group */
     char *output;
     const char *bias; /* first filter of the group, or NULL */
@@ -62,6 +63,7 @@ typedef struct {
     /* Transforms the accumulators of tiles [tile, tile + count) and filters [filter, filter + filters) into outputs.
      * Tiles with a result that is not finite before its bounds are computed again by pysim_winograd_recompute. */
     void (*outputs)(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *accumulators);
+    int takes_narrow; /* blocks of bf16 */
 } pysim_winograd_transforms;
 
 /* Slices [*first, *end) of the patches of tiles [tile, tile + count) that are not padding for all of them; at least one. */

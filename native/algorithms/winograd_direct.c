@@ -4,6 +4,7 @@
  * infinities and NaN, so each such result is infinite or NaN before its activation (templates/winograd.c: outputs), whatever went wrong
  * before. This file computes the results of such tiles from the input and the filters themselves, in double precision. It is slow, but runs
  * of finite operands never come here. Filters: [group][panel][channel][row][column][panel_filters]. */
+#include "elements.h"
 #include "winograd.h"
 
 enum { AT_ONCE = 16 };
@@ -35,8 +36,10 @@ static void window_sums(const pysim_winograd_exact *of, int64_t image, int64_t f
             for (int64_t s = s0; s < s1; s++) {
                 const int64_t pixel = in_z * slice + in_y * c->width + x0 + s,
                               at = panel + (ch * taps + i * c->kernel_w + s) * of->panel_filters;
-                const double value =
-                    value_at(of->input, image * c->channels * size + (ch / block * size + pixel) * block + ch % block, wide);
+                const int64_t of_input = image * c->channels * size + (ch / block * size + pixel) * block + ch % block;
+                const double value = c->dtype == PYSIM_BF16 && block > 1
+                                         ? (double)pysim_bf16_value(((const uint16_t *)(const void *)of->input)[of_input])
+                                         : value_at(of->input, of_input, wide);
                 if (wide) add_products(value, of->filters, at, count, sums, 1);
                 else add_products(value, of->filters, at, count, sums, 0);
             }
@@ -50,6 +53,7 @@ static void store(const pysim_winograd *w, int64_t image, int64_t filter, int64_
     const double biased = sum + (w->bias ? value_at(w->bias, filter, c->dtype == PYSIM_F64) : 0);
     const double y_of = biased < w->bounds.low ? w->bounds.low : biased > w->bounds.high ? w->bounds.high : biased;
     if (c->dtype == PYSIM_F64) ((double *)(void *)w->output)[at] = y_of;
+    else if (w->narrow_out) ((uint16_t *)(void *)w->output)[at] = pysim_bf16_of((float)y_of);
     else ((float *)(void *)w->output)[at] = (float)y_of;
 }
 

@@ -25,8 +25,8 @@ pysim_conv pysim_winograd_stride_one(const pysim_conv *c, int64_t p, int64_t q) 
 
 pysim_status pysim_winograd_phases_bytes(const pysim_conv *c, int64_t p, int64_t q, int64_t *bytes) {
     const int64_t high = pysim_ceil_div(c->kernel_h, c->stride_h), wide = pysim_ceil_div(c->kernel_w, c->stride_w);
-    const int64_t size[] = {c->batch, c->channels, c->stride_h, c->stride_w, c->depth, p + high - 1, q + wide - 1,
-                            pysim_dtype_bytes(c->dtype)};
+    const int64_t size[] = {c->batch, c->channels,  c->stride_h,  c->stride_w,
+                            c->depth, p + high - 1, q + wide - 1, pysim_dtype_bytes(pysim_result_dtype(c->dtype))};
     *bytes = 0;
     if (c->stride_h == 1 && c->stride_w == 1) return PYSIM_OK;
     const pysim_status status = pysim_product("the phases' bytes", 8, size, bytes);

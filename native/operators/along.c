@@ -56,8 +56,10 @@ pysim_status pysim_run_best(const pysim_best *b, const void *x, void *y, int64_t
 pysim_status pysim_run_halves(const pysim_halves *h, const void *x, void *y) {
     const pysim_loops *loops;
     if (!h) return pysim_fail(PYSIM_BAD_ARGUMENT, "halves is NULL");
-    const int32_t from = h->to_halves ? PYSIM_F32 : PYSIM_F16, to = h->to_halves ? PYSIM_F16 : PYSIM_F32;
-    pysim_status status = pysim_loops_of(PYSIM_F32, &loops);
+    const int32_t from = h->to_halves ? PYSIM_F32 : h->dtype, to = h->to_halves ? h->dtype : PYSIM_F32;
+    if (h->dtype != PYSIM_F16 && h->dtype != PYSIM_BF16)
+        return pysim_fail(PYSIM_UNSUPPORTED, "halves are of dtype %d; expected 2 (f16) or 3 (bf16)", (int)h->dtype);
+    pysim_status status = pysim_loops_of_values(h->dtype == PYSIM_F16 ? PYSIM_F32 : PYSIM_BF16, &loops);
     if (status == PYSIM_OK) status = pysim_check_positive("a count of halves", &h->count, 1);
     if (status == PYSIM_OK) status = check_both(x, &h->count, 1, from, y, &h->count, 1, to, NO_OTHER);
     if (status == PYSIM_OK) (h->to_halves ? loops->narrow : loops->widen)(x, h->count, y);

@@ -85,7 +85,7 @@ static void pair_range(const void *operator, int64_t begin, int64_t end) {
 pysim_status pysim_share_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y, int32_t threads) {
     pair_run r = {.of = p, .a = a, .b = b, .y = y};
     if (!p || !e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the %s is NULL", p ? "epilogue" : "pair");
-    pysim_status status = pysim_loops_of(p->dtype, &r.loops);
+    pysim_status status = pysim_loops_of_values(p->dtype, &r.loops);
     if (status == PYSIM_OK) status = check_pair(p, e, a, b, y);
     if (status != PYSIM_OK) return status;
     r.finish = (pysim_finish){e->activation == PYSIM_IDENTITY ? NULL : r.loops, y, NULL, e->activation, e->low, e->high};

@@ -62,7 +62,8 @@ struct pysim_loops {
      * and from the products, as far apart, those of the results; 0 if one of these is not finite before its bounds. */
     void (*sums_of_quarters)(const void *const x[4], int64_t count, void *y, int64_t pitch);
     int (*results_of_products)(const pysim_join *j, const void *products, int64_t pitch, int64_t count, void *const y[4]);
-    void (*widen)(const void *x, int64_t count, void *y), (*narrow)(const void *x, int64_t count, void *y); /* of f32: halves */
+    void (*widen)(const void *x, int64_t count, void *y),
+        (*narrow)(const void *x, int64_t count, void *y); /* of f32: halves; of bf16: bf16 */
 };
 
 /* Rows of queries that share packed keys, keys of a block, rows of a tile, and the elements of the longest vector. */
@@ -75,7 +76,8 @@ static inline int64_t pysim_attention_elements(int64_t size, int64_t width) {
            2 * PYSIM_ATTENTION_ROWS;
 }
 
-/* The loops of the best target that runs on this CPU, for results of a dtype (f32 or f64); NULL for other dtypes. */
+/* The loops of the best target that runs on this CPU, for results of a dtype (f32, f64 or, if the CPU has it, bf16); NULL for other dtypes. Those of bf16 have
+ * finish, map, pool, pair, widen and narrow: values are bf16, scales and shifts floats. */
 const pysim_loops *pysim_loops_for(int32_t dtype);
 
 /* Prefetches rows of `bytes` bytes, `pitch` bytes apart, that a tile reads or writes after its kernel, so that the kernel hides their

@@ -8,6 +8,7 @@
 #include "abi/status.h"
 
 enum { MIN_PART_BYTES = 16 << 10 }; /* of a thread: less is done before another thread has started */
+enum { PIECE = 4096 };              /* floats between planes and blocks of bf16, in L1 */
 
 typedef struct {
     pysim_range_of_items *compute;
@@ -31,10 +32,17 @@ void pysim_share_items(int64_t items, int64_t block, int64_t item_bytes, int32_t
     pysim_parallel_for(s.parts, threads, part_of_items, &s);
 }
 
+pysim_status pysim_loops_of_values(int32_t dtype, const pysim_loops **loops) {
+    if (dtype != PYSIM_BF16) return pysim_loops_of(dtype, loops);
+    *loops = pysim_loops_for(dtype);
+    return *loops ? PYSIM_OK
+                  : pysim_fail(PYSIM_UNSUPPORTED, "dtype is bf16; its operators need avx512bf16, which this CPU or build does not have");
+}
+
 pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops) {
     const pysim_status status = pysim_check_dtype(dtype);
     if (status != PYSIM_OK) return status;
-    *loops = pysim_loops_for(dtype);
+    *loops = dtype == PYSIM_BF16 ? NULL : pysim_loops_for(dtype);
     if (!*loops && (dtype == PYSIM_F32 || dtype == PYSIM_F64)) return pysim_fail(PYSIM_UNSUPPORTED, "%s", PYSIM_LACKS_OPERATORS);
     return *loops ? PYSIM_OK : pysim_fail(PYSIM_UNSUPPORTED, "dtype is %s; operators are for f32 and f64", pysim_dtype_name(dtype));
 }
@@ -59,11 +67,11 @@ static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const
     if (status == PYSIM_OK) status = pysim_check_activation(e);
     if (status == PYSIM_OK) status = pysim_check_operand("x", x, m->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("y", y, m->dtype);
-    if (status == PYSIM_OK && scale) status = pysim_check_operand("scale", scale, m->dtype);
-    if (status == PYSIM_OK && shift) status = pysim_check_operand("shift", shift, m->dtype);
+    if (status == PYSIM_OK && scale) status = pysim_check_operand("scale", scale, pysim_result_dtype(m->dtype));
+    if (status == PYSIM_OK && shift) status = pysim_check_operand("shift", shift, pysim_result_dtype(m->dtype));
     if (status == PYSIM_OK && e->residual) status = pysim_check_operand("residual", e->residual, m->dtype);
     if (status != PYSIM_OK) return status;
-    const int64_t few = pysim_min(m->period, m->planes) * pysim_dtype_bytes(m->dtype);
+    const int64_t few = pysim_min(m->period, m->planes) * pysim_dtype_bytes(pysim_result_dtype(m->dtype));
     const pysim_span spans[] = {
         {"y", y, bytes, 1},       {"x", x == y ? NULL : x, bytes, 0}, {"residual", e->residual, bytes, 0},
         {"scale", scale, few, 0}, {"shift", shift, few, 0},
@@ -84,7 +92,8 @@ static void map_planes(const void *operator, int64_t begin, int64_t end) {
     const int64_t bytes = pysim_dtype_bytes(r->map->dtype), period = r->map->period == 1 ? r->map->planes : r->map->period;
     pysim_map some = *r->map;
     for (int64_t k = begin; k < end; k += some.planes) { /* up to the next repetition of the scales */
-        const int64_t at = k * some.size * bytes, of = k % r->map->period * bytes;
+        const int64_t at = k * some.size * bytes;
+        const int64_t of = k % r->map->period * pysim_dtype_bytes(pysim_result_dtype(r->map->dtype));
         some.planes = pysim_min(end, (k / period + 1) * period) - k;
         r->loops->map(&some, &r->finish, r->x + at, r->scale ? r->scale + of : NULL, r->shift ? r->shift + of : NULL, r->y + at);
     }
@@ -94,7 +103,7 @@ pysim_status pysim_share_map(const pysim_map *m, const pysim_epilogue *e, const 
                              int32_t threads) {
     map_run r = {.map = m, .x = x, .scale = scale, .shift = shift, .y = y};
     if (!m || !e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the %s is NULL", m ? "epilogue" : "map");
-    pysim_status status = pysim_loops_of(m->dtype, &r.loops);
+    pysim_status status = pysim_loops_of_values(m->dtype, &r.loops);
     if (status == PYSIM_OK) status = check_map(m, e, x, scale, shift, y);
     if (status != PYSIM_OK) return status;
     const int same = !e->residual && e->activation == PYSIM_IDENTITY;
@@ -157,7 +166,9 @@ static void pool_planes(const void *operator, int64_t begin, int64_t end) {
 pysim_status pysim_share_pool(const pysim_pool *p, const void *x, void *y, int32_t threads) {
     pool_run r = {.pool = p, .x = x, .y = y};
     if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pool is NULL");
-    pysim_status status = pysim_loops_of(p->dtype, &r.loops);
+    pysim_status status = pysim_loops_of_values(p->dtype, &r.loops);
+    if (status == PYSIM_OK && p->dtype == PYSIM_BF16 && p->block <= 1)
+        status = pysim_fail(PYSIM_UNSUPPORTED, "dtype is bf16, and a pool's block %d; of bf16 pools are in blocks", (int)p->block);
     if (status == PYSIM_OK) status = pysim_check_pool(p, x, y);
     if (status != PYSIM_OK) return status;
     pysim_share_items(p->planes, p->block, p->height * p->width * pysim_dtype_bytes(p->dtype), threads, pool_planes, &r);
@@ -166,17 +177,41 @@ pysim_status pysim_share_pool(const pysim_pool *p, const void *x, void *y, int32
 
 pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) { return pysim_share_pool(p, x, y, 1); }
 
+/* The type of planes: blocks of bf16 become floats. */
+static int32_t planes_of(const pysim_reorder *r) { return r->dtype == PYSIM_BF16 ? PYSIM_F32 : r->dtype; }
+
 static pysim_status check_reorder(const pysim_reorder *r, const void *x, const void *y) {
-    const int64_t sizes[] = {r->planes, r->size, r->block}, all[] = {r->planes, r->size, pysim_dtype_bytes(r->dtype)};
+    const int64_t wide = pysim_dtype_bytes(planes_of(r)), narrow = pysim_dtype_bytes(r->dtype);
+    const int64_t sizes[] = {r->planes, r->size, r->block}, all[] = {r->planes, r->size, wide};
     int64_t bytes = 0;
     pysim_status status = pysim_check_positive("a reordering's planes, size and block", sizes, 3);
     if (status == PYSIM_OK && r->planes % r->block)
         status = pysim_fail(PYSIM_BAD_ARGUMENT, "%lld planes are not a multiple of the block, %d", (long long)r->planes, (int)r->block);
     if (status == PYSIM_OK) status = pysim_product("a reordering's bytes, planes x size x element", 3, all, &bytes);
-    if (status == PYSIM_OK) status = pysim_check_operand("x", x, r->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("y", y, r->dtype);
-    const pysim_span spans[] = {{"y", y, bytes, 1}, {"x", x, bytes, 0}};
+    if (status == PYSIM_OK && wide != narrow && r->block > PIECE)
+        status = pysim_fail(PYSIM_UNSUPPORTED, "a reordering of bf16 has blocks of %d; expected at most %d", (int)r->block, (int)PIECE);
+    if (status == PYSIM_OK) status = pysim_check_operand("x", x, r->to_planes ? r->dtype : planes_of(r));
+    if (status == PYSIM_OK) status = pysim_check_operand("y", y, r->to_planes ? planes_of(r) : r->dtype);
+    const int64_t blocks = bytes / wide * narrow;
+    const pysim_span spans[] = {{"y", y, r->to_planes ? bytes : blocks, 1}, {"x", x, r->to_planes ? blocks : bytes, 0}};
     return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
+}
+
+/* Floats in planes to bf16 in blocks, or back, `PIECE` numbers at a time. */
+static void reorder_narrow(const pysim_reorder *of, const char *x, char *y) {
+    _Alignas(64) float some[PIECE];
+    const pysim_loops *wide = pysim_loops_for(PYSIM_F32), *narrow = pysim_loops_for(of->dtype);
+    const int64_t block = of->block, most = PIECE / block, bytes = pysim_dtype_bytes(of->dtype), size = of->size;
+    for (int64_t i = 0, count; i < size; i += count) {
+        count = pysim_min(most, size - i);
+        if (of->to_planes) {
+            narrow->widen(x + i * block * bytes, count * block, some);
+            wide->transpose(some, block, block, count, (float *)(void *)y + i, size);
+        } else {
+            wide->transpose((const float *)(const void *)x + i, size, count, block, some, block);
+            narrow->narrow(some, count * block, y + i * block * bytes);
+        }
+    }
 }
 
 typedef struct {
@@ -196,6 +231,11 @@ static void reorder_planes(const void *operator, int64_t begin, int64_t end) {
             pysim_integers_here()->transposed(rows, block + size - rows, x, (uint8_t *)r->y + k * size);
             continue;
         }
+        if (r->of->dtype == PYSIM_BF16) {
+            const int64_t wide = size * (int64_t)sizeof(float);
+            reorder_narrow(r->of, r->x + k * (r->of->to_planes ? bytes : wide), r->y + k * (r->of->to_planes ? wide : bytes));
+            continue;
+        }
         if (r->of->to_planes) transposed(r->x + k * bytes, block, size, block, size, r->y + k * bytes, NULL);
         else transposed(r->x + k * bytes, size, block, size, block, r->y + k * bytes, NULL);
     }
@@ -205,7 +245,7 @@ pysim_status pysim_share_reorder(const pysim_reorder *of, const void *x, void *y
     reorder_run r = {.of = of, .x = x, .y = y};
     const pysim_loops *loops;
     if (!of) return pysim_fail(PYSIM_BAD_ARGUMENT, "the reordering is NULL");
-    pysim_status status = of->dtype == PYSIM_S8 ? PYSIM_OK : pysim_loops_of(of->dtype, &loops);
+    pysim_status status = of->dtype == PYSIM_S8 ? PYSIM_OK : pysim_loops_of_values(of->dtype, &loops);
     if (status == PYSIM_OK) status = check_reorder(of, x, y);
     if (status != PYSIM_OK) return status;
     pysim_share_items(of->planes, of->block, of->size * pysim_dtype_bytes(of->dtype), threads, reorder_planes, &r);

@@ -9,6 +9,7 @@
     "the widest vectors that PYSIM_MAX_TARGET allows have no operators in this build, which leaves them out; configure it with -Dtargets=all"
 
 pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops);
+pysim_status pysim_loops_of_values(int32_t dtype, const pysim_loops **loops); /* also bf16's, which do not have all loops */
 pysim_status pysim_check_positive(const char *what, const int64_t *values, int32_t count);
 pysim_status pysim_check_pool(const pysim_pool *p, const void *x, const void *y);
 /* Computes items begin..end. */

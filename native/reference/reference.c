@@ -50,17 +50,18 @@ static void inside(int64_t x, int64_t stride, int64_t size, int64_t count, int64
 
 enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the order of the equation */
 
-/* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta.
+/* T, W: elements of the first and second operand, SUM: sums, R: results before they are stored as O. VALUE, WEIGHT and ADDED(x): an element of the input, of
+ * the filters and of a residual as a summand, OUT(x): a result as it is stored.
  * windows: one filter at p x q windows of one image of one group; the corner of the first is (y0, x0), which may lie in the padding.
  * plane: the P x Q outputs of filter m of an image, which begins at `at`. */
-#define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                                  \
+#define DEFINE_CONV(dtype, T, W, SUM, R, O, VALUE, WEIGHT, ADDED, OUT)                                                                     \
     static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                                            \
         const R value = (R)sum;                                                                                                            \
         if (e->activation <= PYSIM_RELU) return e->activation == PYSIM_RELU && value < 0 ? 0 : value;                                      \
         return (R)activated(e, (long double)value);                                                                                        \
     }                                                                                                                                      \
                                                                                                                                            \
-    static void windows_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t z0, int64_t y0, int64_t x0,   \
+    static void windows_##dtype(const pysim_conv *c, const T *image, int64_t first, const W *filter, int64_t z0, int64_t y0, int64_t x0,   \
                                 int64_t p, int64_t q, SUM *sum) {                                                                          \
         const int64_t channels = c->channels / c->groups, step = c->input_block > 1 ? c->input_block : 1;                                  \
         for (int64_t tap = 0; tap < channels * c->kernel_d; tap++) {                                                                       \
@@ -70,7 +71,7 @@ enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the
             for (int64_t r = 0; r < c->kernel_h; r++)                                                                                      \
                 for (int64_t s = 0; s < c->kernel_w; s++) {                                                                                \
                     const int64_t y = y0 + r * c->dilation_h, x = x0 + s * c->dilation_w;                                                  \
-                    const SUM weight = (SUM)VALUE(filter[(tap * c->kernel_h + r) * c->kernel_w + s]);                                      \
+                    const SUM weight = (SUM)WEIGHT(filter[(tap * c->kernel_h + r) * c->kernel_w + s]);                                     \
                     int64_t top, bottom, left, right;                                                                                      \
                     inside(y, c->stride_h, c->height, p, &top, &bottom);                                                                   \
                     inside(x, c->stride_w, c->width, q, &left, &right);                                                                    \
@@ -83,43 +84,52 @@ enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the
                                                                                                                                            \
     static void plane_##dtype(const pysim_conv *c, int64_t slices, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,  \
                               const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output, int64_t at) {         \
-        R *out = (R *)output + at;                                                                                                         \
-        const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                                             \
+        O *out = (O *)output + at;                                                                                                         \
+        const R *bias = e->bias;                                                                                                           \
+        const O *residual = e->residual ? (const O *)e->residual + at : NULL;                                                              \
         const int64_t columns = q < RUN ? q : RUN, rows = p < RUN / columns ? p : RUN / columns;                                           \
         for (int64_t o = 0; o < slices; o++)                                                                                               \
             for (int64_t i = 0; i < p; i += rows)                                                                                          \
                 for (int64_t j = 0; j < q; j += columns) {                                                                                 \
                     const int64_t high = p - i < rows ? p - i : rows, wide = q - j < columns ? q - j : columns;                            \
                     SUM sum[RUN] = {0};                                                                                                    \
-                    windows_##dtype(c, (const T *)input + image, first, (const T *)filters + filter, o * c->stride_d - c->pad_front,       \
+                    windows_##dtype(c, (const T *)input + image, first, (const W *)filters + filter, o * c->stride_d - c->pad_front,       \
                                     i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left, high, wide, sum);                         \
                     for (int64_t l = 0; l < high * wide; l++) {                                                                            \
                         const int64_t to = place(m, c->output_block, slices * p * q, (o * p + i + l / wide) * q + j + l % wide);           \
-                        const SUM added = (bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0);                                  \
-                        out[to] = finish_##dtype(added + sum[l], e);                                                                       \
+                        const SUM added = (bias ? (SUM)bias[m] : 0) + (residual ? (SUM)ADDED(residual[to]) : 0);                           \
+                        out[to] = OUT(finish_##dtype(added + sum[l], e));                                                                  \
                     }                                                                                                                      \
                 }                                                                                                                          \
-    }                                                                                                                                      \
-                                                                                                                                           \
-    static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                                 \
-        const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);                                \
-        const R *bias = e->bias;                                                                                                           \
-        const int64_t k = e->alpha != 0 ? g->k : 0;                                                                                        \
-        for (int64_t i = 0; i < g->m; i++)                                                                                                 \
-            for (int64_t j = 0; j < g->n; j++) {                                                                                           \
-                SUM sum = 0;                                                                                                               \
-                for (int64_t p = 0; p < k; p++)                                                                                            \
-                    sum += (SUM)VALUE(a[i * in_a.row + p * in_a.column]) * (SUM)VALUE(b[p * in_b.row + j * in_b.column]);                  \
-                sum *= (SUM)FACTOR(e->alpha);                                                                                              \
-                if (e->beta != 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                                                    \
-                if (bias) sum += (SUM)bias[j];                                                                                             \
-                c[i * g->ldc + j] = finish_##dtype(sum, e);                                                                                \
-            }                                                                                                                              \
     }
-DEFINE_REFERENCE(f32, float, double, float, PYSIM_SAME, PYSIM_SAME)
-DEFINE_REFERENCE(f64, double, long double, double, PYSIM_SAME, PYSIM_SAME)
-DEFINE_REFERENCE(bf16, uint16_t, double, float, pysim_bf16_value, PYSIM_SAME)
-DEFINE_REFERENCE(s8, int8_t, uint64_t, int32_t, PYSIM_RESIDUE_64, PYSIM_RESIDUE_64)
+
+/* FACTOR(x): alpha or beta. */
+#define DEFINE_GEMM(dtype, T, SUM, R, VALUE, FACTOR)                                                                      \
+    static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                \
+        const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);               \
+        const R *bias = e->bias;                                                                                          \
+        const int64_t k = e->alpha != 0 ? g->k : 0;                                                                       \
+        for (int64_t i = 0; i < g->m; i++)                                                                                \
+            for (int64_t j = 0; j < g->n; j++) {                                                                          \
+                SUM sum = 0;                                                                                              \
+                for (int64_t p = 0; p < k; p++)                                                                           \
+                    sum += (SUM)VALUE(a[i * in_a.row + p * in_a.column]) * (SUM)VALUE(b[p * in_b.row + j * in_b.column]); \
+                sum *= (SUM)FACTOR(e->alpha);                                                                             \
+                if (e->beta != 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                                   \
+                if (bias) sum += (SUM)bias[j];                                                                            \
+                c[i * g->ldc + j] = finish_##dtype(sum, e);                                                               \
+            }                                                                                                             \
+    }
+DEFINE_CONV(f32, float, float, double, float, float, PYSIM_SAME, PYSIM_SAME, PYSIM_SAME, PYSIM_SAME)
+DEFINE_CONV(f64, double, double, long double, double, double, PYSIM_SAME, PYSIM_SAME, PYSIM_SAME, PYSIM_SAME)
+DEFINE_CONV(bf16, uint16_t, uint16_t, double, float, float, pysim_bf16_value, pysim_bf16_value, PYSIM_SAME, PYSIM_SAME)
+DEFINE_CONV(bf16_blocks, uint16_t, float, double, float, uint16_t, pysim_bf16_value, PYSIM_SAME, pysim_bf16_value, pysim_bf16_of)
+DEFINE_CONV(to_bf16, float, float, double, float, uint16_t, PYSIM_SAME, PYSIM_SAME, pysim_bf16_value, pysim_bf16_of)
+DEFINE_CONV(s8, int8_t, int8_t, uint64_t, int32_t, int32_t, PYSIM_RESIDUE_64, PYSIM_RESIDUE_64, PYSIM_SAME, PYSIM_SAME)
+DEFINE_GEMM(f32, float, double, float, PYSIM_SAME, PYSIM_SAME)
+DEFINE_GEMM(f64, double, long double, double, PYSIM_SAME, PYSIM_SAME)
+DEFINE_GEMM(bf16, uint16_t, double, float, pysim_bf16_value, PYSIM_SAME)
+DEFINE_GEMM(s8, int8_t, uint64_t, int32_t, PYSIM_RESIDUE_64, PYSIM_RESIDUE_64)
 
 static void reference_conv(const pysim_conv *given, const pysim_epilogue *e, const void *input, const void *filters, void *output) {
     const pysim_conv volume = pysim_as_volume(given), *c = &volume;
@@ -134,7 +144,11 @@ static void reference_conv(const pysim_conv *given, const pysim_epilogue *e, con
             switch (c->dtype) {
             case PYSIM_F32: plane_f32(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
             case PYSIM_F64: plane_f64(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
-            case PYSIM_BF16: plane_bf16(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_BF16:
+                if (c->output_block <= 1) plane_bf16(c, slices, p, q, input, image, first, filters, filter, m, e, output, out);
+                else if (c->input_block > 1) plane_bf16_blocks(c, slices, p, q, input, image, first, filters, filter, m, e, output, out);
+                else plane_to_bf16(c, slices, p, q, input, image, first, filters, filter, m, e, output, out);
+                break;
             case PYSIM_S8: plane_s8(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
             }
         }

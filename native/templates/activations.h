@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The activations of epilogues.inc in vectors; included after the vectors, with DOUBLE if T is double. VEC is a vector type of the compiler:
+ * The activations of epilogues.inc in vectors; included after the vectors, with DOUBLE if NUMBER is double. VEC is a vector type of the compiler:
  * it has operators, and a comparison selects between two values that are both computed.
  *
  * The bits of a float's results are the same for all vectors: a multiply-add is written where one is meant, `v_fused` rounds it once everywhere,
@@ -18,14 +18,14 @@ enum { TOGETHER = 4 };
 
 /* a if the sign bit of x is set, else b. */
 INLINE VEC where_negative(VEC x, VEC a, VEC b) {
-    const BITS negative = -((BITS)x >> (8 * sizeof(T) - 1));
+    const BITS negative = -((BITS)x >> (8 * sizeof(NUMBER) - 1));
     return (VEC)((negative & (BITS)a) | (~negative & (BITS)b));
 }
 
 INLINE VEC exponential(VEC x);
 #if DOUBLE
 /* f of each lane of `n` vectors. */
-INLINE void lane_by_lane(T (*f)(T), const int n, VEC *x) {
+INLINE void lane_by_lane(NUMBER (*f)(NUMBER), const int n, VEC *x) {
 #pragma GCC unroll 4
     for (int v = 0; v < n; v++) {
         VEC one = x[v];
@@ -51,26 +51,27 @@ INLINE VEC hyperbolic_tangent(VEC x) {
     lane_by_lane(tanh, 1, &x);
     return x;
 }
-INLINE VEC power(VEC x, T exponent) {
+INLINE VEC power(VEC x, NUMBER exponent) {
     for (int i = 0; i < LANES; i++) x[i] = pow(x[i], exponent);
     return x;
 }
 #else
 /* A step of Horner's rule, and all steps of a polynomial, whose highest coefficient comes first. */
-INLINE VEC step(VEC p, VEC x, T c) { return v_fused(p, x, v_set1(c)); }
-INLINE void horners(const int n, const VEC *x, VEC *p, const int count, const T *c) {
+INLINE VEC step(VEC p, VEC x, NUMBER c) { return v_fused(p, x, v_set1(c)); }
+INLINE void horners(const int n, const VEC *x, VEC *p, const int count, const NUMBER *c) {
     for (int v = 0; v < n; v++) p[v] = v_set1(c[0]);
 #pragma GCC unroll 16
     for (int i = 1; i < count; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < n; v++) p[v] = step(p[v], x[v], c[i]);
 }
-INLINE VEC horner(VEC x, const int count, const T *c) {
+INLINE VEC horner(VEC x, const int count, const NUMBER *c) {
     VEC p;
     horners(1, &x, &p, count, c);
     return p;
 }
-#define COEFFICIENTS(...) sizeof((T[]){__VA_ARGS__}) / sizeof(T), (const T[]){__VA_ARGS__}
+#define COEFFICIENTS(...) \
+    sizeof((NUMBER[]){__VA_ARGS__}) / sizeof(NUMBER), (const NUMBER[]) { __VA_ARGS__ }
 #define POLYNOMIAL(x, ...) horner(x, COEFFICIENTS(__VA_ARGS__))
 
 /* e^x = 2^n 2^f, n + f = x / ln 2, |f| <= 1/2; 2^f by the polynomial of degree 6 that interpolates at Chebyshev points (within 2.6e-9). The
@@ -125,7 +126,7 @@ INLINE VEC log_of_1_and(VEC x) {
 
 /* x^exponent of a normal number x > 0: x = 2^n m, 0.7 < m < 1.42, ln m = 2 (s + s^3 / 3 + ... + s^9 / 9), s = (m - 1) / (m + 1) (within
  * 1e-9); as exact as exponent ln x is as a float. */
-INLINE VEC power(VEC x, T exponent) {
+INLINE VEC power(VEC x, NUMBER exponent) {
     const BITS half_root = (BITS)v_set1(0.707106781f), whole = (BITS)v_set1(1.0f);
     const BITS n = ((BITS)x - half_root + whole) >> 23; /* and 127 */
     const VEC m = (VEC)((BITS)x - (n << 23) + whole), s = (m - 1.0f) / (m + 1.0f), u = s * s;
@@ -172,17 +173,17 @@ INLINE VEC error_function(VEC x) {
 
 /* tanh ln(1 + e^x) = n / (n + 2), n = e^x (e^x + 2); it is 1 where x > 20. */
 INLINE VEC mish(VEC x) {
-    const VEC e = exponential(v_between(v_set1(-(T)__builtin_inf()), v_set1(20), x)), n = e * (e + 2);
+    const VEC e = exponential(v_between(v_set1(-(NUMBER)__builtin_inf()), v_set1(20), x)), n = e * (e + 2);
     return x * (n / (n + 2));
 }
 
 INLINE VEC softplus(VEC x) {
-    const VEC infinite = v_set1((T)__builtin_inf());
+    const VEC infinite = v_set1((NUMBER)__builtin_inf());
     return v_between(v_zero(), infinite, x) + log_of_1_and(close_exponential(where_negative(x, x, -x)));
 }
 
 INLINE VEC elu(VEC low, VEC high, VEC x) {
-    return where_negative(x, low * exponential_less_1(v_between(v_set1(-(T)__builtin_inf()), v_zero(), x)), high * x);
+    return where_negative(x, low * exponential_less_1(v_between(v_set1(-(NUMBER)__builtin_inf()), v_zero(), x)), high * x);
 }
 
 /* Those that vectors compute one by one. */
@@ -191,7 +192,7 @@ INLINE VEC activated_alone(const int activation, VEC low, VEC high, VEC x) {
     case PYSIM_EPILOGUE_relu:
     case PYSIM_EPILOGUE_clamp: return v_between(low, high, x);
     case PYSIM_EPILOGUE_tanh: return hyperbolic_tangent(x);
-    case PYSIM_EPILOGUE_hard_swish: return x * (v_between(v_zero(), v_set1(6), x + 3) * (T)(1.0 / 6)); /* x * 6 may overflow */
+    case PYSIM_EPILOGUE_hard_swish: return x * (v_between(v_zero(), v_set1(6), x + 3) * (NUMBER)(1.0 / 6)); /* x * 6 may overflow */
     case PYSIM_EPILOGUE_mish: return mish(x);
     case PYSIM_EPILOGUE_leaky_relu: return x * where_negative(x, low, high);
     case PYSIM_EPILOGUE_exp: return close_exponential(x);
@@ -204,9 +205,9 @@ INLINE VEC activated_alone(const int activation, VEC low, VEC high, VEC x) {
 /* What exponentials or error functions of `n` vectors take: their arguments, and what becomes of them. */
 INLINE VEC argument_of(const int activation, VEC x) {
     switch (activation) {
-    case PYSIM_EPILOGUE_gelu: return x * (T)0.70710678118654752440;
+    case PYSIM_EPILOGUE_gelu: return x * (NUMBER)0.70710678118654752440;
     case PYSIM_EPILOGUE_gelu_tanh: /* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
-        return (T)-1.59576912160573071176 * v_fused((T)0.044715 * x * x, x, x);
+        return (NUMBER)-1.59576912160573071176 * v_fused((NUMBER)0.044715 * x * x, x, x);
     case PYSIM_EPILOGUE_erf: return x;
     default: return -x;
     }
@@ -226,7 +227,7 @@ INLINE void activated(const int activation, VEC low, VEC high, const int n, VEC 
     }
 #pragma GCC unroll 4
     for (int v = 0; v < n; v++) {
-        const VEC half = x[v] * (T)0.5;
+        const VEC half = x[v] * (NUMBER)0.5;
         switch (activation) {
         case PYSIM_EPILOGUE_gelu: x[v] = v_fused(half, of[v], half); break;
         case PYSIM_EPILOGUE_erf: x[v] = of[v]; break;

@@ -15,7 +15,8 @@ enum { MAX_TILE = 8, MAX_TAPS = 7 };
 
 /* One output row of a block. x points to column 0 of the first kernel row inside the image. */
 typedef struct {
-    const T *x, *w;
+    const T *x;
+    const NUMBER *w;
     T *out;
     int64_t rows, row; /* kernel rows inside the image; elements between them */
     int64_t taps, stride, dilation, width, pad;
@@ -30,11 +31,12 @@ ONE_OF_MANY void blocks_tile(const int S, const int SW, const int P, const int E
     VEC acc[MAX_TILE];
 #pragma GCC unroll 8
     for (int i = 0; i < P; i++) acc[i] = v_zero();
-    const T *x = t->x + at * LANES, *w = t->w;
+    const T *x = t->x + at * LANES;
+    const NUMBER *w = t->w;
     for (int64_t r = 0; r < t->rows; r++, x += t->row, w += t->taps * LANES) {
         VEC weight[MAX_TAPS];
 #pragma GCC unroll 7
-        for (int s = 0; s < S; s++) weight[s] = v_load(w + s * LANES);
+        for (int s = 0; s < S; s++) weight[s] = v_load_numbers(w + s * LANES);
 #pragma GCC unroll 21
         for (int j = 0; j < columns; j++) {
             if (EDGE && (uint64_t)(at + j) >= (uint64_t)t->width) continue;
@@ -44,7 +46,7 @@ ONE_OF_MANY void blocks_tile(const int S, const int SW, const int P, const int E
                 if (j >= i * SW && j < i * SW + S) acc[i] = v_fma(weight[j - i * SW], v, acc[i]);
         }
         for (int64_t s = 0; !S && s < t->taps; s++) {
-            const VEC one = v_load(w + s * LANES);
+            const VEC one = v_load_numbers(w + s * LANES);
 #pragma GCC unroll 8
             for (int i = 0; i < P; i++) {
                 const int64_t j = s * t->dilation + i * t->stride;
@@ -95,7 +97,8 @@ static void (*select_blocks_row(const pysim_conv *c))(const BLOCK_ROW *) {
 }
 
 /* Output rows [begin, end) of a block. */
-INLINE void blocks_body(const pysim_direct *of, const T *input, const T *filters, const T *bias, T *out, int64_t begin, int64_t end) {
+INLINE void blocks_body(const pysim_direct *of, const T *input, const NUMBER *filters, const NUMBER *bias, T *out, int64_t begin,
+                        int64_t end) {
     const pysim_conv *c = of->conv;
     void (*const row_of)(const BLOCK_ROW *) = select_blocks_row(c);
     const int64_t wide = c->width * LANES, tiles = pysim_ceil_div(of->q, MAX_TILE), reach = (c->kernel_h - 1) * c->dilation_h;
@@ -108,9 +111,9 @@ INLINE void blocks_body(const pysim_direct *of, const T *input, const T *filters
                    .tiles = tiles,
                    .min_width = of->q / tiles,
                    .wider_tiles = of->q % tiles,
-                   .bias = bias ? v_load(bias) : v_zero(),
-                   .low = v_set1((T)of->bounds.low),
-                   .high = v_set1((T)of->bounds.high)};
+                   .bias = bias ? v_load_numbers(bias) : v_zero(),
+                   .low = v_set1((NUMBER)of->bounds.low),
+                   .high = v_set1((NUMBER)of->bounds.high)};
     for (int64_t p = begin; p < end; p++) {
         const int64_t y = p * c->stride_h - c->pad_top;
         int64_t r0 = 0, r1 = c->kernel_h; /* kernel rows inside the image; divides only where needed, since divisions are slow */
@@ -166,13 +169,14 @@ enum {
     MOST = 0 /* columns of a tile of this type's row */
 #include "depthwise.inc"
 };
-enum { ROWS_AHEAD = 96, LINE = 64 / sizeof(T) }; /* rows of filters ahead, as `direct_nchwc` prefetches */
+enum { ROWS_AHEAD = 96, LINE = 64 / sizeof(NUMBER) }; /* rows of filters ahead, as `direct_nchwc` prefetches */
 #undef DEFINED_blocks
 #undef DEFINED_grouped
 
 /* A tile of a block of filters. */
 typedef struct {
-    const T *x, *w;                     /* the tile's first tap in channel 0 of the image; filters */
+    const T *x;                         /* the tile's first tap in channel 0 of the image */
+    const NUMBER *w;                    /* filters */
     T *out;                             /* the tile's first output */
     int64_t channels, first, second;    /* of a group; the first channel of the block's first group, and of its second one */
     int64_t plane, row;                 /* elements between blocks of the input, and between kernel rows */
@@ -197,11 +201,11 @@ ONE_OF_MANY void grouped_tile(const int P, const int SW, const int EDGE, const i
         const uint64_t first = (uint64_t)(t->first + i), second = (uint64_t)(t->second + i);
         const T *a = t->x + (int64_t)(first / LANES) * t->plane + first % LANES + t->top * t->row, *b = a;
         if (SPLIT) b = t->x + (int64_t)(second / LANES) * t->plane + second % LANES + t->top * t->row;
-        const T *w = t->w + (i * t->kernel_h + t->top) * TAPS * LANES;
+        const NUMBER *w = t->w + (i * t->kernel_h + t->top) * TAPS * LANES;
         for (int64_t r = t->top; r < t->bottom; r++, a += t->row, b += t->row, w += TAPS * LANES) {
             VEC weight[TAPS];
 #pragma GCC unroll 3
-            for (int s = 0; s < TAPS; s++) weight[s] = v_load(w + s * LANES);
+            for (int s = 0; s < TAPS; s++) weight[s] = v_load_numbers(w + s * LANES);
 #pragma GCC unroll 3
             for (int s = 0; s < TAPS * LANES; s += LINE) __builtin_prefetch(w + ROWS_AHEAD * LANES + s);
 #pragma GCC unroll 2
@@ -211,8 +215,8 @@ ONE_OF_MANY void grouped_tile(const int P, const int SW, const int EDGE, const i
 #pragma GCC unroll 17
                 for (int j = 0; j < columns; j++) {
                     if (EDGE && ((j == 0 && t->without_first) || (j == columns - 1 && t->without_last))) continue;
-                    VEC v = v_set1(row[j * LANES]);
-                    if (SPLIT) v = merged(v, v_set1(other[j * LANES]), t->seconds);
+                    VEC v = v_broadcast(row + j * LANES);
+                    if (SPLIT) v = merged(v, v_broadcast(other + j * LANES), t->seconds);
 #pragma GCC unroll 8
                     for (int p = 0; p < P; p++)
                         if (j >= p * SW && j < p * SW + TAPS) acc[o][p] = v_fma(weight[j - p * SW], v, acc[o][p]);
@@ -277,8 +281,8 @@ INLINE void grouped_row(const pysim_direct *of, GROUPED_TILE *t, const T *x, T *
 }
 
 /* Output rows [begin, end) of a block of filters. */
-INLINE void grouped_body(const pysim_direct *of, const T *input, const T *filters, const T *bias, T *out, int64_t block, int64_t begin,
-                         int64_t end) {
+INLINE void grouped_body(const pysim_direct *of, const T *input, const NUMBER *filters, const NUMBER *bias, T *out, int64_t block,
+                         int64_t begin, int64_t end) {
     const pysim_conv *c = of->conv;
     const int64_t wide = c->width * LANES, filter = block * LANES, group = filter / of->filters;
     const int64_t last = (filter + LANES - 1) / of->filters; /* group */
@@ -292,9 +296,9 @@ INLINE void grouped_body(const pysim_direct *of, const T *input, const T *filter
                       .pitch = of->q * LANES,
                       .kernel_h = c->kernel_h,
                       .seconds = v_lanes(last * of->filters - filter, LANES),
-                      .bias = bias ? v_load(bias) : v_zero(),
-                      .low = v_set1((T)of->bounds.low),
-                      .high = v_set1((T)of->bounds.high)};
+                      .bias = bias ? v_load_numbers(bias) : v_zero(),
+                      .low = v_set1((NUMBER)of->bounds.low),
+                      .high = v_set1((NUMBER)of->bounds.high)};
     for (int64_t p = begin; p < end; p += ROWS) {
         const int64_t y = p * c->stride_h - c->pad_top;
         t.rows = pysim_min(ROWS, end - p), t.top = c->kernel_h, t.bottom = 0;

@@ -4,6 +4,7 @@
  *
  *   out[f][p] += sum over channel blocks b, kernel rows r, taps s, i < inner  filters[b][r][s][i][f] input[b][r][s][p][i]
  *
+ * If DEPTH is 2 (bf16), two neighbouring input elements are, and meet two weights of each filter, [i / 2][f][2].
  * Each input element is broadcast for F multiply-adds and each vector of filters is loaded once for P of them: P + F loads for P F multiply-adds.
  * Nothing is packed. */
 #define BLOCKS_OF_FOUR /* at least */
@@ -14,7 +15,7 @@ enum { FARTHEST = sizeof(VEC) <= 32 ? 2 : 0 }; /* blocks between pixels up to wh
 
 /* Prefetches the output lines of the next tile but one: memory is further away than a tile of few channels takes. Pixels of a block are
  * contiguous in memory, and so are rows. */
-enum { TILES_AHEAD = 2, ROWS_AHEAD = 96, LINE = 64 / sizeof(T), LINE_VECTORS = 64 / sizeof(VEC) };
+enum { TILES_AHEAD = 2, ROWS_AHEAD = 96, LINE = 64 / sizeof(T), LINE_VECTORS = 64 / (LANES * sizeof(T)), WIDE = LANES * DEPTH };
 INLINE void fetch_tile(const int P, const int F, const T *at, int64_t vector, int64_t vectors) {
     for (int f = 0; f < F && f < vectors; f++)
         for (int p = 0; p < P; p += LINE_VECTORS) __builtin_prefetch(at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
@@ -23,9 +24,9 @@ INLINE void fetch_tile(const int P, const int F, const T *at, int64_t vector, in
 /* Adds the products of one element and F vectors of filters to pixel p. */
 INLINE void multiply_pixel(const int F, const VEC filter[MAX_FILTER_VECTORS], const void *element, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS],
                            int p) {
-    const VEC v = v_set1(*(const T *)element);
+    const VEC v = v_element(element);
 #pragma GCC unroll 4
-    for (int f = 0; f < F; f++) acc[f][p] = v_fma(filter[f], v, acc[f][p]);
+    for (int f = 0; f < F; f++) acc[f][p] = v_products(filter[f], v, acc[f][p]);
 }
 
 /* Adds one tap of a kernel row, `inner` channels. x: the first pixel's elements; w: filters. `next`: lines of the next kernel row, one of which is
@@ -38,12 +39,12 @@ INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, i
 #pragma GCC unroll 10
     for (int p = 0; p < P; p += 3) third[p / 3] = x + p * pixel;
 #pragma GCC unroll 2
-    for (int64_t i = 0; i < t->inner; i++, w += F * LANES) {
+    for (int64_t i = 0; i < t->inner; i += DEPTH, w += F * WIDE) {
         VEC filter[MAX_FILTER_VECTORS];
 #pragma GCC unroll 4
-        for (int f = 0; f < F; f++) __builtin_prefetch(w + (ROWS_AHEAD * F + f) * LANES);
+        for (int f = 0; f < F; f++) __builtin_prefetch(w + (ROWS_AHEAD * F + f) * WIDE);
 #pragma GCC unroll 4
-        for (int f = 0; f < F; f++) filter[f] = v_load(w + f * LANES);
+        for (int f = 0; f < F; f++) filter[f] = v_filters(w + f * WIDE);
         __builtin_prefetch(*next);
         *next += *next < next_end ? LINE : 0;
         if (EDGES) __asm__("" : "+r"(with_first), "+r"(with_last)); /* otherwise GCC compiles the loop four times */
@@ -52,7 +53,7 @@ INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, i
         for (int p = 1; p < P - 1; p++) multiply_pixel(F, filter, third[p / 3] + p % 3 * pixel, acc, p);
         if (P > 1 && (!EDGES || with_last)) multiply_pixel(F, filter, third[(P - 1) / 3] + (P - 1) % 3 * pixel, acc, P - 1);
 #pragma GCC unroll 10
-        for (int p = 0; p < P; p += 3) third[p / 3] += sizeof(T);
+        for (int p = 0; p < P; p += 3) third[p / 3] += DEPTH * sizeof(T);
     }
 }
 
@@ -63,14 +64,14 @@ INLINE void add_block(int lo, int hi, const int F, const int STEP, const T *x, i
 #pragma GCC unroll 28
     for (int p = lo; p < hi; p += STEP > 1 ? 1 : LINE_VECTORS) __builtin_prefetch(x + next + p * STEP * LANES);
 #pragma GCC unroll 8
-    for (int i = 0; i < LANES; i++) {
+    for (int i = 0; i < LANES; i += DEPTH) {
         VEC filter[MAX_FILTER_VECTORS];
         __asm__("" : "+r"(x), "+r"(w));
 #pragma GCC unroll 4
         for (int f = 0; f < F; f++)
             if ((i * F + f) % LINE_VECTORS == 0) __builtin_prefetch(w + ((ROWS_AHEAD + i) * F + f) * LANES);
 #pragma GCC unroll 4
-        for (int f = 0; f < F; f++) filter[f] = v_load(w + (i * F + f) * LANES);
+        for (int f = 0; f < F; f++) filter[f] = v_filters(w + i * F * LANES + f * WIDE);
 #pragma GCC unroll 28
         for (int p = lo; p < hi; p++) multiply_pixel(F, filter, x + p * STEP * LANES + i, acc, p);
     }
@@ -117,13 +118,13 @@ INLINE const char *add_blocks(const int P, const int F, const int STEP, const in
 /* Adds a channel set to the results of a tile: bias, residual, bounds. `out_vector` elements between vectors of both. */
 INLINE void store_tile(const int P, const int F, const pysim_nchwc_tile *t, T *out, const T *residual,
                        VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
-    const VEC low = v_set1((T)t->bounds.low), high = v_set1((T)t->bounds.high);
+    const VEC low = v_set1((NUMBER)t->bounds.low), high = v_set1((NUMBER)t->bounds.high);
     const int bounded = t->last && (t->bounds.low > -__builtin_inf() || t->bounds.high < __builtin_inf());
-    const T *bias = t->bias;
+    const NUMBER *bias = t->bias;
 #pragma GCC unroll 4
     for (int f = 0; f < F; f++, out += t->out_vector) {
         if (f >= t->vectors) break;
-        const VEC start = bias ? v_load(bias + f * LANES) : v_zero();
+        const VEC start = bias ? v_load_numbers(bias + f * LANES) : v_zero();
         if (t->first)
 #pragma GCC unroll 28
             for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], start);
@@ -171,18 +172,19 @@ INLINE void one_pixel(const int F, const pysim_nchwc_tile *t) {
 #pragma GCC unroll 4
         for (int f = 0; f < F; f++) acc[n][f][0] = v_zero();
     for (int64_t b = 0; b < t->blocks; b++, x += t->block, w += t->filter_block)
-        for (int64_t i = 0; i < t->inner; i++) {
-            const VEC v = v_set1(x[i]);
+        for (int64_t i = 0; i < t->inner; i += DEPTH) {
+            const VEC v = v_element(x + i);
 #pragma GCC unroll 4
             for (int n = 0; n < PYSIM_NCHWC_PANELS; n++)
 #pragma GCC unroll 4
-                for (int f = 0; f < F; f++) acc[n][f][0] = v_fma(v_load(w + n * t->panel + (i * F + f) * LANES), v, acc[n][f][0]);
+                for (int f = 0; f < F; f++)
+                    acc[n][f][0] = v_products(v_filters(w + n * t->panel + i * F * LANES + f * WIDE), v, acc[n][f][0]);
         }
 #pragma GCC unroll 4
     for (int n = 0; n < PYSIM_NCHWC_PANELS; n++) {
         const int64_t to = n * F * t->out_vector;
         pysim_nchwc_tile own = *t;
-        if (t->bias) own.bias = (const T *)t->bias + n * F * LANES;
+        if (t->bias) own.bias = (const NUMBER *)t->bias + n * F * LANES;
         store_tile(1, F, &own, (T *)t->out + to, t->residual ? (const T *)t->residual + to : NULL, acc[n]);
     }
 }

@@ -8,6 +8,20 @@
 #include "kernel.h"
 #include VECTORS
 
+/* T is what memory has of a network's values; NUMBER, what lanes hold, of biases, scales and weights that are not multiplied DEPTH at a time. Vectors of a
+ * narrower T define STORED_NARROW and these names themselves. */
+#ifndef STORED_NARROW
+typedef T NUMBER;
+#define v_load_numbers v_load
+#define v_load_numbers_mask v_load_mask
+#define v_broadcast(p) v_set1(*(p))
+/* DEPTH neighbouring elements in each lane, as many weights of each filter, and sums of their products */
+enum { DEPTH = 1 };
+#define v_element(p) v_set1(*(const T *)(p))
+#define v_filters v_load
+#define v_products v_fma
+#endif
+
 #define SECOND_OF(a, b, ...) b
 #define SECOND(...) SECOND_OF(__VA_ARGS__, )
 #define NOTHING(...)

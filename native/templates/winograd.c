@@ -18,6 +18,25 @@ enum { TAKES_BLOCKS = 0 }; /* blocks of one channel are planes */
 #else
 enum { TAKES_BLOCKS = 1 };
 #endif
+/* Values in blocks, which may be bf16 (`narrow`, a constant), from the i-th one on. */
+#ifdef V_BF16
+enum { TAKES_NARROW = 1 };
+INLINE VEC load_values(const int narrow, const void *from, int64_t i) {
+    return narrow ? v_widen_bf16((const uint16_t *)from + i) : v_load((const T *)from + i);
+}
+INLINE void store_values(const int narrow, void *to, int64_t i, VEC v) {
+    if (narrow) v_narrow_bf16((uint16_t *)to + i, v);
+    else v_store((T *)to + i, v);
+}
+#else
+enum { TAKES_NARROW = 0 };
+INLINE VEC load_values(const int narrow, const void *from, int64_t i) { return (void)narrow, v_load((const T *)from + i); }
+INLINE void store_values(const int narrow, void *to, int64_t i, VEC v) { (void)narrow, v_store((T *)to + i, v); }
+#endif
+INLINE const char *value_at(const int narrow, const char *from, int64_t i) {
+    return from + i * (int64_t)(narrow ? sizeof(uint16_t) : sizeof(T));
+}
+
 enum { PANEL_WIDTH = (PYSIM_WINOGRAD_MAX_PANEL_TILES + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
 
 /* ---- patches ---- */
@@ -189,7 +208,8 @@ ONE_OF_MANY void patches_body(const int mh, const int rh, const int m, const int
 }
 
 /* Input in channel blocks: lanes hold channels; writes V of each tile, [plane][tile][channel]. */
-INLINE void block_patch(const int e, const T *corner, int64_t row, int64_t y, int64_t x, const pysim_winograd *w, T *to) {
+INLINE void block_patch(const int e, const int narrow, const char *corner, int64_t row, int64_t y, int64_t x, const pysim_winograd *w,
+                        T *to) {
     VEC half[MAX_EDGE][MAX_EDGE];
     const int inside = y >= 0 && x >= 0 && y + e <= w->height && x + e <= w->width;
 #pragma GCC unroll 8
@@ -198,7 +218,7 @@ INLINE void block_patch(const int e, const T *corner, int64_t row, int64_t y, in
 #pragma GCC unroll 8
         for (int i = 0; i < e; i++) {
             const int here = inside || ((uint64_t)(y + i) < (uint64_t)w->height && (uint64_t)(x + j) < (uint64_t)w->width);
-            d[i] = here ? v_load(corner + i * row + j * LANES) : v_zero();
+            d[i] = here ? load_values(narrow, corner, i * row + j * LANES) : v_zero();
         }
         input_transform(e, d, z);
 #pragma GCC unroll 8
@@ -208,15 +228,14 @@ INLINE void block_patch(const int e, const T *corner, int64_t row, int64_t y, in
     for (int i = 0; i < e; i++, to += e * w->plane_pitch) store_planes(e, half[i], to, w->plane_pitch);
 }
 
-INLINE void patches_of_blocks(const int e, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
+INLINE void patches_of_blocks(const int e, const int narrow, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
     const int64_t m = w->outputs_w, row = w->width * LANES, per_image = w->tiles_h * w->tiles_w;
     for (int64_t c = 0; c < w->channels; c += LANES)
         for (int64_t lane = 0; lane < count; lane++) {
             const int64_t t = tile + lane, in_image = t % per_image;
             const int64_t y = in_image / w->tiles_w * m - w->pad_top, x = in_image % w->tiles_w * m - w->pad_left;
-            const T *corner =
-                (const T *)(const void *)w->input + t / per_image * w->image_pitch + c * w->height * w->width + y * row + x * LANES;
-            block_patch(e, corner, row, y, x, w, panel + lane * w->patch_pitch + c);
+            const int64_t at = t / per_image * w->image_pitch + c * w->height * w->width + y * row + x * LANES;
+            block_patch(e, narrow, value_at(narrow, w->input, at), row, y, x, w, panel + lane * w->patch_pitch + c);
         }
 }
 
@@ -257,8 +276,8 @@ typedef T ROWS[PYSIM_WINOGRAD_MAX_OUTPUTS][OUT_ROW];
 /* Output transform of one tile and LANES filters: y = A^T M A, bias and clamp; writes the pixels below `rows` and `columns`, rows `row`
  * elements apart. Returns a sum of products of two results each: infinite or NaN in every lane with a result that is, and where results are so
  * large (above 1e18 in FP32) that their products overflow. That is one multiply-add for two results. */
-INLINE VEC output_tile(const int mh, const int rh, const int m, const int r, const T *accumulators, int64_t pitch, VEC bias, VEC low,
-                       VEC high, T *to, int64_t row, int64_t rows, int64_t columns) {
+INLINE VEC output_tile(const int mh, const int rh, const int m, const int r, const int narrow, const T *accumulators, int64_t pitch,
+                       VEC bias, VEC low, VEC high, void *to, int64_t row, int64_t rows, int64_t columns) {
     const int eh = mh + rh - 1, e = m + r - 1;
     VEC products = v_zero();
     VEC half[PYSIM_WINOGRAD_MAX_OUTPUTS][MAX_EDGE];
@@ -277,7 +296,7 @@ INLINE VEC output_tile(const int mh, const int rh, const int m, const int r, con
         output_transform(e, m, half[i], y);
 #pragma GCC unroll 6
         for (int j = 0; j < m; j++)
-            if (i < rows && j < columns) v_store(to + i * row + j * LANES, v_between(low, high, v_add(y[j], bias)));
+            if (i < rows && j < columns) store_values(narrow, to, i * row + j * LANES, v_between(low, high, v_add(y[j], bias)));
 #pragma GCC unroll 6
         for (int j = 0; j < m; j += 2) products = v_fma(y[j], y[j + 1 < m ? j + 1 : j], products);
     }
@@ -327,24 +346,29 @@ ONE_OF_MANY void outputs_body(const int mh, const int rh, const int m, const int
             n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
             const T *first = accumulators + i * w->tile_pitch + f;
             const int64_t y = t % per_slice / w->tiles_w * mh, x = column * m, slice = t / per_slice;
-            T *out = (T *)(void *)w->output + slice / w->out_d * w->output_pitch + (filter + f) * w->filter_pitch;
-            out += slice % w->out_d * w->out_h * w->out_w;
+            const int64_t at = slice / w->out_d * w->output_pitch + (filter + f) * w->filter_pitch + slice % w->out_d * w->out_h * w->out_w;
             const int64_t rows_in = pysim_min(mh, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
             VEC products[OUT_TILES], all = v_zero();
             if (TAKES_BLOCKS && w->out_blocks) {
-                out += (y * w->out_w + x) * LANES;
+                const int narrow = TAKES_NARROW && w->narrow_out;
+                char *const out = w->output + (at + (y * w->out_w + x) * LANES) * (int64_t)(narrow ? sizeof(uint16_t) : sizeof(T));
                 for (int64_t j = 0; j < n; j++) {
-                    products[j] = output_tile(mh, rh, m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high,
-                                              out + j * m * LANES, w->out_w * LANES, rows_in, wide - j * m);
+                    const T *from = first + j * w->tile_pitch;
+                    if (narrow)
+                        products[j] = output_tile(mh, rh, m, r, 1, from, w->accumulator_pitch, added, low, high,
+                                                  out + j * m * LANES * (int64_t)sizeof(uint16_t), w->out_w * LANES, rows_in, wide - j * m);
+                    else
+                        products[j] = output_tile(mh, rh, m, r, 0, from, w->accumulator_pitch, added, low, high,
+                                                  (T *)(void *)out + j * m * LANES, w->out_w * LANES, rows_in, wide - j * m);
                     all = v_add(all, products[j]);
                 }
                 if (!all_finite(all, filters - f)) recompute_tiles(w, t, n, filter + f, pysim_min(LANES, filters - f), products);
                 pysim_finish_rows(&w->finish, out, w->out_w * LANES, rows_in, wide * LANES);
                 continue;
             }
-            out += y * w->out_w + x;
+            T *const out = (T *)(void *)w->output + at + y * w->out_w + x;
             for (int64_t j = 0; j < n; j++) {
-                products[j] = output_tile(mh, rh, m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high,
+                products[j] = output_tile(mh, rh, m, r, 0, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high,
                                           &rows[0][j * m * LANES], OUT_ROW, mh, m);
                 all = v_add(all, products[j]);
             }
@@ -358,8 +382,11 @@ ONE_OF_MANY void outputs_body(const int mh, const int rh, const int m, const int
 
 /* Instances with constants: one per form of winograd.inc; block_patches, which depends on e alone, one per e. */
 static __attribute__((noinline)) void block_patches(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
-    if (w->outputs_w + w->taps_w - 1 == 4) patches_of_blocks(4, w, tile, count, panel);
-    else patches_of_blocks(6, w, tile, count, panel);
+    const int is_4 = w->outputs_w + w->taps_w - 1 == 4;
+    if (TAKES_NARROW && w->narrow_in && is_4) patches_of_blocks(4, 1, w, tile, count, panel);
+    else if (TAKES_NARROW && w->narrow_in) patches_of_blocks(6, 1, w, tile, count, panel);
+    else if (is_4) patches_of_blocks(4, 0, w, tile, count, panel);
+    else patches_of_blocks(6, 0, w, tile, count, panel);
 }
 /* One function per form and axes: GCC compiles a function of all forms for longer and spills more. */
 #define INSTANCE(name, mh, rh, m, r)                                                                                                \
@@ -407,6 +434,7 @@ static void outputs(const pysim_winograd *w, int64_t tile, int64_t count, int64_
     instances[instance_of(w)].outputs(w, tile, count, filter, filters, accumulators);
 }
 
-#define DEFINED(target, dtype) const pysim_winograd_transforms pysim_winograd_##dtype##__##target = {patches, filters, outputs};
+#define DEFINED(target, dtype) \
+    const pysim_winograd_transforms pysim_winograd_##dtype##__##target = {patches, filters, outputs, TAKES_NARROW};
 #define PYSIM_WINOGRAD(target, dtype) MINE(target, dtype, DEFINED)(target, dtype)
 #include "winograd.inc"

@@ -7,169 +7,13 @@
 
 #include "operators/loops.h"
 #include "check.h"
+#include "conv_cases.h"
 #include "cover.h"
-
-enum { FAMILY_ANY = 0, FAMILY_POINTWISE = 1, FAMILY_WINOGRAD = 2 };
-
-/* Axes of the covering array, see cover_settings. */
-/* clang-format off */
-enum {
-    WINDOWS, FILTERS, STATIONARY, K2, K3, LAYOUT, CHANNELS, SET, GROUPS, BATCH, BIAS, EPILOGUE, /* both families */
-    PACK, POINTWISE_AXES,
-    KERNEL = PACK, STRIDE, DILATION, PADDING, ANY_AXES,
-    FORM = PACK, PHASES, WINOGRAD_PADDING, WINOGRAD_AXES, /* WINDOWS are tiles there */
-};
-/* clang-format on */
-/* none, relu, clamp, from ADDS on with a residual; s8 has the first WHOLE */
-enum { EPILOGUES = 6, ADDS = 3, WHOLE = 2, CLAMPS = 2, LOW = -3, HIGH = 5 };
-static const int64_t channel_levels[] = {1, 2, 3, 5, 17};
-/* {1, 19} has more taps than a vector has lanes; a stride of 13 needs 13 vectors a tap, one of 19 is beyond every table. */
-static const int64_t kernels[][2] = {{1, 1}, {3, 3}, {2, 5}, {5, 5}, {7, 7}, {1, 3}, {1, 19}};
-static const int64_t stride_levels[][2] = {{1, 1}, {2, 2}, {3, 3}, {4, 4}, {1, 2}, {3, 1}, {2, 13}, {1, 19}};
-static const int64_t dilations[][2] = {{1, 1}, {2, 2}, {1, 2}, {3, 5}};
-
-/* Winograd's F(m x m, r x r). The most that an output's terms, all positive, grow to, over its r x r products: the largest element of
- * |A^T| (|G| 1 |B^T| 1), squared, over r^2. */
-static const struct {
-    int64_t outputs, taps;
-    double growth;
-} forms[] = {{2, 3, 7.2}, {3, 2, 9.1}, {4, 3, 83.6}, {3, 4, 68.5}, {2, 5, 61.3}};
-enum { FORMS = sizeof forms / sizeof *forms, STRIDES = 4, LARGEST_KERNEL = 16 };
-
-static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 7, 8, 4, CHECK_PADDINGS};
-static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES,     1,     PLAN_K,  PLAN_K,        3, 5, PLAN_SETS, 3, 2,
-                                                       2,     EPILOGUES, FORMS, STRIDES, CHECK_PADDINGS};
-static const int32_t pointwise_levels[POINTWISE_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 2};
-
-typedef struct {
-    char id[32];
-    pysim_conv c;
-    pysim_schedule s;
-    int bias, epilogue, groups_of_k;
-    int32_t index, threads, result, form; /* result: dtype of the output and the bias; form: of Winograd */
-    check_random random;
-    int64_t p, q, slices, input, filters, output; /* elements; p: rows of all slices */
-} conv_case;
 
 typedef struct {
     guard_arena input, filters, bias, residual, packed, workspace, output;
 } operands;
 static operands at;
-
-/* Channels in blocks, or every third time planes on the way in, under a schedule of whole blocks. */
-static void make_nchwc(conv_case *k, const unsigned char *level, const pysim_kernel_info *row) {
-    enum { FEW = 3 };
-    pysim_conv *c = &k->c;
-    const int64_t lanes = row->lane_filters, block = k->index % 3 ? lanes : 1;
-    c->groups = c->groups < FEW ? c->groups : FEW;
-    const int64_t channels = block * (block > 1 && channel_levels[level[CHANNELS]] > FEW ? FEW : channel_levels[level[CHANNELS]]);
-    c->channels = c->groups * channels;
-    c->filters = c->groups * lanes * ((check_edge(level[FILTERS], row->filters) + lanes - 1) / lanes);
-    c->input_block = block > 1 ? (int32_t)block : (int32_t)(k->index & 1), c->output_block = (int32_t)lanes;
-    k->s.algorithm = CHECK_direct_nchwc;
-    k->s.stationary = PYSIM_INPUT_STATIONARY, k->s.pack = PYSIM_PACK_NONE, k->s.k3 = 1;
-    k->s.channels = (k->s.channels + block - 1) / block * block;
-    if (k->s.channels > channels) k->s.channels = channels;
-}
-
-static void make(conv_case *k, int family, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
-    const int any = family == FAMILY_ANY;
-    const int64_t *size = kernels[any ? level[KERNEL] : 0], *stride = stride_levels[any ? level[STRIDE] : 0];
-    const int64_t *dilation = dilations[any ? level[DILATION] : 0];
-    const int32_t padding = any ? level[PADDING] : 0;
-    memset(k, 0, sizeof *k);
-    snprintf(k->id, sizeof k->id, "%s/%d", any ? "conv" : "pointwise", (int)index);
-    k->index = index;
-    k->random = check_case_random(kernel, family, index);
-    k->bias = level[BIAS];
-    k->groups_of_k = check_is_groups(row) || check_is_tiles(row);
-    k->epilogue = row->dtype == PYSIM_S8 ? level[EPILOGUE] % WHOLE : level[EPILOGUE];
-    k->threads = 2 + (index % 5 == 0);
-
-    pysim_conv *c = &k->c;
-    int64_t channels = channel_levels[level[CHANNELS]];
-    c->dtype = row->dtype;
-    k->result = check_result(row->dtype);
-    c->batch = 1 + level[BATCH];
-    c->groups = check_is_pixels(row) ? 1 : level[GROUPS] == 2 ? channels : 1 + level[GROUPS]; /* 1, 2, depthwise */
-    if (level[GROUPS] == 2) channels = 1;
-    c->channels = c->groups * channels;
-    c->filters = c->groups * check_edge(level[FILTERS], check_is_pixels(row) ? row->windows : row->filters);
-    if (check_is_blocks(row)) { /* whole blocks of groups */
-        c->filters = (c->filters + row->filters - 1) / row->filters * row->filters;
-        c->input_block = c->output_block = row->lane_filters;
-    }
-    if ((row->lane_filters > 1 && check_is_direct(row)) || check_is_taps(row) || check_is_last(row))
-        c->groups = c->channels = c->filters, channels = 1; /* one channel, one filter each */
-    if (check_is_last(row) || check_is_pixels(row)) c->input_block = (int32_t)c->channels, c->output_block = (int32_t)c->filters;
-    c->kernel_h = size[0], c->kernel_w = size[1];
-    c->stride_h = stride[0], c->stride_w = stride[1];
-    c->dilation_h = dilation[0], c->dilation_w = dilation[1];
-    check_rectangle(level[LAYOUT], check_edge(level[WINDOWS], check_is_pixels(row) ? row->filters : row->windows), &k->p, &k->q);
-    check_axis(padding, k->p, c->kernel_h, c->stride_h, c->dilation_h, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
-    check_axis(padding, k->q, c->kernel_w, c->stride_w, c->dilation_w, &k->random, &c->pad_left, &c->pad_right, &c->width);
-
-    const int32_t pack = any || check_is_groups(row) || check_is_tiles(row) ? PYSIM_PACK_TILES : level[PACK];
-    const check_plan plan = {level[STATIONARY], pack, level[SET], level[K2], level[K3]};
-    k->s = check_schedule(kernel, row, &plan, channels, &k->random);
-    if (check_is_direct(row))
-        k->s = (pysim_schedule){
-            CHECK_depthwise, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters, channels, 1, 1, 0};
-    if (check_is_phases(row)) { /* blocks of one row of outputs, of a few, of all */
-        const int64_t rows = level[K2] == 0 ? 1 : level[K2] == 1 ? 1 + check_below(&k->random, k->p) : k->p;
-        k->s = (pysim_schedule){
-            CHECK_polyphase, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row->windows, row->filters, channels, rows, 1, 0};
-    }
-    if (check_is_nchwc(row)) make_nchwc(k, level, row);
-    if (check_is_grouped(row)) k->s.algorithm = CHECK_grouped, k->s.channels = check_grouped(c, row, index, k->q);
-    if (check_is_pixels(row)) k->s.algorithm = CHECK_channels_last, k->s.channels = channels * size[0] * size[1];
-    k->slices = 1;
-}
-
-/* The same of channels in blocks, where the kernel takes them: filters, and without a stride channels, too. */
-static void make_winograd_blocks(conv_case *k, const unsigned char *level, const pysim_kernel_info *row) {
-    pysim_conv *c = &k->c;
-    const int64_t lanes = row->lane_windows;
-    if (lanes == 1 || row->lane_filters > 1) return;
-    c->filters = c->groups * lanes * ((c->filters / c->groups + lanes - 1) / lanes);
-    c->output_block = (int32_t)lanes;
-    if (c->stride_h > 1 || k->index % 2) return;
-    c->channels = c->groups * lanes * (1 + level[CHANNELS] % 2);
-    c->input_block = (int32_t)lanes;
-    if (level[SET] == 0) k->s.channels = c->channels / c->groups;
-    if (k->s.channels > c->channels / c->groups) k->s.channels = c->channels / c->groups;
-}
-
-/* A square kernel whose tiles are at the edges of the kernel's filters, its filters at those of its windows; its last phases may lack a tap. */
-static void make_winograd(conv_case *k, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
-    unsigned char plain[ANY_AXES] = {0};
-    memcpy(plain, level, PACK);
-    plain[PADDING] = level[WINOGRAD_PADDING];
-    make(k, FAMILY_ANY, index, plain, kernel, row);
-    snprintf(k->id, sizeof k->id, "winograd/%d", (int)index);
-    pysim_conv *c = &k->c;
-    const int64_t m = forms[level[FORM]].outputs, taps = forms[level[FORM]].taps, channels = c->channels / c->groups;
-    const int64_t most = LARGEST_KERNEL / taps, stride = 1 + level[PHASES] < most ? 1 + level[PHASES] : most;
-    const int64_t size = taps * stride - check_below(&k->random, stride);
-    int64_t rows, columns;
-    const int64_t high = index % 5 == 4 ? 1 : m, wide = index % 5 == 3 ? 1 : m; /* taps of rows or of columns alone */
-    k->form = level[FORM];
-    c->kernel_h = high > 1 ? size : 1, c->kernel_w = wide > 1 ? size : 1;
-    c->stride_h = high > 1 ? stride : 1, c->stride_w = wide > 1 ? stride : 1;
-    c->filters = c->groups * check_edge(level[FILTERS], row->windows);
-    check_rectangle(level[LAYOUT], check_edge(level[WINDOWS], row->filters), &rows, &columns);
-    k->p = rows * high - check_below(&k->random, high);
-    k->q = columns * wide - check_below(&k->random, wide);
-    check_axis(plain[PADDING], k->p, c->kernel_h, c->stride_h, 1, &k->random, &c->pad_top, &c->pad_bottom, &c->height);
-    check_axis(plain[PADDING], k->q, c->kernel_w, c->stride_w, 1, &k->random, &c->pad_left, &c->pad_right, &c->width);
-    const check_plan plan = {level[STATIONARY], PYSIM_PACK_TILES, level[SET], level[K2], level[K3]};
-    k->s = check_schedule(kernel, row, &plan, channels * c->stride_h * c->stride_w, &k->random);
-    k->s.algorithm = CHECK_winograd, k->s.outputs = m;
-    if (index % 3 == 1 && index % 5 < 3) make_winograd_blocks(k, level, row);
-    if (index % 3 != 2) return;
-    k->slices = check_volume(c, &k->random);
-    if (level[SET] == 0) k->s.channels *= c->kernel_d;
-}
 
 /* Whether Winograd's products can run on this row: transforms exist for its target and dtype, and its panels are not too wide. */
 static int has_winograd(const pysim_kernel_info *row) {
@@ -222,9 +66,9 @@ static void describe(const conv_case *k, const char *what, int64_t i, const void
 static void set_signs(const conv_case *k, void *filters, void *bias) {
     const int64_t size = k->filters / k->c.filters;
     for (int64_t i = 0; i < k->filters; i++)
-        if (i / size % 3 == 1) check_set(filters, k->c.dtype, i, -check_get(filters, k->c.dtype, i));
-    check_absolute(bias, bias, k->result, k->c.filters);
-    for (int64_t m = 1; m < k->c.filters; m += 3) check_set(bias, k->result, m, -check_get(bias, k->result, m));
+        if (i / size % 3 == 1) check_set(filters, k->second, i, -check_get(filters, k->second, i));
+    check_absolute(bias, bias, k->added, k->c.filters);
+    for (int64_t m = 1; m < k->c.filters; m += 3) check_set(bias, k->added, m, -check_get(bias, k->added, m));
 }
 
 /* The reference's result, from a guarded output, into SCRATCH_WANT. */
@@ -249,12 +93,13 @@ static double largest(const void *positive, int32_t dtype, int64_t count) {
 
 /* |I| |F| + |bias| + |residual| into SCRATCH_BOUND. */
 static void expect_bound(conv_case *k, const pysim_epilogue *given) {
-    const size_t size = check_size(k->c.dtype), result_size = check_size(k->result);
-    void *input = check_scratch(SCRATCH_A, (size_t)k->input * size), *filters = check_scratch(SCRATCH_B, (size_t)k->filters * size);
-    void *positive = check_scratch(SCRATCH_BIAS, (size_t)k->c.filters * result_size);
-    check_absolute(input, at.input.buffer, k->c.dtype, k->input);
-    check_absolute(filters, at.filters.buffer, k->c.dtype, k->filters);
-    if (given->bias) check_absolute(positive, given->bias, k->result, k->c.filters);
+    const size_t result_size = check_size(k->result);
+    void *input = check_scratch(SCRATCH_A, (size_t)k->input * check_size(k->first));
+    void *filters = check_scratch(SCRATCH_B, (size_t)k->filters * check_size(k->second));
+    void *positive = check_scratch(SCRATCH_BIAS, (size_t)k->c.filters * check_size(k->added));
+    check_absolute(input, at.input.buffer, k->first, k->input);
+    check_absolute(filters, at.filters.buffer, k->second, k->filters);
+    if (given->bias) check_absolute(positive, given->bias, k->added, k->c.filters);
     pysim_epilogue e = {.alpha = 1, .bias = given->bias ? positive : NULL};
     if (given->residual) {
         void *added = check_scratch(SCRATCH_RESIDUAL, (size_t)k->output * result_size);
@@ -272,9 +117,9 @@ static void mix_bound(const conv_case *k, const pysim_epilogue *e) {
     if (k->s.algorithm != CHECK_winograd) return;
     const int64_t taps =
         forms[k->form].taps * forms[k->form].taps * k->c.stride_h * k->c.stride_w * slices_of(k); /* of all phases, zeros among them */
-    const double summed = (double)(taps * k->c.channels / k->c.groups) * largest(check_scratch(SCRATCH_A, 0), k->c.dtype, k->input) *
-                          largest(check_scratch(SCRATCH_B, 0), k->c.dtype, k->filters);
-    const double most = summed + (e->bias ? largest(check_scratch(SCRATCH_BIAS, 0), k->result, k->c.filters) : 0) +
+    const double summed = (double)(taps * k->c.channels / k->c.groups) * largest(check_scratch(SCRATCH_A, 0), k->first, k->input) *
+                          largest(check_scratch(SCRATCH_B, 0), k->second, k->filters);
+    const double most = summed + (e->bias ? largest(check_scratch(SCRATCH_BIAS, 0), k->added, k->c.filters) : 0) +
                         (e->residual ? largest(check_scratch(SCRATCH_RESIDUAL, 0), k->result, k->output) : 0);
     for (int64_t i = 0; i < k->output; i++) check_set(check_scratch(SCRATCH_BOUND, 0), k->result, i, most);
 }
@@ -304,7 +149,7 @@ static int pack(const conv_case *k, guard_side side) {
         check_fail("pysim_prepared_bytes: %s", pysim_last_error());
         return 0;
     }
-    const size_t filter_bytes = (size_t)k->filters * check_size(k->c.dtype);
+    const size_t filter_bytes = (size_t)k->filters * check_size(k->second);
     void *packed = guard_place(&at.packed, packed_bytes ? (size_t)packed_bytes : filter_bytes, side);
     if (packed_bytes == 0) { /* a run reads the filters as they are */
         memcpy(packed, at.filters.buffer, filter_bytes);
@@ -319,11 +164,23 @@ static int pack(const conv_case *k, guard_side side) {
     return 1;
 }
 
+/* Filters have values of the problem's type, also where they are floats. */
+static void fill_filters(conv_case *k, check_fill_kind kind, guard_side side) {
+    void *filters = guard_place(&at.filters, (size_t)k->filters * check_size(k->second), side);
+    if (k->second == k->c.dtype) {
+        check_fill(filters, k->second, k->filters, kind, &k->random);
+        return;
+    }
+    void *own = check_scratch(SCRATCH_B, (size_t)k->filters * check_size(k->c.dtype));
+    check_fill(own, k->c.dtype, k->filters, kind, &k->random);
+    for (int64_t i = 0; i < k->filters; i++) check_set(filters, k->second, i, check_get(own, k->c.dtype, i));
+}
+
 static int prepare(conv_case *k, check_fill_kind kind, guard_side side) {
-    const size_t size = check_size(k->c.dtype);
-    check_fill(guard_place(&at.input, (size_t)k->input * size, side), k->c.dtype, k->input, kind, &k->random);
-    check_fill(guard_place(&at.filters, (size_t)k->filters * size, side), k->c.dtype, k->filters, kind, &k->random);
-    check_fill(guard_place(&at.bias, (size_t)k->c.filters * check_size(k->result), side), k->result, k->c.filters, kind, &k->random);
+    types_of(k);
+    check_fill(guard_place(&at.input, (size_t)k->input * check_size(k->first), side), k->first, k->input, kind, &k->random);
+    fill_filters(k, kind, side);
+    check_fill(guard_place(&at.bias, (size_t)k->c.filters * check_size(k->added), side), k->added, k->c.filters, kind, &k->random);
     check_fill(guard_place(&at.residual, (size_t)k->output * check_size(k->result), side), k->result, k->output, kind, &k->random);
     set_signs(k, at.filters.buffer, at.bias.buffer);
     return pack(k, side);
@@ -339,15 +196,17 @@ static void count_nonzero(const conv_case *k) {
         check_fail("the case is too weak: %lld of %lld results differ from zero", (long long)nonzero, (long long)live);
 }
 
+/* Of bounds. Results of bf16 to which a pass behind the kernels adds a residual are rounded before that. */
 static double tolerance(const conv_case *k) {
     const int64_t channels = k->c.channels / k->c.groups;
+    const double rounded = k->result == PYSIM_BF16 && k->epilogue >= ADDS && k->s.algorithm != CHECK_direct_nchwc ? 0x1p-8 : 0;
     if (k->s.algorithm == CHECK_winograd)
-        return forms[k->form].growth * check_gamma(k->result, channels * slices_of(k) * k->c.stride_h * k->c.stride_w +
-                                                                  6 * (forms[k->form].outputs + forms[k->form].taps) + 20);
+        return rounded + forms[k->form].growth * check_gamma(k->result, channels * slices_of(k) * k->c.stride_h * k->c.stride_w +
+                                                                            6 * (forms[k->form].outputs + forms[k->form].taps) + 20);
     const int64_t depth = channels * slices_of(k) * k->c.kernel_h * k->c.kernel_w;
     if (k->s.algorithm == CHECK_strassen_1x1) return 18 * check_gamma(k->result, depth + 16); /* as in check_gemm.c */
     const int64_t cut = k->s.algorithm == CHECK_sconv ? channels : depth;                     /* what comes in sets */
-    return 1.0001 * check_gamma(k->result, depth + (cut + k->s.channels - 1) / k->s.channels + 4);
+    return rounded + 1.0001 * check_gamma(k->result, depth + (cut + k->s.channels - 1) / k->s.channels + 4);
 }
 
 /* Exact inputs: the reference's bits. */
@@ -394,11 +253,11 @@ static void compare_poisoned(conv_case *k, const pysim_epilogue *e, guard_side s
 /* An infinite weight and a NaN reach exactly the outputs that they reach in the reference, so none by way of the padding, and through a
  * ReLU too; and so does what is not finite in the input. */
 static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
-    check_set(at.filters.buffer, k->c.dtype, check_below(&k->random, k->filters), k->index & 2 ? INFINITY : -INFINITY);
-    if (k->index % 3 == 0) check_set(at.filters.buffer, k->c.dtype, check_below(&k->random, k->filters), NAN);
+    check_set(at.filters.buffer, k->second, check_below(&k->random, k->filters), k->index & 2 ? INFINITY : -INFINITY);
+    if (k->index % 3 == 0) check_set(at.filters.buffer, k->second, check_below(&k->random, k->filters), NAN);
     if (!pack(k, side)) return;
     compare_poisoned(k, e, side, "weights that are not finite");
-    check_set(at.input.buffer, k->c.dtype, check_below(&k->random, k->input), k->index & 4 ? NAN : INFINITY);
+    check_set(at.input.buffer, k->first, check_below(&k->random, k->input), k->index & 4 ? NAN : INFINITY);
     if (!check_failed()) compare_poisoned(k, e, side, "weights and an input that are not finite");
 }
 
@@ -428,6 +287,15 @@ static void again(conv_case *k, int32_t algorithm, int64_t in, int64_t out, int6
         if (!check_failed() && !check_is_exact(k->result)) poisoned(k, &e, side);
     }
     k->c = own.c, k->s = own.s;
+    types_of(k);
+}
+
+/* A case of floats in blocks with bf16 in blocks. */
+static void narrow(conv_case *k, guard_side side) {
+    k->c.dtype = PYSIM_BF16;
+    again(k, k->s.algorithm, k->c.input_block, k->c.output_block, k->s.channels, side);
+    k->c.dtype = PYSIM_F32;
+    types_of(k);
 }
 
 /* Channel blocks on planes by the algorithm `blocked`; 1x1 by seven products of halves; bytes with channels last; a 3x3 case of a row of form pairs by Winograd. */
@@ -435,7 +303,10 @@ static void otherwise(conv_case *k, const pysim_kernel_info *row, guard_side sid
     const pysim_conv *c = &k->c;
     const pysim_schedule own = k->s;
     const int steps = c->stride_h * c->stride_w * c->dilation_h * c->dilation_w == 1, bytes = own.algorithm == CHECK_sconv && !c->depth;
-    if (own.algorithm == CHECK_direct_nchwc && c->input_block > 1) again(k, CHECK_blocked, k->index & 1, k->index & 1, own.channels, side);
+    if (own.algorithm == CHECK_winograd && c->output_block > 1 && strcmp(row->target, "avx512") == 0 && c->dtype == PYSIM_F32)
+        narrow(k, side);
+    if (own.algorithm == CHECK_direct_nchwc && c->input_block > 1 && c->dtype != PYSIM_BF16)
+        again(k, CHECK_blocked, k->index & 1, k->index & 1, own.channels, side);
     if (own.algorithm == CHECK_direct_nchwc && check_has_halves(c))
         again(k, CHECK_strassen_1x1, c->input_block, c->output_block, c->channels / 2, side);
     if (bytes && c->dtype == PYSIM_S8 && c->groups == 1 && strcmp(row->form, "bounded") != 0)

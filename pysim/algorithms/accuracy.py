@@ -51,6 +51,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.cost import Reason
+from pysim.record.plan import Layout, blocks_of
 
 # Coefficients of the equation, measured (lab/data/*/accuracy.jsonl; test_accuracy.py holds every line to the stated error)
 RANDOM_WALK, HUNDREDTH_DRAW, TRUNCATION, OPERAND_ROUNDING = 0.25, 5.0, 1 / 4, 0.6
@@ -97,16 +98,16 @@ def _taps_in_image(axis: Axis) -> int:
     return min(axis.kernel, (axis.size - 1) // axis.dilation + 1)
 
 
-def _of_results(error: float, problem: Workload, machine: Machine | Gpu) -> float:
+def _of_results(error: float, problem: Workload, machine: Machine | Gpu, layout: Layout) -> float:
     """The error of stored results, padding included, from that of a whole window's sum."""
     share = unpadded_share(problem)
     few = 1 + FEW_RESULTS / max(1.0, size_of(problem).results * share) ** 3
-    return (error * few + _result_rounding(problem, machine)) / math.sqrt(share)
+    return (error * few + _result_rounding(problem, machine, layout)) / math.sqrt(share)
 
 
-def direct_sum_error(problem: Workload, machine: Machine | Gpu) -> float:
+def direct_sum_error(problem: Workload, machine: Machine | Gpu, layout: Layout = "nchw") -> float:
     """The error of a direct sum in the problem's type."""
-    return _of_results(_accumulation_error(problem, machine), problem, machine)
+    return _of_results(_accumulation_error(problem, machine), problem, machine, layout)
 
 
 def _accumulation_error(problem: Workload, machine: Machine | Gpu) -> float:
@@ -119,10 +120,11 @@ def _accumulation_error(problem: Workload, machine: Machine | Gpu) -> float:
     return error + OPERAND_ROUNDING * rounded * _spread(size)
 
 
-def _result_rounding(problem: Workload, machine: Machine | Gpu) -> float:
-    """The error of rounding results to a type narrower than the accumulators'."""
+def _result_rounding(problem: Workload, machine: Machine | Gpu, layout: Layout) -> float:
+    """The error of rounding results to a type narrower than the accumulators', as those of bf16 in channel blocks of a CPU are, too."""
     dtype = BY_NAME[problem.dtype]
-    unit = BY_NAME[dtype.gpu_results[0] if isinstance(machine, Gpu) else dtype.cpu_result].unit
+    on_cpu = problem.dtype if problem.dtype == "bf16" and blocks_of(layout)[1] > 1 else dtype.cpu_result
+    unit = BY_NAME[dtype.gpu_results[0] if isinstance(machine, Gpu) else on_cpu].unit
     return unit * _spread(size_of(problem)) if unit > BY_NAME[dtype.sums].unit else 0.0
 
 
@@ -131,17 +133,19 @@ def _spread(size: Size) -> float:
     return math.sqrt(2 * math.log(max(2, size.results)))
 
 
-def stated_error(bound: Bound, problem: Workload, machine: Machine | Gpu) -> float:
+def stated_error(bound: Bound, problem: Workload, machine: Machine | Gpu, layout: Layout = "nchw") -> float:
     """The error that an algorithm states by its bound, with the rounding of results."""
     error = max(_accumulation_error(problem, machine) * bound.growth, bound.rms) if bound.error is None else bound.error
-    return _of_results(error, problem, machine)
+    return _of_results(error, problem, machine, layout)
 
 
-def refuses(bound: Bound, problem: Workload, machine: Machine | Gpu, accuracy: Accuracy, limit: float | None) -> Reason | None:
+def refuses(
+    bound: Bound, problem: Workload, machine: Machine | Gpu, accuracy: Accuracy, limit: float | None, layout: Layout = "nchw"
+) -> Reason | None:
     """Why a kernel with this bound is not accurate enough; None if it is."""
     if accuracy == "ieee" and bound.operands != "plain":
         return Reason("accuracy", f"its operands are {bound.operands}; accuracy ieee takes multiply-adds in {problem.dtype} only")
-    error, direct = stated_error(bound, problem, machine), direct_sum_error(problem, machine)
+    error, direct = stated_error(bound, problem, machine, layout), direct_sum_error(problem, machine, layout)
     if accuracy == "strict" and error > direct:
         return Reason("accuracy", f"its error of {error:.1e} is above a direct sum's, {direct:.1e}, the limit of accuracy strict")
     if accuracy == "strict" and bound.scale == "tile" and isinstance(machine, Machine):

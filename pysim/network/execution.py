@@ -25,6 +25,8 @@ from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.fingerprint import entry
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Array, Graph, Node, Tensor
+from pysim.network.halves.ends import as_declared, declared, dense
+from pysim.network.halves.narrow import prepared_type
 from pysim.network.integers.layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.native_ops.along import SEVERAL
 from pysim.network.native_ops.arrays import products_of, shapes_of_products
@@ -37,7 +39,7 @@ from pysim.runtime import cpu
 from pysim.runtime.cpu import library
 from pysim.runtime.cpu_launch import Launch, Prepared
 from pysim.runtime.integer_steps import BYTES, quantize_range_step
-from pysim.runtime.operators import copy_step
+from pysim.runtime.operators import BITS, copy_step
 from pysim.runtime.steps import Chain, Slot, Step, addresses
 
 Call = Callable[[], object]
@@ -62,8 +64,10 @@ class Network:
     about: Mapping[str, Any] = {}  # what a front end has saved with it
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
+        ends = [name in graph.narrow for name in graph.outputs], graph.narrow.intersection(graph.inputs)
         graph = rewritten(graph, Target(on, threads, accuracy, self.blocks))
-        self._graph = graph = graph._replace(constants=(constants := dict(graph.constants)))
+        narrow = frozenset(name for name, one in zip(graph.outputs, ends[0], strict=True) if one) | ends[1]
+        self._graph = graph = graph._replace(constants=(constants := dict(graph.constants)), narrow=narrow)
         self.threads, self.accuracy, self._idle, self._calling = threads, accuracy, list[_Run](), _calling(accuracy)
         buffers = _buffers_of(graph)
         self.plan = NetworkPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
@@ -100,11 +104,11 @@ class Network:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        return {name: self._graph.tensors[name] for name in self._graph.inputs}
+        return {name: declared(self._graph, name) for name in self._graph.inputs}
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        return {name: self._graph.tensors[name] for name in self._graph.outputs}
+        return {name: declared(self._graph, name) for name in self._graph.outputs}
 
     def _prepared(self, layer: Layer) -> Prepared | IntegerLayer | None:
         if layer.plan is None or layer.node.op in OF_TWO:  # which have no constant weights
@@ -116,7 +120,7 @@ class Network:
         weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) else problem.filter_shape)
         activation = layer.node.attributes.get("activation")
         try:
-            prepared: Prepared = self.prepared_type.of(layer.plan, weights, bias, activation, self.threads)
+            prepared: Prepared = prepared_type(layer.plan, self.prepared_type).of(layer.plan, weights, bias, activation, self.threads)
         except OperandError as error:
             raise OperandError(f'{layer.node.op} "{printable(layer.node.name)}": {error}') from None
         return prepared
@@ -124,7 +128,8 @@ class Network:
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         inputs = self._inputs_by_name(arrays, named)
         first = next(iter((*arrays, *named.values())), None)
-        outputs = [cpu.like(first, y) for y in self._results(inputs)]
+        results = zip(self._graph.outputs, self._results(inputs), strict=True)
+        outputs = [cpu.like(first, as_declared(self._graph, name, y)) for name, y in results]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def results(self, arrays: Sequence[Array]) -> list[Array]:
@@ -197,22 +202,12 @@ class Network:
             given[name] = x
         if missing := [printable(name) for name in names if name not in given]:
             raise OperandError(f"the model's inputs {', '.join(missing)} are not given")
-        return {name: _dense(given[name], name, self._graph.tensors[name]) for name in names}
+        return {name: dense(given[name], name, self._graph) for name in names}
 
 
 def _calling(accuracy: Accuracy) -> Callable[[], AbstractContextManager[None]]:
     """What the calls of a network of this accuracy are in."""
     return cpu.rounding_once if accuracy == "reproducible" else nullcontext
-
-
-def _dense(x: Any, name: str, tensor: Tensor) -> Array:
-    if type(x) is np.ndarray and x.shape == tensor.shape and x.dtype == tensor.dtype and cpu.is_dense(x):
-        return x
-    array = cpu.as_numpy(x, name)
-    if array.shape != tensor.shape or array.dtype != tensor.dtype:
-        have = f"{array.dtype} of shape {array.shape}"
-        raise OperandError(f'the input "{printable(name)}" is {have}; the model takes {tensor.dtype} of shape {tensor.shape}')
-    return cpu.dense(array, name, tensor.shape)
 
 
 Moves = dict[str, list[tuple[Slot, int]]]  # for the values that lie elsewhere in each call, where steps have their addresses
@@ -373,7 +368,7 @@ class _Run:
         if native.executor is not cpu.LOCAL or not self._fixed.issuperset((x, *residual)):
             return None
         read, written = native.shapes
-        image, out, *added = values[x].reshape(read), *(values[name].reshape(written) for name in (node.output, *residual))
+        image, out, *added = _bits(values[x]).reshape(read), *(_bits(values[name]).reshape(written) for name in (node.output, *residual))
         step = native.step(image, out, self._workspace, *added)
         return step if isinstance(step, Step | Chain) or self._moving.isdisjoint((x, *residual)) else None
 
@@ -382,20 +377,20 @@ class _Run:
         values, block, axis = self.values, node.attributes.get("blocks", (1, 1))[1], node.attributes["axis"]
         last = block > 1 and graph.tensors[node.output].dtype in BYTES
         out, *shapes = (lying(graph.tensors[name].shape, "nhwc" if last else "nchw", block) for name in (node.output, *node.inputs))
-        places = operators.parts(values[node.output].reshape(out), shapes, 3 if last else axis)
+        places = operators.parts(_pairs(values[node.output].reshape(out)), shapes, 3 if last else axis)
         copied = [
             (to, name, shape)
             for to, name, shape in zip(places, node.inputs, shapes, strict=True)
             if (node.output, name) not in buffers.joined
         ]
         if self._fixed.issuperset(name for _, name, _ in copied):
-            steps = [copy_step(to, values[name].reshape(shape)) for to, name, shape in copied]
+            steps = [copy_step(to, _pairs(values[name].reshape(shape))) for to, name, shape in copied]
             if copied and None not in steps:
                 return Chain([step for step in steps if step])
 
         def concat() -> None:
             for to, name, shape in copied:
-                to[...] = values[name].reshape(shape)
+                to[...] = _pairs(values[name].reshape(shape))
 
         return concat if copied else _nothing
 
@@ -470,7 +465,17 @@ def _shaped(layer: IntegerLayer, values: Mapping[str, Array], names: Sequence[st
 
 def _prepared(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Call:
     read, written = prepared.shapes
-    y = out.reshape(written)
+    y = _bits(out).reshape(written)
     if not residual:
-        return lambda: prepared(values[x].reshape(read), y)
-    return lambda: prepared(values[x].reshape(read), y, values[residual].reshape(written))
+        return lambda: prepared(_bits(values[x]).reshape(read), y)
+    return lambda: prepared(_bits(values[x]).reshape(read), y, _bits(values[residual]).reshape(written))
+
+
+def _pairs(value: Array) -> Array:
+    """bf16 in blocks, to be copied, two and two as one float."""
+    return value.view(np.float32) if value.dtype == BITS else value
+
+
+def _bits(value: Array) -> Array:
+    """A value as kernels take it: bf16 by its bits."""
+    return value.view(np.uint16) if value.dtype == BITS else value

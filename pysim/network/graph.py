@@ -78,7 +78,8 @@ class Quantized(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """`quantized`: the constants among `constants` that were made of integers."""
+    """`quantized`: the constants among `constants` that were made of integers. `narrow`: the values that are bf16 in the model; the graph
+    computes in float32, and may round them to bf16 or not."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
@@ -86,6 +87,7 @@ class Graph(NamedTuple):
     tensors: Mapping[str, Tensor] = {}
     constants: Mapping[str, Array] = {}
     quantized: Mapping[str, Quantized] = {}
+    narrow: frozenset[str] = frozenset()
 
     def users(self) -> dict[str, list[int]]:
         """For each value, the positions of the nodes that read it, once per read. A graph output is read at the end."""

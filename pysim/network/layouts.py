@@ -9,6 +9,9 @@ The input and the output of each node have one of the two labels:
 
 A value of 1x1 pixels is the same in both layouts.
 
+Of a network of bf16 (`Graph.narrow`) blocks have bf16 and planes float32, so the same labels choose types: a conversion rounds or widens.
+Only values that are bf16 in the model are in blocks.
+
     seconds = sum over nodes of cost(input label, output label) + sum of layout conversions, each counted once for all its readers
 
 A minimum cut minimises such a sum of two labels exactly (Greig, Porteous and Seheult, "Exact maximum a posteriori estimation for binary
@@ -22,16 +25,20 @@ layers in a row save 40 us for 30.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from pysim.network.arena import view_offset
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Graph, Node
 from pysim.runtime.integer_steps import BYTES
+from pysim.runtime.operators import BITS
 
 _FORBIDDEN = 1e4  # seconds, above the time of any network
 LAYOUT_PRESERVING = (
     "Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Relu", "Sigmoid", "Slice",
     "Take",
 )  # fmt: skip
+_OF_WORDS = ("Take",)  # of these native operators that have no form for bf16
 # The same of bytes, whose channels are one block: they lie last
 OF_BYTES = ("Concat", "IntegerConv", "IntegerPair", "IntegerPool", "Table", "View")
 
@@ -52,7 +59,21 @@ def choose_layouts(graph: Graph, block: int, seconds: Seconds, conversion: Conve
     if block == 1 and not any(node.op == "IntegerConv" for node in graph.nodes):
         return LayoutChoice(graph, frozenset())
     cut = _Cut(graph, block, seconds, conversion)
-    return _with_conversions(graph, block, cut.labels())
+    choice = _with_conversions(graph, block, cut.labels())
+    return _narrowed(choice) if graph.narrow else choice
+
+
+def _narrowed(choice: LayoutChoice) -> LayoutChoice:
+    """The values in blocks as bf16, and the convolutions that write them as such of bf16."""
+    graph, tensors = choice.graph, dict(choice.graph.tensors)
+    tensors |= {name: tensors[name]._replace(dtype=BITS) for name in choice.blocked}
+    nodes = (
+        node.having(problem=replace(node.attributes["problem"], dtype="bf16"))
+        if node.op == "Conv" and "blocks" in node.attributes
+        else node
+        for node in graph.nodes
+    )
+    return choice._replace(graph=graph._replace(nodes=tuple(nodes), tensors=tensors))
 
 
 class _Cut:
@@ -108,6 +129,7 @@ class _Cut:
         of_bytes = tensors[node.output].dtype in BYTES
         if (
             node.op not in (OF_BYTES if of_bytes else LAYOUT_PRESERVING)
+            or (self._graph.narrow and node.op in _OF_WORDS)
             or "reference" in node.attributes
             or not all(self._blocks(name) for name in (*values, *node.outputs))
         ):
@@ -133,7 +155,7 @@ class _Cut:
         return name not in self._graph.constants and in_blocks(self._graph, name, self._block)
 
     def _value(self, name: str, users: list[int], conversion: Conversion) -> None:
-        if _is_single_pixel(self._graph, name, self._block):
+        if not self._graph.narrow and _is_single_pixel(self._graph, name, self._block):
             return
         maker = self._makers.get(name)
         made: Any = "planes" if maker is None else (maker, "out")
@@ -172,6 +194,8 @@ def block_of(graph: Graph, name: str, block: int) -> int:
 def in_blocks(graph: Graph, name: str, block: int) -> bool:
     """Whether a value can be in blocks."""
     tensor = graph.tensors.get(name)
+    if graph.narrow and (name not in graph.narrow or tensor is None or tensor.dtype.itemsize != 4):
+        return False
     if tensor is None or len(tensor.shape) != 4 or not (tensor.native or tensor.dtype in BYTES):
         return False
     own = block_of(graph, name, block)
@@ -195,7 +219,7 @@ def _with_conversions(graph: Graph, block: int, labels: Mapping[tuple[int, str],
         if name in graph.constants or name not in graph.tensors or made == wanted or (name, wanted) in converted:
             return
         converted[name, wanted] = name
-        if not _is_single_pixel(graph, name, block):
+        if graph.narrow or not _is_single_pixel(graph, name, block):
             converted[name, wanted] = new = f"{name}:{'blocks' if wanted else 'planes'}"
             tensors[new] = tensors[name]
             blocked.update({new} if wanted else ())

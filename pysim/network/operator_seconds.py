@@ -37,8 +37,9 @@ from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
 from pysim.problem.conv import Conv
 from pysim.registry.cpu import loop_targets, rows_kinds
+from pysim.runtime.operators import BITS
 
-DTYPES = {"float32": "f32", "float64": "f64"}
+DTYPES = {"float32": "f32", "float64": "f64", BITS.name: "f32"}  # by which values are computed
 START_LINES = 12  # dependent misses on code, structs and weights at the start of a layer (Zen 5: layers of one pixel, 1.9 us each)
 ATTENTION_GROUP = 6  # rows of a tile (PYSIM_ATTENTION_GROUP)
 INTERLEAVED, BYTE_CYCLES = 4, 0.4  # of native/templates/integers/channels_last.h (Zen 3, 24 to 960 channels: 0.25 to 0.56)

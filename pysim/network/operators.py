@@ -22,7 +22,8 @@ from pysim.network.numpy_ops import convolutions
 from pysim.network.numpy_ops.convolutions import taps
 from pysim.network.numpy_ops.operators import DEFINED
 from pysim.network.numpy_ops.selecting import widened
-from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
+from pysim.runtime.along_steps import halves_step
+from pysim.runtime.operators import BITS, Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
 
 Run = Callable[[Array, Sequence[Array], Attributes], object]
@@ -143,6 +144,11 @@ def _times(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step 
     for x, scale in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
         fits = x.ndim > 2 and scale.shape == (*x.shape[:2], *[1] * (x.ndim - 2)) and out.shape == x.shape and takes(out, x, scale)
         if fits and not np.may_share_memory(out, scale):
+            if scale.dtype == BITS:
+                numbers = np.empty(scale.size, np.float32)
+                widened_to = halves_step(numbers, scale)
+                assert widened_to
+                return Chain([widened_to, map_step(out, x, x.shape[0] * x.shape[1], scale=numbers, block=_block(attributes))])
             return map_step(out, x, x.shape[0] * x.shape[1], scale=scale.reshape(-1), block=_block(attributes))
     return arrays.pair("Mul")(out, inputs, attributes)
 

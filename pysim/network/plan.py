@@ -18,6 +18,8 @@ from pysim.explain.advice import advice, verdict, would_help
 from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
 from pysim.network.graph import Graph, Node, Tensor
+from pysim.network.halves.narrow import faster
+from pysim.network.halves.whole_blocks import with_whole_blocks
 from pysim.network.integers.forms import beyond_16_bits, integer_problem
 from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
 from pysim.network.layouts import LayoutChoice, choose_layouts
@@ -209,7 +211,7 @@ def _layout(node: Node, read: int, written: int) -> Layout:
 
 def _block_of(graph: Graph, on: Machine) -> int:
     """The block size of the machine's widest NCHWc kernels for the network's type; 1 if it has none."""
-    dtypes = {node.attributes["problem"].dtype for node in graph.nodes if node.op == "Conv"}
+    dtypes = {"bf16"} if graph.narrow else {node.attributes["problem"].dtype for node in graph.nodes if node.op == "Conv"}
     rows = [row.lane_filters for row in nchwc_kernels() if {row.dtype} == dtypes and on.unit(row.target)]
     return max(rows, default=1)
 
@@ -223,26 +225,57 @@ def seconds_of(problem: Workload, on: Machine, accuracy: Accuracy) -> float:
 
 
 def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> LayoutChoice:
-    """The graph with the layouts of least predicted time on one thread."""
+    """The graph with the layouts of least predicted time on one thread. Blocks of a network of bf16 are float32 where a machine has no
+    kernels for others, where no convolution is of bf16 and where results keep their bits; channels that are no whole blocks of bf16 become
+    such if that is faster."""
+    narrow, block = any(node.op == "Conv" and node.output in graph.narrow for node in graph.nodes), _block_of(graph, on)
+    if not narrow or block == 1 or accuracy == "reproducible":
+        return _with_layouts(graph._replace(narrow=frozenset()), on, accuracy)
+    plain, whole = _with_layouts(graph, on, accuracy), with_whole_blocks(graph, block)
+    if whole is graph:
+        return plain
+    return min(plain, _with_layouts(whole, on, accuracy), key=lambda one: _laid_seconds(one.graph, on, accuracy))
 
+
+def _with_layouts(graph: Graph, on: Machine, accuracy: Accuracy) -> LayoutChoice:
     def seconds(node: Node, read: int, written: int) -> float | None:
-        if accuracy == "reproducible" and read > 1 and node.op in MEANS:
-            return math.inf
-        if node.op == "Concat" and read > 1 and graph.tensors[node.output].dtype in BYTES:  # parts lie between each other, and are copied
-            return reordering_seconds(graph.tensors[node.output], on)
-        if node.op == "IntegerConv":
-            return _integer_seconds(node, graph, on, _layout(node, read, written))
-        if node.op != "Conv":
-            return pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
-        try:
-            request = Request(
-                node.attributes["problem"], on, _layout(node, read, written), _state(node, graph), accuracy=accuracy, prepared=True
-            )
-            return planned(request).seconds
-        except PlanError:
-            return None
+        return _node_seconds(node, read, written, graph, on, accuracy)
 
     return choose_layouts(graph, _block_of(graph, on), seconds, lambda name, _: reordering_seconds(graph.tensors[name], on))
+
+
+def _laid_seconds(graph: Graph, on: Machine, accuracy: Accuracy) -> float:
+    """Predicted seconds of all that depends on layouts."""
+    total = 0.0
+    for node in graph.nodes:
+        if node.op == "Reorder":
+            total += reordering_seconds(graph.tensors[node.output], on)
+        else:
+            read, written = node.attributes.get("blocks", (1, 1))
+            total += _node_seconds(node, read, written, graph, on, accuracy) or 0.0
+    return total
+
+
+def _node_seconds(node: Node, read: int, written: int, graph: Graph, on: Machine, accuracy: Accuracy) -> float | None:
+    """Predicted seconds of a node by the block sizes of its input and output; None if nothing computes it so."""
+    if accuracy == "reproducible" and read > 1 and node.op in MEANS:
+        return math.inf
+    if node.op == "Concat" and read > 1 and graph.tensors[node.output].dtype in BYTES:  # parts lie between each other, and are copied
+        return reordering_seconds(graph.tensors[node.output], on)
+    if node.op == "IntegerConv":
+        return _integer_seconds(node, graph, on, _layout(node, read, written))
+    if node.op != "Conv":
+        return pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
+    try:
+        problem = node.attributes["problem"]
+        problem = replace(problem, dtype="bf16") if graph.narrow and written > 1 else problem
+        request = Request(problem, on, _layout(node, read, written), _state(node, graph), accuracy=accuracy, prepared=True)
+        plan, rounding = planned(request), 0.0
+        if "narrow" in node.attributes and written == 1:
+            plan, rounding = faster(plan, request)
+        return (plan.seconds or 0.0) + rounding
+    except PlanError:
+        return None
 
 
 def _integer_seconds(node: Node, graph: Graph, on: Machine, layout: Layout) -> float | None:
@@ -284,7 +317,10 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
         try:
             plan, layout = None, _layout(node, *node.attributes.get("blocks", (1, 1)))
             if problem:
-                plan = _planned(node, _request(node, problem, graph, on, layout, accuracy, threads))
+                plan = _planned(node, request := _request(node, problem, graph, on, layout, accuracy, threads))
+                if "narrow" in node.attributes and layout == "nchw":
+                    plan, rounding = faster(plan, request)
+                    other += rounding
                 if node.op == "IntegerLinear" and isinstance(problem, Conv) and problem.dtype == "s8":  # one pixel, the same in both
                     last = _planned(node, _request(node, problem, graph, on, "nhwc", accuracy, threads))
                     plan = min(plan, last, key=lambda one: one.seconds or math.inf)

@@ -14,6 +14,7 @@ from pysim.network.attention import fuse_attention
 from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, SCALE, fuse
 from pysim.network.graph import Graph, Node, Tensor
+from pysim.network.halves.narrow import computes_narrow, with_narrow
 from pysim.network.integers.fusion import with_integers
 from pysim.network.integers.residuals import with_residuals
 from pysim.network.lowering.parallel import add_parallel
@@ -72,6 +73,8 @@ def _volumes(graph: Graph, target: Target) -> Graph:
 
 
 def _layouts(graph: Graph, target: Target) -> Graph:
+    narrow = target.blocks and not target.is_reproducible and computes_narrow(target.on)
+    graph = with_narrow(graph if narrow else graph._replace(narrow=frozenset()))
     return with_layouts(graph, target.on, target.accuracy).graph if target.blocks else graph
 
 

@@ -28,6 +28,7 @@ from pysim.errors import ProblemError, printable
 from pysim.file_io import written
 from pysim.machine.cpu import Machine
 from pysim.network.graph import Array, Graph, Node, Tensor
+from pysim.network.halves.narrow import prepared_type
 from pysim.network.integers.layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.plan import Layer
 from pysim.planner import planned
@@ -135,6 +136,7 @@ def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
         "accuracy": parts.accuracy,
         "inputs": graph.inputs,
         "outputs": graph.outputs,
+        "narrow": sorted(graph.narrow),
         "tensors": {name: [tensor.shape, tensor.dtype.str] for name, tensor in graph.tensors.items()},
         "constants": {name: kept(array) for name, array in graph.constants.items()},
         "layers": [_layer_of(layer, native, kept) for layer, native in zip(parts.layers, parts.natives, strict=True)],
@@ -177,13 +179,14 @@ def load(path: Path, on: Machine, threads: int) -> Parts:
             constants = {name: value(array) for name, array in document["constants"].items()}
             layers = tuple(_layer(one, on, value) for one in document["layers"])
             tensors = {name: Tensor(tuple(shape), np.dtype(kind)) for name, (shape, kind) in document["tensors"].items()}
+            narrow = frozenset(map(str, document["narrow"]))
             natives = [_native(one, layer, threads, arrays, tensors) for one, layer in zip(document["layers"], layers, strict=True)]
     except OSError as error:
         raise ProblemError(f"{_name(path)} cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
         raise ProblemError(f"{_name(path)} is no whole network of pysim's: {error}; save it again from the model's file") from None
     nodes = tuple(layer.node for layer in layers)
-    graph = Graph(nodes, tuple(document["inputs"]), tuple(document["outputs"]), tensors, constants)
+    graph = Graph(nodes, tuple(document["inputs"]), tuple(document["outputs"]), tensors, constants, narrow=narrow)
     return Parts(graph, layers, natives, accuracy, document["about"])
 
 
@@ -276,7 +279,9 @@ def _native(
         return None
     value = partial(_value, arrays=arrays)
     activation, (weights,) = layer.node.attributes.get("activation"), document["weights"].values()
-    return Prepared.of(layer.plan, None, value(document["bias"]), activation, threads, prepared=arrays.view(weights))
+    return prepared_type(layer.plan, Prepared).of(
+        layer.plan, None, value(document["bias"]), activation, threads, prepared=arrays.view(weights)
+    )
 
 
 # Values

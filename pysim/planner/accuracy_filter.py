@@ -17,13 +17,13 @@ def accurate(request: Request, algorithm: Algorithm, costs: Costs) -> Costs:
     _, representatives, alike = np.unique(costs.alike, return_index=True, return_inverse=True)
     schedules = [costs.schedule(row) for row in representatives.tolist()]
     bounds = [algorithm.tolerance(request.problem, schedule) for schedule in schedules]
-    reasons = [refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit) for bound in bounds]
+    reasons = [refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit, request.layout) for bound in bounds]
     if request.reproducible:
         breaks = (reproducible.refuses(request, algorithm, schedule) for schedule in schedules)
         reasons = [reason or other for reason, other in zip(breaks, reasons, strict=True)]
     kept = costs.selected(np.array([reason is None for reason in reasons], dtype=bool)[alike])
 
-    errors = np.array([stated_error(bound, request.problem, request.machine) for bound in bounds])[alike]
+    errors = np.array([stated_error(bound, request.problem, request.machine, request.layout) for bound in bounds])[alike]
     order = np.argsort(errors, kind="stable")
     kernels, first = np.unique(costs.kernel[order], return_index=True)
     most_accurate = zip(kernels.tolist(), order[first].tolist(), strict=True)

@@ -177,7 +177,7 @@ class Table(NamedTuple):
             layout=request.layout,
             memory_limit=request.memory_limit,
             needs_finite=bound.finite,
-            error=accuracies.stated_error(bound, request.problem, request.machine),
+            error=accuracies.stated_error(bound, request.problem, request.machine, request.layout),
             error_scale=bound.scale,
             contract=reproducible.contract(algorithm, request.problem, schedule, request.layout),
             accuracy=request.accuracy,

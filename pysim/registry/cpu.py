@@ -81,11 +81,13 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     @cached_property
     def group(self) -> int:
         """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in forms groups, bounded, pixels and
-        unpacked, two in pairs, a block in tiles, else 1."""
+        unpacked, and of bf16 in nchwc; two in pairs, a block in tiles, else 1."""
         if self.form == "tiles":
             return _TILE_DEPTH[self.dtype]
         of_words = 4 // SIZES[self.dtype]
-        return {"groups": of_words, "unpacked": of_words, "bounded": 4, "pixels": 4, "pairs": 2}.get(self.form, 1)
+        return {"groups": of_words, "unpacked": of_words, "bounded": 4, "pixels": 4, "pairs": 2, "nchwc": max(1, of_words)}.get(
+            self.form, 1
+        )
 
     @cached_property
     def split(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pysim.runtime.array_steps import dtype_of
 from pysim.runtime.cpu import Array, aligned, check, library
-from pysim.runtime.operators import takes
+from pysim.runtime.operators import BITS, takes
 from pysim.runtime.steps import Step, pointer, step_of
 
 # pysim_fold_kind
@@ -47,12 +47,12 @@ def best_step(values: Array, places: Array, x: Array, largest: bool) -> Step | N
 
 
 def halves_step(out: Array, x: Array) -> Step | None:
-    """float16 as float32, or float32 rounded to float16; None for other types."""
-    kinds = {(np.dtype(np.float16), np.dtype(np.float32)): False, (np.dtype(np.float32), np.dtype(np.float16)): True}
-    rounds = kinds.get((x.dtype, out.dtype))
-    if rounds is None or not x.size or not x.flags.c_contiguous or not out.flags.c_contiguous:
+    """float16 or the bits of bf16 as float32, or float32 rounded to these; None for other types."""
+    halves = {np.dtype(np.float16): "PYSIM_F16", BITS: "PYSIM_BF16"}
+    rounds, kind = (True, halves.get(out.dtype)) if x.dtype == np.float32 else (False, halves.get(x.dtype))
+    if kind is None or (x if rounds else out).dtype != np.float32 or not x.size or not x.flags.c_contiguous or not out.flags.c_contiguous:
         return None
-    return step_of("HALVES", library()[0].new("pysim_halves *", [x.size, rounds]), out, x)
+    return step_of("HALVES", library()[0].new("pysim_halves *", [x.size, rounds, getattr(library()[1], kind)]), out, x)
 
 
 def sample_step(out: Array, x: Array, grid: Array, nearest: bool, padding: bytes, aligned: bool) -> Step | None:

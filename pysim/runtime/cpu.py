@@ -283,6 +283,15 @@ def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str, of: str | None
     return dense(x, name, shape)
 
 
+def types_of(w: Workload, layout: Layout = "nchw") -> tuple[str, str, "np.dtype[Any]"]:
+    """The types of the first and the second operand, and how the result is stored. Of a bf16 convolution with an output in channel blocks
+    only what lies in blocks is bf16; the rest is float32 (native/pysim.h)."""
+    read, written = blocks_of(layout)
+    if w.dtype != "bf16" or written == 1:
+        return w.dtype, w.dtype, RESULT_DTYPES[w.dtype]
+    return "bf16" if read > 1 else "f32", "f32", NUMPY_DTYPES["bf16"]
+
+
 def is_dense(x: Array) -> bool:
     """Whether the library can read the array in place: C-contiguous, and aligned to its element size."""
     return x.flags.c_contiguous and x.flags.aligned

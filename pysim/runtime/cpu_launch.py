@@ -24,7 +24,6 @@ from pysim.record.schedule import Schedule
 from pysim.runtime.cpu import (
     LOCAL,
     NUMPY_DTYPES,
-    RESULT_DTYPES,
     Array,
     Executor,
     addend,
@@ -43,6 +42,7 @@ from pysim.runtime.cpu import (
     rounding_once,
     schedule_struct,
     stored_dtype,
+    types_of,
 )
 from pysim.runtime.emulated import executor_for
 from pysim.runtime.steps import Step
@@ -114,9 +114,8 @@ class Launch:
             self._names, self._count = ("a", "b"), w.n
             self._first_shape, self._second_shape = (w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n)
             self._out_shape = w.m, w.n
-        self._dtype = self._weights_dtype = NUMPY_DTYPES[w.dtype]
-        self._out_dtype = RESULT_DTYPES[w.dtype]
-        self._first_type, self._integers = w.dtype, integers
+        self._first_type, self._second_type, self._out_dtype = types_of(w, layout)
+        self._dtype, self._weights_dtype, self._integers = NUMPY_DTYPES[self._first_type], NUMPY_DTYPES[self._second_type], integers
         if integers is not None:
             schedule = self._quantised(integers, schedule)
         self.schedule = schedule
@@ -256,7 +255,8 @@ class Launch:
         without a copy."""
         if residual is not None:
             of = self._integers.sum if self._integers else None
-            residual = addend(residual, "residual", self._out_shape, self.workload.dtype, of.residual if of else None)
+            kind = of.residual if of else "bf16" if self._out_dtype == NUMPY_DTYPES["bf16"] else None
+            residual = addend(residual, "residual", self._out_shape, self.workload.dtype, kind)
         if bias is not None:
             bias = addend(bias, "bias", (self._count,), self.workload.dtype)
         if self._reproducible:
@@ -318,7 +318,7 @@ class Launch:
         """The second operand, the weights, as a dense array."""
         if type(w) is np.ndarray and w.dtype is self._weights_dtype and w.shape == self._second_shape and is_dense(w):
             return w
-        return operand(w, self._names[1], self._second_shape, self.workload.dtype)
+        return operand(w, self._names[1], self._second_shape, self._second_type)
 
 
 def _copied(weights: Array) -> Array:

@@ -16,12 +16,14 @@ from pysim.arguments import Activation
 from pysim.runtime.cpu import Array, epilogue_struct, library
 from pysim.runtime.steps import Step, step_of
 
-NATIVE_DTYPES = {np.dtype(np.float32): "PYSIM_F32", np.dtype(np.float64): "PYSIM_F64"}
-_COPIED = NATIVE_DTYPES | dict.fromkeys(map(np.dtype, (np.int8, np.uint8, np.bool_)), "PYSIM_S8")
+BITS = np.dtype("V2")  # of bf16, a type that NumPy lacks: values of a network in channel blocks
+_FLOATS = {np.dtype(np.float32): "PYSIM_F32", np.dtype(np.float64): "PYSIM_F64"}
+NATIVE_DTYPES = _FLOATS | {BITS: "PYSIM_BF16"}
+_COPIED = _FLOATS | dict.fromkeys(map(np.dtype, (np.int8, np.uint8, np.bool_)), "PYSIM_S8")
 
 
 def takes(*arrays: Array) -> bool:
-    """Whether all arrays are dense, and either all float32 or all float64."""
+    """Whether all arrays are dense, and all float32, all float64 or all bits of bf16 in channel blocks."""
     return arrays[0].dtype in NATIVE_DTYPES and all(x.dtype == arrays[0].dtype and x.flags.c_contiguous and x.size for x in arrays)
 
 
@@ -88,13 +90,14 @@ def pool_step(out: Array, x: Array, window: Window, largest: bool, count_padding
 @lru_cache(maxsize=1024)
 def _reorder(planes: int, size: int, block: int, to_planes: bool, dtype: "np.dtype[Any]") -> Any:
     ffi, lib = library()
-    return ffi.new("pysim_reorder *", [planes, size, block, to_planes, getattr(lib, _COPIED[dtype])])
+    return ffi.new("pysim_reorder *", [planes, size, block, to_planes, getattr(lib, (NATIVE_DTYPES | _COPIED)[dtype])])
 
 
 def reorder_step(out: Array, x: Array, block: int, to_planes: bool) -> Step:
-    """Converts [N][C][H][W] to channels in blocks, or back. Both arrays have the shape (N, C, H, W), whichever layout their memory has."""
-    pointer, planes = library()[0].from_buffer, x.shape[0] * x.shape[1]
-    return Step("REORDER", of=_reorder(planes, x.size // planes, block, to_planes, x.dtype), first=pointer(x), result=pointer(out))
+    """Converts [N][C][H][W] to channels in blocks, or back. Both arrays have the shape (N, C, H, W), whichever layout their memory has;
+    bf16 in blocks is float32 in planes."""
+    pointer, planes, kind = library()[0].from_buffer, x.shape[0] * x.shape[1], (x if to_planes else out).dtype
+    return Step("REORDER", of=_reorder(planes, x.size // planes, block, to_planes, kind), first=pointer(x), result=pointer(out))
 
 
 _MOST_AXES = 6  # the limit of pysim_copy

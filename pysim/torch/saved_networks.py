@@ -18,10 +18,9 @@ import torch
 from pysim.calibration import host
 from pysim.errors import OperandError, PysimError, printable
 from pysim.network.execution import Network
-from pysim.torch.capture.strides import with_strides
 from pysim.torch.fingerprints import NO_EPOCH, WatchedTensors
 from pysim.torch.layers.fused_layer import Decision
-from pysim.torch.layers.network_layer import NetworkLayer
+from pysim.torch.layers.network_layer import NetworkLayer, numbers_of, result_of
 from pysim.torch.parameters import needs_pytorch
 from pysim.torch.saved_calls import Given, RecordedCall, SavedCall, refused, tensors_of
 
@@ -70,7 +69,8 @@ def _told(model: Any, layer: NetworkLayer, recording: _Recording, call: Recorded
         "accuracy": layer.accuracy,
         "tensors": {name: _tensor_digest(one) for name, one in tensors.items()},
         "reads": reads,
-        "strides": layer._strides,
+        "strides": [one.stride for one in layer.forms],
+        "narrow": [one.is_narrow for one in layer.forms],
         "decisions": layer.decisions,
     }
 
@@ -101,6 +101,7 @@ class SavedNetwork(SavedCall):
         self.options, self.layers = {"accuracy": about["accuracy"]}, [self]
         self.decisions = [Decision(*one) for one in about["decisions"]]
         self._reads, self._strides = [one["view"] for one in about["reads"]], [tuple(one) for one in about["strides"]]
+        self._narrow: list[bool] = about["narrow"]
 
     def of(self, model: torch.nn.Module) -> "SavedNetwork":
         super().of(model)
@@ -126,10 +127,10 @@ class SavedNetwork(SavedCall):
         if self._network is None or needs_pytorch(given[0] if given else self._watched.tensors[0], given, inference=True):
             return None
         try:
-            made = self._network.results([one.detach().contiguous().numpy() for one in given])
+            made = self._network.results([numbers_of(one) for one in given])
         except (PysimError, MemoryError):
             return None
-        results = [with_strides(torch.from_numpy(y), stride) for y, stride in zip(made, self._strides, strict=True)]
+        results = [result_of(y, is_narrow, stride) for y, is_narrow, stride in zip(made, self._narrow, self._strides, strict=True)]
         return [_seen(results[one["view"][0]], *one["view"][1:]) if "view" in one else one["value"] for one in self._about["makes"]]
 
 

@@ -77,6 +77,17 @@ INLINE void v_narrow(uint16_t *p, VEC v) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+/* bf16, rounded to nearest and ties to even; a NaN becomes a quiet one. */
+#define V_BF16
+INLINE VEC v_of_bf16(__m256i bits) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)); }
+INLINE VEC v_widen_bf16(const uint16_t *p) { return v_of_bf16(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE void v_narrow_bf16(uint16_t *p, VEC v) {
+    const __m512i bits = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+
 /* Contract: byte_sums.h. */
 #define V_BYTE_SUMS 64
 #include "byte_sums.h"

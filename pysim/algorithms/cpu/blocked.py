@@ -106,6 +106,8 @@ def _layout(kernel: Kernel) -> Layout:
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
+    if problem.dtype == "bf16":  # whose planes of results are float32, and whose blocks are not
+        return Reason("type", "it computes f32 and f64; the problem is bf16")
     return requires_nchw(layout) or type_refusal(problem.dtype, nchwc_kernels())
 
 

@@ -366,6 +366,8 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
         return Reason("size", f"{problem.groups} groups are not a multiple of {out}, the block of {layout}")
     if reason := type_refusal(problem.dtype, direct_kernels()):
         return reason
+    if problem.dtype == "bf16" and block == 1:
+        return Reason("type", "of bf16 it takes channel blocks")
     if problem.groups == 1:
         return Reason("shape", "it takes two groups or more; for dense convolutions packing is faster")
     if (channels := problem.group_channels) > MAX_CHANNELS:
@@ -409,7 +411,7 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared | Non
         return Prepared("packed filters", ceil_div(problem.groups, row.lane_filters) * row.lane_filters * words * 4)
     if row.form != BLOCKS:
         return None  # weights are read in place
-    return Prepared("packed filters", problem.filters * problem.taps * problem.element_bytes)
+    return Prepared("packed filters", problem.filters * problem.taps * problem.result_bytes)  # of bf16 they are float32
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:

@@ -13,7 +13,8 @@ machine's numbers alone:
 
 kernel  Per channel and tap of a tile: max(P F / fma rate, F / load rate + (P + F) / broadcast rate, fma latency). Each input element
         is broadcast for F multiply-adds; each filter vector is loaded for P and prefetched. A broadcast may be faster than a vector load
-        (Zen 4: 0.50 cycles instead of 1.00 for 64 bytes). Rows of outputs are divided into tiles of equal size, give or take a pixel.
+        (Zen 4: 0.50 cycles instead of 1.00 for 64 bytes). Of bf16 all of that serves two channels. Rows of outputs are divided into tiles
+        of equal size, give or take a pixel.
         A last panel of fewer vectors is computed by the row of that many. Kernel rows and taps in the padding are left out; taps that
         some pixels of a tile need cost those pixels only. Each run of consecutive input elements costs RUN_CYCLES more, BLOCK_CYCLES
         where a 1x1 kernel has constant places (strides up to FARTHEST, from blocks, vectors of up to DENSE_BYTES). Tiles that leave no
@@ -170,15 +171,15 @@ def _of_panel(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, fl
     unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
     runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # taps per run of the input
     is_dense = w.taps == 1 and w.stride_w <= FARTHEST and shape.inner > 1 and unit.vector_bytes <= DENSE_BYTES
-    start = (BLOCK_CYCLES if is_dense else RUN_CYCLES) / runs
+    start, depth = (BLOCK_CYCLES if is_dense else RUN_CYCLES) / runs, kernel.group
     if kernel.target == "portable":  # plain C: the rate includes the loop overhead
         each = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs
         return shape.rows * shape.steps * each, 0.0
     of_rows = loading = 0.0
     broadcasts = machine.broadcasts_per_cycle(unit)
     for pixels, count in _pixels(shape):
-        computing = max(pixels * f / unit.rate(w.dtype), unit.fma_latency_cycles.value)
-        loads = f / unit.loads_per_cycle.value + (pixels + f) / broadcasts
+        computing = max(pixels * f / unit.rate(w.dtype), unit.fma_latency_cycles.value) / depth
+        loads = (f / unit.loads_per_cycle.value + (pixels + f) / broadcasts) / depth
         spills = SPILL_CYCLES * (unit.vector_bytes <= DENSE_BYTES and pixels * f + f + 1 >= SPILL_REGISTERS)
         of_rows += count * (max(computing, loads) + start + spills)
         loading += count * loads * (loads > computing)
@@ -305,20 +306,29 @@ def refuses_sizes(problem: Conv, layout: Layout) -> Reason | None:
 
 
 def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
-    if kernel.lane_filters == blocks_of(layout)[1]:
+    read, written = blocks_of(layout)
+    if kernel.lane_filters != written:
+        return Reason("size", f"its blocks have {kernel.lane_filters} channels, those of {layout} do not")
+    if problem.dtype != "bf16":
         return None
-    return Reason("size", f"its blocks have {kernel.lane_filters} channels, those of {layout} do not")
+    columns = problem.columns
+    behind = (columns.out - 1) * columns.stride + columns.extent - columns.before - columns.size
+    if read == 1 or max(columns.before, behind) > columns.stride:  # these sums are stored between calls, and would be rounded
+        return Reason("shape", "of bf16 it takes blocks, and no more columns of padding than the stride")
+    return None
 
 
 def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Sizes:
-    """The nearest legal sizes: whole blocks of channels, or all."""
-    return min(problem.group_channels, round_up(schedule.channels, blocks_of(layout)[0])), max(1, schedule.k2)
+    """The nearest legal sizes: whole blocks of channels, or all. Sums of bf16 have one set, since they are rounded once."""
+    channels = round_up(schedule.channels, blocks_of(layout)[0])
+    return problem.group_channels if problem.dtype == "bf16" else min(problem.group_channels, channels), max(1, schedule.k2)
 
 
 def schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Sizes]:
     """Sets of channels, and blocks of tiles (k2) that are reused by all panels: those whose input fills a part of L1 or L2, and all."""
     shape, on = Shape.of(problem, kernel, request.layout), request.cpu
-    sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SET_BLOCKS} | {shape.channels})
+    several = SET_BLOCKS if problem.dtype != "bf16" else ()
+    sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in several} | {shape.channels})
     each = max(1, problem.height * problem.width * shape.channels * problem.element_bytes // shape.tiles)
     inner, outer = on.levels[0].size_bytes, on.outer.size_bytes
     blocks = sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles})

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.interface import Array, Bound, Nests, Prepared
+from pysim.algorithms.interface import DIRECT_SUM, Array, Bound, Nests, Prepared
 from pysim.cachemodel.costs import Costs, numbered
 from pysim.cachemodel.cpu import nest_text, tilings
 from pysim.cachemodel.cpu import winograd as model
@@ -79,9 +79,16 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
         return Reason("shape", f"with a stride it takes NCHW input, not {layout.upper()}")
     if w.group_channels % block or w.group_filters % out:
         return Reason("size", f"its channels or filters are not multiples of {out}, the block of {layout}")
-    if not any(dtype == w.dtype and machine.unit(target) for target, dtype in winograd_transforms()):
+    if w.dtype == "bf16" and out == 1:
+        return Reason("type", "of bf16 it takes channel blocks")
+    if not any(dtype == _of_floats(w).dtype and machine.unit(target) for target, dtype in winograd_transforms()):
         return Reason("type", f"there are no transforms of {w.dtype} for {machine.name} (native/winograd.inc)")
     return None
+
+
+def _of_floats(problem: Conv) -> Conv:
+    """What is transformed and multiplied: blocks of bf16 as floats. Its costs are those of the floats, whose blocks are twice as large."""
+    return msgspec.structs.replace(problem, dtype="f32") if problem.dtype == "bf16" else problem
 
 
 def taps_of(problem: Conv) -> int:
@@ -125,7 +132,7 @@ def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout
 
 
 def _cases_of(request: Request) -> tuple[model.Cases, Array]:
-    return _cases(request.conv, request.cpu, request.micro_kernel, request.layout, request.accuracy)
+    return _cases(_of_floats(request.conv), request.cpu, request.micro_kernel, request.layout, request.accuracy)
 
 
 def least_cycles(request: Request, best: float) -> float:
@@ -133,7 +140,7 @@ def least_cycles(request: Request, best: float) -> float:
 
 
 def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | NoneLegal:
-    problem, on = request.conv, request.cpu
+    problem, on = _of_floats(request.conv), request.cpu
     if request.schedule is not None:
         return _named(problem, on, request)
     cases, bounds = _cases_of(request)
@@ -183,7 +190,7 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
 
 def _alone(request: Request, kernel: Kernel, s: Schedule) -> model.Candidates:
     """A table of one schedule."""
-    problem, on = request.conv, request.cpu
+    problem, on = _of_floats(request.conv), request.cpu
     assert s.outputs
     shape = model.shape_of(problem, kernel, s.outputs, request.layout)
     column = [np.array([float(value)]) for value in (s.channels, min(s.k2, shape.panels), min(s.k3, shape.filter_panels))]
@@ -228,17 +235,19 @@ def _row(schedule: Schedule) -> tuple[Kernel, int]:
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
     """The transformed filters, and behind them the filters themselves: tiles with results that are not finite are computed from those."""
-    row = _row(schedule)
+    row, problem = _row(schedule), _of_floats(problem)
     return Prepared("transformed filters", model.prepared_bytes(problem, *row) + model.plain_bytes(problem, *row))
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
-    return model.workspace_bytes(problem, *_row(schedule), schedule.k2, schedule.k3, layout)
+    return model.workspace_bytes(_of_floats(problem), *_row(schedule), schedule.k2, schedule.k3, layout)
 
 
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     """SAFETY times the largest measured errors, which grow with the root of the channels of a set and of the number of sets. If phases lack
-    taps, results are smaller."""
+    taps, results are smaller. Results of bf16 are rounded to 2^-9 of themselves, beside which a transform's error of floats is nothing."""
+    if problem.dtype == "bf16":
+        return DIRECT_SUM._replace(operands="transformed")
     channels, taps = model.channels_of(problem), taps_of(problem)
     sets, whole = -(-channels // schedule.channels), taps * _stride(problem) / max(problem.kernel_h, problem.kernel_w)
     assert schedule.outputs
@@ -265,7 +274,7 @@ _MEASURED = "measured against float64 on operands in [-1, 1): lab/ablations/wino
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """Threads divide blocks of panels of tiles, and their filters."""
     kernel, m = _row(schedule)
-    of = model.shape_of(problem, kernel, m)
+    of = model.shape_of(_of_floats(problem), kernel, m)
     blocks, parts = _division(of, schedule.k2, problem.groups, threads)
     panels, filter_panels = ceil_div(of.panels, blocks), ceil_div(of.filter_panels, parts)
     times, tiles = ceil_div(problem.groups * blocks * parts, threads), min(of.tiles, panels * of.panel)
@@ -296,7 +305,7 @@ def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int,
 
 
 def describe(plan: Plan) -> Description:
-    (s, _), w = on_cpu(plan), plan.conv
+    (s, _), w = on_cpu(plan), _of_floats(plan.conv)
     kernel, m = _row(s)
     of = model.shape_of(w, kernel, m)
     counts = round(of.planes * model.phases_of(w) * model.phase_share(w, of)), w.kernel_h * w.kernel_w * of.high * of.wide

@@ -43,12 +43,19 @@ class Form(NamedTuple):
         return all(type(one) is int for one in (*self.shape, *self.stride))
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether a network computes its values as float32, and knows that they are bfloat16 (`Graph.narrow`)."""
+        return self.dtype is torch.bfloat16
+
+    @property
     def tensor(self) -> Tensor:
+        if self.is_narrow:
+            return Tensor(self.shape, np.dtype(np.float32))
         return Tensor(self.shape, np.dtype(str(self.dtype).removeprefix("torch.")))
 
     @property
     def nbytes(self) -> int:
-        return self.tensor.nbytes
+        return self.tensor.nbytes // (2 if self.is_narrow else 1)
 
     def empty(self) -> Any:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)

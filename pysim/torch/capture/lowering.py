@@ -56,6 +56,7 @@ class Lowering:
         self.tensors: dict[str, Tensor] = {}
         self.constants: dict[str, Array] = {}
         self.quantized: dict[str, Quantized] = {}
+        self.narrow = set[str]()  # values of bfloat16
         self._integers: dict[int, Quantized] = {}  # what tensors were made of, by their id
         self._bases: dict[str, str] = {}
         self._views: dict[tuple[str, tuple[int, ...]], str] = {}
@@ -66,7 +67,17 @@ class Lowering:
     def graph(self, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Graph:
         names = tuple(self.made[one] for one in outputs)
         tensors = self.tensors | {name: Tensor(one.shape, one.dtype) for name, one in self.constants.items()}
-        return live(Graph(tuple(self.nodes), tuple(self.made[one] for one in inputs), names, tensors, self.constants, self.quantized))
+        return live(
+            Graph(
+                tuple(self.nodes),
+                tuple(self.made[one] for one in inputs),
+                names,
+                tensors,
+                self.constants,
+                self.quantized,
+                frozenset(self.narrow),
+            )
+        )
 
     def _visit(self, node: fx.Node) -> None:
         if node in self.values or node.op == "output":
@@ -91,6 +102,7 @@ class Lowering:
         if isinstance(form, Form):
             self.made[node] = node.name
             self.tensors[node.name] = form.tensor
+            self.narrow |= {node.name} if form.is_narrow else set()
 
     def _part(self, node: fx.Node) -> None:
         of, at = node.args
@@ -138,7 +150,9 @@ class Lowering:
             if found is None:
                 raise UnknownError(f"{node.target} has no native operator")
             _check_types(node)
-            self.made[node] = found(self, node, arguments_of(node))
+            self.made[node] = made = found(self, node, arguments_of(node))
+            results = zip(forms_in(made), forms_in(node.meta.get("form")), strict=False)
+            self.narrow |= {name for name, form in results if name and isinstance(form, Form) and form.is_narrow}
         except (UnknownError, ProblemError) as error:
             del self.nodes[count:]
             self.unknown[node] = str(error)
@@ -281,9 +295,13 @@ _SHAPED = {"new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones
 
 
 def array_of(value: Any) -> Array:
-    """A tensor's memory; `Tensor.numpy` would leave a model's own tensor one that cannot be resized."""
-    array: Array = np.from_dlpack(value.detach().resolve_neg().contiguous())
+    """A tensor's memory; `Tensor.numpy` would leave a model's own tensor one that cannot be resized. bfloat16 becomes float32."""
+    plain = value.detach().resolve_neg().contiguous()
+    array: Array = np.from_dlpack(plain.float() if plain.dtype is torch.bfloat16 else plain)
     return array
+
+
+_COMPUTED = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def _check_types(node: fx.Node) -> None:
@@ -292,8 +310,8 @@ def _check_types(node: fx.Node) -> None:
         return
     read = [one for of in node.all_input_nodes for one in forms_in(of.meta.get("form"))]
     forms = [*read, *forms_in(node.meta.get("form"))[:1]]
-    if any(not isinstance(one, Form) or one.dtype not in (torch.float32, torch.float64) or not math.prod(one.shape) for one in forms):
-        raise UnknownError("its values are no floating-point numbers of 32 or 64 bits, or none at all")
+    if any(not isinstance(one, Form) or one.dtype not in _COMPUTED or not math.prod(one.shape) for one in forms):
+        raise UnknownError("its values are no floating-point numbers of 32 or 64 bits and no bfloat16, or none at all")
     if len({one.dtype for one in forms}) > 1:
         raise UnknownError("its values are of different types")
 

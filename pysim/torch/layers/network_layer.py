@@ -17,7 +17,7 @@ from pysim.errors import OperandError, PysimError
 from pysim.network.execution import Network
 from pysim.problem.text import Workload
 from pysim.torch.capture.aten import lowered
-from pysim.torch.capture.forms import module_name
+from pysim.torch.capture.forms import Form, module_name
 from pysim.torch.capture.strides import with_strides
 from pysim.torch.layers.expected_cpu import network_seconds, pytorch_seconds
 from pysim.torch.layers.fused_layer import Decision
@@ -37,7 +37,7 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         self.__dict__["_graph"] = graph  # not a submodule
         self._places, (output,) = graph.graph.find_nodes(op="placeholder"), graph.graph.find_nodes(op="output")
         self._outputs = output.all_input_nodes
-        self._strides = [one.meta["form"].stride for one in self._outputs]
+        self.forms: list[Form] = [one.meta["form"] for one in self._outputs]  # of the results
         self.derived = ParameterCache(_CACHE_SIZE)
         self.decisions: list[Decision] = []
         self.is_faster = False
@@ -50,10 +50,10 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         threads = torch.get_num_threads()
         try:
             network: Network = self.derived.get(threads, parameters, lambda: self._network(parameters, threads))
-            made = network.results([one.detach().contiguous().numpy() for one in inputs])
+            made = network.results([numbers_of(one) for one in inputs])
         except _NO_MEMORY as error:
             return self._by_pytorch(given, error)
-        results = tuple(with_strides(torch.from_numpy(y), stride) for y, stride in zip(made, self._strides, strict=True))
+        results = tuple(result_of(y, form.is_narrow, form.stride) for y, form in zip(made, self.forms, strict=True))
         return results[0] if len(results) == 1 else results
 
     __call__ = forward  # skips nn.Module's search for hooks; none can be registered here
@@ -84,7 +84,9 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
             return
         planned, problems = [(layer, layer.plan) for layer in plan.layers if layer.plan], dict[str, list[tuple[Workload, int]]]()
         for layer, one in planned:
-            floats = replace(one.workload, dtype="f32") if one.workload.dtype == "s8" else one.workload  # PyTorch's are of numbers
+            narrow = nodes[_operator(layer.node.name)].meta["form"]
+            kind = "bf16" if getattr(narrow, "is_narrow", False) else "f32"  # PyTorch's are of numbers
+            floats = one.workload if one.workload.dtype == "f64" else replace(one.workload, dtype=kind)
             problems.setdefault(_operator(layer.node.name), []).append((floats, layer.times))
         inputs, results = ([node.meta["form"] for node in some] for some in (self._places[self.parameter_count :], self._outputs))
         expected = pytorch_seconds(nodes.values(), problems, on)
@@ -95,6 +97,17 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
             seconds = layer.predicted_seconds, pytorch_seconds(replaced, problems, on)
             name = module_name(nodes[_operator(layer.node.name)])
             self.decisions.append(Decision(name, one.problem, runs, kept or one.name, *seconds))
+
+
+def numbers_of(x: Any) -> Any:
+    """An input as a network reads it."""
+    plain = x.detach().contiguous()
+    return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
+
+
+def result_of(y: Any, is_narrow: bool, stride: tuple[int, ...]) -> Any:
+    """A result of a network as PyTorch's operators make it."""
+    return with_strides(torch.from_numpy(y).to(torch.bfloat16) if is_narrow else torch.from_numpy(y), stride)
 
 
 def _operator(name: str) -> str:
