@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
     using Sum = wmma::fragment<wmma::accumulator, 16, 16, 16, Acc>;
     constexpr int tiles_m = WM / 16, tiles_n = WN / 16, size = Sum::num_elements;
     if constexpr (!has_kernel(WMMA_CAPABILITY, BELOW, REPLACED_ON)) return;
+    wait_for_previous();
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ int arrived;
     const int warp = threadIdx.x / 32, warp_row = warp / S::warps_n * WM, warp_column = warp % S::warps_n * WN;
