@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of bfloat16 as models of float32 that remember which values were bfloat16 (`Graph.narrow`).
 
-Every bfloat16 number is one of float32, so nothing is lost. A network may then keep such values, and multiply them, in either type:
-results are rounded at most as often as the model says. A conversion to bfloat16 becomes one to float32. Where a model multiplies float32,
-too, all of it runs in float32, since its conversions are gone, and none of its products shall be of fewer bits than it asks for.
+Every bfloat16 number is one of float32, so nothing is lost. A network may then keep such values, and multiply them, in either type: results
+of operators are rounded at most as often as the model says, and exactly where it converts numbers of other types to bfloat16. Where a model
+multiplies float32, too, all of it runs in float32, so that none of its products is of fewer bits than it asks for.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,8 @@ from pysim.onnx.shape_inference import ValueType
 if TYPE_CHECKING:
     import onnx
 
-_NARROW, _WIDE = "BFLOAT16", "FLOAT"
+_NARROW, _WIDE, _ROUNDED = "BFLOAT16", "FLOAT", ":rounded to bfloat16"
+_CASTS = ("Cast", "CastLike")
 _TYPES = ("dtype", "output_dtype", "stash_type", "to")  # attributes that are types
 _PRODUCTS = ("Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
 
@@ -41,7 +42,11 @@ def widened(model: "onnx.ModelProto", constants: dict[str, Array], declared: dic
     for graph in graphs_in(model.graph):
         for tensor in graph.initializer:
             _widen(tensor)
+        for node in [one for one in graph.node if one.op_type in _CASTS and kinds.get(one.output[0]) == _NARROW != kinds.get(one.input[0])]:
+            _round(node, graph)
     for node in _nodes(model):
+        if node.op_type == "Cast" and node.output[0].endswith(_ROUNDED):
+            continue
         for one in node.attribute:
             if one.name in _TYPES and one.i == was:
                 one.i = now
@@ -58,6 +63,17 @@ def widened(model: "onnx.ModelProto", constants: dict[str, Array], declared: dic
     declared |= {name: of._replace(element=_WIDE) for name, of in declared.items() if of.element == _NARROW}
     ends = {value.name for value in (*model.graph.input, *model.graph.output)}
     return narrow & ends if mixed else narrow
+
+
+def _round(cast: "onnx.NodeProto", graph: "onnx.GraphProto") -> None:
+    """A conversion to bfloat16 as one there and one to float32."""
+    import onnx
+
+    back = onnx.helper.make_node("Cast", [cast.output[0] + _ROUNDED], [cast.output[0]], to=onnx.TensorProto.FLOAT)
+    there = onnx.helper.make_node("Cast", cast.input[:1], back.input, cast.name, to=onnx.TensorProto.BFLOAT16)
+    at = list(graph.node).index(cast)
+    graph.node.insert(at + 1, back)
+    graph.node[at].CopyFrom(there)
 
 
 def _values(model: "onnx.ModelProto") -> "Iterator[onnx.ValueInfoProto]":

@@ -138,3 +138,24 @@ def test_saved_networks_are_the_same(tmp_path):
 
 def machine_and_threads(model):
     return host.runnable("host"), model.threads
+
+
+def test_conversions_to_bfloat16_round():
+    """Of float32 between two conversions, of integers, and as a type that another value has."""
+    casts = [
+        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["h"], ["y"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["n"], ["m"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["m"], ["z"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "x"], ["twice"]),
+        helper.make_node("CastLike", ["twice", "m"], ["like"]),
+        helper.make_node("Cast", ["like"], ["w"], to=TensorProto.FLOAT),
+    ]
+    ins = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1000]), helper.make_tensor_value_info("n", TensorProto.INT64, [1000])]
+    outs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1000]) for name in ("y", "z", "w")]
+    proto = helper.make_model(helper.make_graph(casts, "casts", ins, outs), opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    x, n = np.random.default_rng(5).standard_normal(1000).astype(np.float32), np.arange(1000) + 200
+    for found, exact in zip(model_of(proto).results([x, n]), (x, n, 2 * x), strict=True):
+        wanted = exact.astype(np.float32).astype(NARROW).astype(np.float32)
+        assert (wanted != exact).any()
+        assert np.array_equal(found, wanted)
