@@ -107,7 +107,7 @@ def user_cache() -> Path | None:
 def _sources(cpu: Cpu) -> list[Path]:
     """The C files of the library, of the CPU's folder and of the worker, and all that they include, found by folder as in meson.build."""
     root = native_file("pysim.h").parent
-    folders = [root / name for name in (".", *_ROOMS, "templates", "templates/integers", cpu.folder)]
+    folders = [root / name for name in (".", *_ROOMS, "templates", "templates/integers", "templates/loops", cpu.folder)]
     return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".c", ".h", ".inc")]
 
 

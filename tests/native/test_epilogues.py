@@ -203,11 +203,12 @@ def test_whole_numbers_have_relu_alone():
 _VECTORS = """
 #include "operators/loops.h"
 #include "x86/vectors/vec_avx512_f32.h"
+typedef T NUMBER;
 #include "templates/activations.h"
 void loop(float *p, int64_t n, VEC low, VEC high) {
     for (; n--; p += LANES) {
         VEC x = v_load(p);
-        activated(NUMBER, low, high, 1, &x);
+        activated(ACTIVATION, low, high, 1, &x);
         v_store(p, x);
     }
 }
@@ -218,7 +219,7 @@ void loop(float *p, int64_t n, VEC low, VEC high) {
 @pytest.mark.parametrize("name", ["gelu", "silu", "hard_swish", "gelu_tanh", "sigmoid", "tanh", "erf", "mish", "exp", "elu", "softplus"])
 def test_a_vector_of_an_activation_has_the_operations_that_the_registry_says(tmp_path, name):
     flags = ["-std=gnu11", "-O3", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
-    command = ["gcc", *flags, f"-I{NATIVE}", f"-DNUMBER={cpu_epilogues()[name]}", "-S", "-x", "c", "-", "-o", "-"]
+    command = ["gcc", *flags, f"-I{NATIVE}", f"-DACTIVATION={cpu_epilogues()[name]}", "-S", "-x", "c", "-", "-o", "-"]
     made = subprocess.run(command, input=_VECTORS, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     words = [line.split()[0] for line in made.splitlines() if line.startswith("\tv")]  # of the loop, and what stands before it
     count = sum(not word.startswith(("vmov", "vbroadcast", "vpbroadcast", "vxorps", "vzero")) for word in words)

@@ -278,8 +278,7 @@ def _exponent(c: Columns) -> Number:
 
 def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Prediction:
     """Cost of each launch of a table."""
-    c = columns.take(table.variant)
-    table = _by_blocks(c, table)
+    table = _by_blocks(c := columns.take(table.variant), table)
     counts = _counts(c, table, clusters := _in_clusters(gpu, c, table))
     traffic = _traffic(gpu, c, table, counts, hot)
     waves, others, cycles = _cycles(gpu, c, table, clusters, traffic)
@@ -293,8 +292,7 @@ def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
     """A lower bound on the cycles of each launch of a table, in any rasterisation: its cycles without traffic.
 
     Traffic only adds: it delays main loops, and what a producer warp hides is a longer main loop than the traffic beside it."""
-    c = columns.take(table.variant)
-    table = _by_blocks(c, table)
+    table = _by_blocks(c := columns.take(table.variant), table)
     return _cycles(gpu, c, table, _in_clusters(gpu, c, table), NO_TRAFFIC)[2] * ROUNDED_DOWN
 
 
