@@ -34,7 +34,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload, resolve
 from pysim.record.integers import Integers
-from pysim.record.plan import Plan, Request
+from pysim.record.plan import Layout, Plan, Request
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
 
@@ -107,7 +107,8 @@ def of_plan(plan: Plan, held: Operands, threads: int) -> tuple[Callable[[], obje
 def plans_of(problem: Workload, on: Machine, threads: int, dtype: str) -> Plan:
     """The best plan of a type within a network."""
     found = list[Plan]()
-    for layout in ("nchw", "nhwc")[: 1 + (dtype == "s8" and isinstance(problem, Conv))]:
+    layouts: tuple[Layout, ...] = ("nchw", "nhwc")
+    for layout in layouts[: 1 + (dtype == "s8" and isinstance(problem, Conv))]:
         about: Any = {
             "threads": threads,
             "prepared": True,
@@ -116,7 +117,7 @@ def plans_of(problem: Workload, on: Machine, threads: int, dtype: str) -> Plan:
             "accuracy": "ieee" if dtype == "s8" else "standard",
         }
         try:
-            found.append(planned(Request(replace(problem, dtype=dtype), on, layout, "hot", **about)))  # type: ignore[arg-type]
+            found.append(planned(Request(replace(problem, dtype=dtype), on, layout, "hot", **about)))
         except PlanError:
             continue
     return min(found, key=lambda one: one.seconds or math.inf)
@@ -215,7 +216,7 @@ def executed(dnn: Any, description: Any, plain: dict[int, Any], queries: dict[in
 
 
 def measured(problem: Workload, on: Machine, threads: int, seconds: float) -> dict[str, Any]:
-    """`predicted`: seconds of the plan of bytes."""
+    """`predicted`: microseconds of the plan of bytes, as the measured `us`."""
     held = Operands(problem)
     whole, numbers = (plans_of(problem, on, threads, dtype) for dtype in ("s8", "f32"))
     (ours, result), (floats, _) = (of_plan(plan, held, threads) for plan in (whole, numbers))
@@ -244,7 +245,7 @@ def measured(problem: Workload, on: Machine, threads: int, seconds: float) -> di
         "medians": {name: round(statistics.median(of) * 1e6, 2) for name, of in times.items()},
         "giga": round(products / min(times["s8"]) / 1e9, 1),
         "predicted": round((whole.seconds or 0.0) * 1e6, 2),
-        "terms": {name: round(cycles) for name, cycles in whole.cost.terms.items()},  # type: ignore[union-attr]
+        "terms": {name: round(cycles) for name, cycles in (whole.cost.terms.items() if whole.cost else ())},
     }
 
 
