@@ -31,9 +31,8 @@ from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.expected_cpu import kind_of, work_of
 
 MARGIN = 0.05  # by which a plan must win
-BARE_MARGIN = (
-    0.07  # and where it saves no pass: two kernels' prices are within 10 %, and the compiler's graph has the library's in any case
-)
+# More where it makes no pass needless: two kernels' prices are within 10 %, and the compiler's graph has the library's in any case
+BARE_MARGIN = 0.07
 FOLDED_MARGIN = 0.08  # and a library's kernel whose weights were rounded once more, since errors grow with each such layer
 # Squared errors of networks in float16 are mostly those of their weights' rounding, once where they become 16-bit numbers, and once more in
 # folded layers: in ResNet-50 a layer's weights give 0.8 to 40 times the squared error of rounding its results, for these errors average out
