@@ -35,18 +35,27 @@ __host__ __device__ constexpr bool has_kernel(int capability, int below, int rep
     return CODE_CAPABILITY >= capability && (ABLATIONS || ((!below || CODE_CAPABILITY < below) && CODE_CAPABILITY != replaced_on));
 }
 
+#ifdef PYSIM_EMULATED
+template <class... Parameters, class... Arguments>
+cudaError_t emulate(emulated::BeforeWait before, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared,
+                    Arguments... arguments) {
+    struct Call {
+        void (*kernel)(Parameters...);
+        std::tuple<Parameters...> arguments;
+    } call = {kernel, {arguments...}};
+    const auto run = [](void *at) { std::apply(((Call *)at)->kernel, ((Call *)at)->arguments); };
+    return emulated::launch((const void *)kernel,
+                            {run, &call, {grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared, before});
+}
+#endif
+
 /* kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of dynamic shared memory. Returns what
  * cudaGetLastError() says after the launch. */
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
 #ifdef PYSIM_EMULATED
     (void)stream; /* work is done in the order of launches */
-    struct Call {
-        void (*kernel)(Parameters...);
-        std::tuple<Parameters...> arguments;
-    } call = {kernel, {arguments...}};
-    const auto run = [](void *at) { std::apply(((Call *)at)->kernel, ((Call *)at)->arguments); };
-    return emulated::launch((const void *)kernel, {run, &call, {grid.x, grid.y, grid.z}, {threads.x, threads.y, threads.z}, shared});
+    return emulate(emulated::BeforeWait::ALL, kernel, grid, threads, shared, arguments...);
 #else
     kernel<<<grid, threads, shared, stream>>>(arguments...);
     return cudaGetLastError();
@@ -61,6 +70,9 @@ __device__ inline void launch_dependents() {
 #endif
 }
 __device__ inline void wait_for_previous() {
+#ifdef PYSIM_EMULATED
+    emulated::wait_for_previous();
+#endif
 #ifdef __CUDA_ARCH__
     if constexpr (CODE_CAPABILITY >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -69,11 +81,14 @@ __device__ inline void wait_for_previous() {
 /* Whether the code that the current device runs has both calls. Code below 9.0, which the driver may have compiled from PTX, has none (abi/code.cu). */
 bool has_dependent_launch();
 
-/* cluster: blocks of a cluster along x; early: the kernel may start before the previous one ends; parts: blocks of a cluster along z. Emulation ignores them. */
+/* cluster: blocks of a cluster along x; early: the kernel may start before the previous one ends; parts: blocks of a cluster along z; elder: before it waits,
+ * an early kernel touches memory that the previous one, which waited before it let this one start, does not write. Emulation has no clusters, starts all
+ * kernels late, and refuses what they touch too early. */
 struct LaunchOptions {
     int cluster = 1;
     bool early = false;
     int parts = 1;
+    bool elder = false;
 };
 template <class... Parameters, class... Arguments>
 cudaError_t launch_with(LaunchOptions options, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream,
@@ -101,10 +116,13 @@ cudaError_t launch_with(LaunchOptions options, void (*kernel)(Parameters...), di
         config.attrs = attributes, config.numAttrs = count;
         return cudaLaunchKernelEx(&config, kernel, arguments...);
     }
-#else
-    (void)options;
-#endif
     return launch(kernel, grid, threads, shared, stream, arguments...);
+#else
+    (void)stream;
+    using emulated::BeforeWait;
+    const auto before = !options.early ? BeforeWait::ALL : options.elder ? BeforeWait::ELDER : BeforeWait::NOTHING;
+    return emulate(before, kernel, grid, threads, shared, arguments...);
+#endif
 }
 
 /* A kernel's registers and memory, and its blocks per SM with `threads` threads and `shared` bytes of dynamic shared memory. */

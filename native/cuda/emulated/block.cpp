@@ -4,7 +4,9 @@
  * A thread runs until it reaches a barrier or ends. The last to arrive at a barrier continues; the others resume when they are scheduled. The order
  * of threads differs between blocks and launches (ascending, descending, shuffled), but is deterministic. Shared memory starts as 0xff, which is NaN.
  * These errors therefore give wrong results: a missing barrier, a missing wait for an asynchronous copy, a read of memory that was never written. A
- * barrier that some thread never reaches ends the launch, and so does an access to an inaccessible page.
+ * barrier that some thread never reaches ends the launch, and so does an access to an inaccessible page. All memory of the device is inaccessible to a block of
+ * a launch that may start early until one of its threads has waited for the launch before; then only asynchronous copies of threads that have neither waited nor
+ * met one that had are found, and whatever is wrong in the block whose threads run in another order.
  *
  * Not covered: memory reordering, true concurrency of blocks and warps (threads between two barriers run one after the other, so a race shows only
  * if one of the orders gives a wrong result), and speed. */
@@ -41,6 +43,7 @@ enum { STACK = 128 * 1024 };
 struct Barrier {
     int arrived, expected;
     unsigned mask, generation;
+    bool waited; /* a thread that came had waited for the previous launch */
 };
 
 struct Copy {
@@ -64,6 +67,7 @@ struct Fiber {
     uint3 index;
     const Barrier *barrier; /* it waits there until the barrier's generation changes */
     unsigned generation;
+    bool waited; /* for the previous launch, or met a thread that had */
     std::vector<Copy> copies;
     int group;
 };
@@ -81,6 +85,7 @@ char *shared_pages, *shared;
 Context aborted;
 char failure_text[1024];
 unsigned launches;
+bool launch_waited; /* a thread of the launch has waited for the previous one */
 
 int threads_of(const Launch &launch) { return (int)(launch.threads[0] * launch.threads[1] * launch.threads[2]); }
 
@@ -129,6 +134,7 @@ void live() {
             current->copies.clear();
             current->group = 0;
             threadIdx = current->index = index_of(current->thread);
+            current->waited = false;
             now.call(now.arguments);
         }
         current->thread = -1;
@@ -265,8 +271,11 @@ void run_grid(const Locals &locals) {
     const unsigned blocks = now.grid[0] * now.grid[1] * now.grid[2], launch = launches++;
     for (unsigned i = 0; i < blocks; i++) {
         prepare_block(launch % 2 ? blocks - 1 - i : i, launch, locals);
+        open_memory(now.before != BeforeWait::NOTHING);
         run_block();
     }
+    if (now.before != BeforeWait::ALL && !launch_waited) /* then the next launch would not find all earlier ones ended */
+        fault("the kernel may start before the previous one ends, and no thread calls wait_for_previous()");
 }
 
 /* The OS thread of a launch. */
@@ -290,6 +299,7 @@ void device(bool *done) {
         for (auto &fiber : fibers) fiber.started = false, fiber.thread = -1; /* their state is lost */
     }
     current = nullptr;
+    open_memory(true);
     sigaction(SIGSEGV, &old_segv, nullptr);
     sigaction(SIGBUS, &old_bus, nullptr);
     sigaltstack(&before, nullptr);
@@ -317,6 +327,7 @@ bool run(const Launch &launch) {
     now = launch;
     threads = threads_of(launch);
     failure_text[0] = 0;
+    launch_waited = false;
     if (!shared_pages) {
         shared_pages = map_pages(MOST_SHARED + 1024);
         if (!shared_pages) return snprintf(failure_text, sizeof failure_text, "no memory"), false;
@@ -341,14 +352,16 @@ bool run(const Launch &launch) {
 namespace {
 void wait(Barrier &barrier, int expected) {
     barrier.expected = expected;
+    barrier.waited |= current->waited;
     if (++barrier.arrived == expected) {
         barrier.arrived = 0;
         barrier.generation++;
-        return;
+    } else {
+        current->barrier = &barrier;
+        current->generation = barrier.generation;
+        to_scheduler();
     }
-    current->barrier = &barrier;
-    current->generation = barrier.generation;
-    to_scheduler();
+    current->waited |= barrier.waited;
 }
 
 /* Removes lanes that do not exist from `mask`; returns the barrier of the rest. */
@@ -368,6 +381,11 @@ void wait_for_lanes(Barrier &barrier, unsigned mask) {
 }
 
 int lane() { return current->thread % 32; }
+
+void wait_for_previous() {
+    current->waited = launch_waited = true;
+    open_memory(true);
+}
 
 void wait_block(int id, int count) {
     Barrier &barrier = named[id];
@@ -406,6 +424,7 @@ void copy_async(void *to, const void *from, int size, int bytes) {
         fault("an asynchronous copy of %d bytes, %d of them from memory", size, bytes);
     if ((uintptr_t)to % (unsigned)size || (uintptr_t)from % (unsigned)size)
         fault("an asynchronous copy of %d bytes from %p to %p, which are not aligned to it", size, from, to);
+    if (now.before == BeforeWait::NOTHING && !current->waited) fault("an asynchronous copy before wait_for_previous()");
     memset(to, 0xff, (size_t)size);
     current->copies.push_back({(char *)to, (const char *)from, size, bytes, current->group});
 }

@@ -6,11 +6,19 @@
 
 namespace pysim::emulated {
 
+/* What threads may touch before they, or threads that they met at a barrier, have called wait_for_previous() (found as far as block.cpp says). */
+enum class BeforeWait {
+    ALL,     /* the kernel starts when the previous one has ended, and need not wait */
+    NOTHING, /* it may start earlier */
+    ELDER /* it may start earlier; what it touches was written by earlier launches than the previous one (not checked, but that a thread waits) */
+};
+
 struct Launch {
     void (*call)(void *); /* call(arguments) is one thread's work */
     void *arguments;
     unsigned grid[3], threads[3];
     size_t shared; /* bytes of dynamic shared memory */
+    BeforeWait before;
 };
 /* Runs all threads of all blocks. False on an error, which failure() describes. */
 bool run(const Launch &launch);
@@ -24,6 +32,7 @@ char *dynamic_shared(); /* of the running block; ends less than 128 bytes before
 void wait_block(int id, int threads); /* bar.sync; threads = 0: all of the block */
 void wait_warp(unsigned mask);        /* bar.warp.sync */
 int lane();
+void wait_for_previous(); /* griddepcontrol.wait */
 
 /* Calls use(given) in each lane of `mask`. given(l) is lane l's value, or 0xff bytes if l is not in `mask` or does not exist. */
 enum { EXCHANGED = 64 };

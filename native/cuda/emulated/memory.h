@@ -23,6 +23,8 @@ namespace pysim::emulated {
 /* Maps whole pages, at least `bytes`, between two inaccessible ones; null on failure. */
 char *map_pages(size_t bytes);
 void unmap_pages(char *pages, size_t bytes);
+/* Makes all allocations of the device accessible, or none. */
+void open_memory(bool open);
 /* Writes to `text` which allocation `address` is in or next to. */
 void describe(const void *address, char *text, size_t size);
 }

@@ -28,6 +28,9 @@ std::map<const void *, int> &allowances() {
     static std::map<const void *, int> all;
     return all;
 }
+/* The pages that begin before `data`, an allocation of `bytes` bytes, and end behind it. */
+char *pages_of(char *data, size_t bytes) { return data + (bytes + ALIGN - 1) / ALIGN * ALIGN - whole_pages(bytes + ALIGN); }
+bool is_open = true;
 cudaError_t last;
 
 cudaError_t note(cudaError_t error) {
@@ -46,12 +49,22 @@ char *map_pages(size_t bytes) {
 
 void unmap_pages(char *pages, size_t bytes) { munmap(pages - page(), whole_pages(bytes) + 2 * page()); }
 
+void open_memory(bool open) {
+    if (open == is_open) return;
+    for (const auto &[data, bytes] : allocations())
+        if (mprotect(pages_of(data, bytes), whole_pages(bytes + ALIGN), open ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
+            fault("the memory of the device cannot be %s", open ? "opened" : "closed");
+    is_open = open;
+}
+
 void describe(const void *address, char *text, size_t size) {
     const char *const at = (const char *)address;
     snprintf(text, size, "%p, which is near no memory of the device (a null pointer, or a stack that overflowed?)", address);
     for (const auto &[data, bytes] : allocations()) {
         if (at >= data + bytes && at < data + bytes + ALIGN + page())
             snprintf(text, size, "a byte %zu behind the end of an allocation of %zu bytes", (size_t)(at - data - bytes), bytes);
+        else if (at >= data && at < data + bytes)
+            snprintf(text, size, "byte %zu of an allocation of %zu bytes before wait_for_previous()", (size_t)(at - data), bytes);
         else if (at < data && at + page() >= data)
             snprintf(text, size, "a byte %zu before the start of an allocation of %zu bytes", (size_t)(data - at), bytes);
     }
@@ -141,7 +154,7 @@ cudaError_t cudaFree(void *memory) {
     const auto found = allocations().find((char *)memory);
     if (found == allocations().end()) return note(cudaErrorInvalidValue);
     const size_t bytes = found->second, room = whole_pages(bytes + ALIGN);
-    char *const pages = (char *)memory + (bytes + ALIGN - 1) / ALIGN * ALIGN - room;
+    char *const pages = pages_of((char *)memory, bytes);
     ASAN_UNPOISON_MEMORY_REGION(pages, room);
     unmap_pages(pages, room);
     allocations().erase(found);

@@ -358,8 +358,8 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
         const Grid grid(p, BM, BN, BK);
         const bool cluster_split = is_cluster_split_k(p);
         const dim3 blocks = place_blocks(p, grid, sms * S::BLOCKS, cluster_split);
-        return launch_with({1, has_dependent_launch(), cluster_split ? p.splits : 1}, layout(p), blocks, S::THREADS, S::SHARED_BYTES,
-                           stream, a, b, p);
+        return launch_with({1, has_dependent_launch(), cluster_split ? p.splits : 1, p.follows != 0}, layout(p), blocks, S::THREADS,
+                           S::SHARED_BYTES, stream, a, b, p);
     }
     static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
         return attributes_of(layout(p), S::THREADS, S::SHARED_BYTES, out);

@@ -392,7 +392,7 @@ template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream
     void (*run)(Problem);
     const cudaError_t error = kernel_of<S>(p, &run);
     if (error != cudaSuccess) return error;
-    const LaunchOptions options = {S::CLUSTER_SPLIT && is_cluster_split_k(p) ? p.splits : 1, p.follows != 0};
+    const LaunchOptions options = {S::CLUSTER_SPLIT && is_cluster_split_k(p) ? p.splits : 1, p.follows != 0, 1, true};
     return launch_with(options, run, Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream, p);
 }
 
