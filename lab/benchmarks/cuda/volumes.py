@@ -78,8 +78,8 @@ def error_of(w: Conv, x: Any, filters: Any, found: Any) -> float:
     return float((((found.to(wide) - want).abs() - smallest) / scale.clamp_min(1e-30)).max())
 
 
-def drawn(draw: random.Random) -> Conv:
-    """A random convolution of volumes."""
+def drawn(draw: random.Random, volumes: bool = True) -> Conv:
+    """A random convolution of volumes, or of images."""
 
     def axis() -> tuple[int, ...]:
         kernel, stride, dilation = draw.choice((1, 1, 2, 3, 3, 3, 5, 7)), draw.choice((1, 1, 1, 2, 2, 3)), draw.choice((1, 1, 1, 2, 3))
@@ -88,7 +88,7 @@ def drawn(draw: random.Random) -> Conv:
         return size, kernel, stride, dilation, before, after
 
     while True:
-        d, h, w = axis(), axis(), axis()
+        d, h, w = axis() if volumes else (1, 1, 1, 1, 0, 0), axis(), axis()
         groups = draw.choice((1, 1, 1, 1, 2, 3, 8))
         channels, filters = (draw.choice((1, 3, 4, 8, 12, 16, 17, 32, 40, 64, 128)) for _ in range(2))
         try:
@@ -100,7 +100,7 @@ def drawn(draw: random.Random) -> Conv:
             )  # fmt: skip
         except pysim.errors.ProblemError:
             continue
-        if one.is_volume and one.flops < 4e9:
+        if one.is_volume == volumes and one.flops < 4e9:
             return one
 
 
