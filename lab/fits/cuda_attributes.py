@@ -114,7 +114,7 @@ def from_libraries(libraries: list[Path], cuobjdump: str, convolutions: bool) ->
     wanted = [
         (kernel.name, estimated(kernel.tiles), [pattern(kernel.tiles, kernel.mainloop, sum_bytes=kernel.sum_bytes) + place(kernel)])
         for kernel in gemm_kernels()
-        if not convolutions
+        if not (convolutions or kernel.dense)  # whose kernels are those of convolutions
     ]
     for row in conv_kernels():
         taken = Winograd.estimate(row) if row.outputs > 1 else estimate(row)

@@ -26,6 +26,7 @@ CHAIN, WHOLE_NUMBERS = "chain", "whole numbers"  # sums of rows (`pysim.record.c
 # Matrix products
 
 WARP, WARPGROUP = 32, 128
+POINTWISE = "pointwise"  # convolutions whose kernel products of dense operands have
 STREAMED, LOAD_BYTES = "streamed", 16  # products of few rows; bytes that a lane of theirs on CUDA cores loads at once
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
@@ -149,7 +150,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     this many bytes. `k_major`: 1 if both operands must be K-major, 2 if B must be (if only A is, the kernel computes C' = B' A').
     `producer`: one warpgroup only loads, by TMA. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`: the most parts of split-K that
     a cluster reduces without workspace. `residues`: number of s8 products that make one (algorithm residues); its tiles are
-    theirs. `ablation`: built only to measure what it leaves out.
+    theirs. `dense`: rows of both operands lie without gaps (algorithm tall). `ablation`: built only to measure what it leaves out.
     """
 
     index: int
@@ -171,6 +172,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     exact_capability: bool = False
     alignment: int = 1
     k_major: int = 0
+    dense: bool = False
     producer: bool = False
     pingpong: bool = False
     promotion: int = 0
@@ -201,6 +203,11 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     def math_threads(self) -> int:
         """Threads that multiply."""
         return self.tiles.math_threads
+
+    @property
+    def by_tiles(self) -> bool:
+        """Whether it is a product of tiles that any algorithm may use; rows of residues and of dense operands have their own."""
+        return not (self.residues or self.dense)
 
     @cached_property
     def pipe(self) -> str:
@@ -240,7 +247,10 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @cached_property
     def families(self) -> tuple[str, ...]:
-        """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop."""
+        """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop. Rows of dense
+        operands have those of pointwise convolutions, whose kernel they are."""
+        if self.dense:
+            return f"conv_{POINTWISE}_{self.dtype}", f"conv_{POINTWISE}", "mma"
         mainloop = "wgmma" if self.residues else self.mainloop
         return f"{mainloop}_{self.tiled_dtype}", mainloop
 
@@ -286,7 +296,7 @@ def gemm_of_tiles(tiles: Tiles) -> GemmKernel | None:
 
 @cache
 def _gemm_by_tiles() -> dict[Tiles, GemmKernel]:
-    return {row.tiles: row for row in gemm_kernels() if not row.ablation and not row.residues}
+    return {row.tiles: row for row in gemm_kernels() if not row.ablation and row.by_tiles}
 
 
 # The CUDA kernels of convolutions
@@ -385,7 +395,7 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     def adds_last(self, splits: int) -> Literal["bias", "residual"]:
         """As of a product; the stream of pointwise kernels adds the residual last."""
-        streams = self.algorithm == "pointwise"
+        streams = self.algorithm == POINTWISE
         return "residual" if streams or (self.tiles.by_warpgroups and not 1 < splits <= self.reduces_in_cluster) else "bias"
 
     @cached_property

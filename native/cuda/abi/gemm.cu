@@ -59,8 +59,8 @@ struct Operand {
 
 Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int64_t outer, int64_t k, int element, const Needs &needs) {
     const bool transpose = k_major && !k_last;
-    const bool misaligned = (uintptr_t)data % needs.alignment || ld * element % needs.alignment;
-    const bool lies_k_last = k_last || transpose;
+    const bool lies_k_last = k_last || transpose, gaps = needs.dense && ld != (k_last ? k : outer);
+    const bool misaligned = gaps || (uintptr_t)data % needs.alignment || ld * element % needs.alignment;
     Operand o = {lies_k_last ? outer : k, lies_k_last ? k : outer, ld, 0, transpose, false};
     if (transpose || misaligned) {
         o.pitch = pitch_of(o.columns * element, std::max(needs.alignment, 16)) / element;
@@ -118,7 +118,9 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
     const void *const a = of.a, *const b = of.b;
     const int element = dtypes[g->dtype].bytes;
     Problem p = {};
-    p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k, p.kind = s->decomposition, p.splits = s->splits;
+    p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k, p.ldc = g->ldc, p.kind = s->decomposition, p.splits = s->splits;
+    if (const char *const reason = row.refuses ? row.refuses(p) : nullptr)
+        return fail(PYSIM_UNSUPPORTED, "kernel %s: %s", row.info.name, reason);
     const int high = row.info.block_m * row.info.cluster_m, wide = row.info.block_n * row.info.cluster_n; /* tile of a cluster */
     const Grid grid(p, high, wide, row.info.block_k);
     const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n, blocks = row.info.cluster_m * row.info.cluster_n;

@@ -16,6 +16,7 @@ struct Needs {
     int alignment; /* base address and pitch are multiples of so many bytes; 1: any */
     int k_major;   /* 1: A[m][k] and B[n][k] only; 2: B[n][k] only */
     int thirds;    /* 1: B as thirds: the first thirds [n][k], then the second, then the third (core/split.cuh) */
+    int dense;     /* 1: rows of A and B without gaps */
 };
 
 struct GemmRow {
@@ -30,6 +31,8 @@ struct GemmRow {
      * row behind it */
     int residues = 0;
     int64_t (*scratch)(int m, int n, int k, bool of_b) = nullptr;
+    /* NULL if the row computes the sizes and the pitch of C in `p`, else the reason: "it takes ..."; NULL itself: it computes all */
+    const char *(*refuses)(const Problem &p) = nullptr;
 };
 
 /* The units of each family: the functions that define its rows. */

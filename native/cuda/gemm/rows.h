@@ -26,13 +26,14 @@ struct GemmColumns {
     int replaced_on = 0; /* the same on this capability alone (9.0: wgmma rows replace it) */
     int alignment = 1;   /* bytes: base and pitch of operands are multiples of it */
     int k_major = 0;     /* 1: both operands must be K-major; 2: B must be, and if only A is, the kernel computes C' = B' A' */
+    int dense = 0;       /* 1: rows of both operands must lie without gaps, or are copied so (algorithm tall) */
     int producer = 0;    /* 1: one warpgroup only loads, by TMA */
     int pingpong = 0;    /* 1: two sets of warpgroups alternate over a block's tiles; one multiplies while the other stores */
     int promotion = 0;   /* k after which tensor-core accumulators are added to f32 registers and restart from zero; 0: never */
     int accumulates_f16 = 0;
     int reduces_in_cluster = 0; /* split-K parts that a cluster reduces without workspace, at most */
-    int residues = 0;           /* number of s8 products of residues that make one product of f64 or f32 (gemm/residues/scheme.h); 0: none */
-    int ablation = 0;           /* 1: built only to measure what it leaves out */
+    int residues = 0; /* number of s8 products of residues that make one product of f64 or f32 (gemm/residues/scheme.h); 0: none */
+    int ablation = 0; /* 1: built only to measure what it leaves out */
 };
 using Columns = GemmColumns; /* of the tables that follow */
 
@@ -41,7 +42,7 @@ inline GemmRow row_of(const GemmColumns &c, decltype(GemmRow::launch) launch, de
     GemmRow row = {"",
                    {nullptr, c.mainloop.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m,
                     c.thread.n, c.stages, c.cluster.m, c.cluster.n, c.capability},
-                   {c.alignment, c.k_major, c.promotion && c.producer},
+                   {c.alignment, c.k_major, c.promotion && c.producer, c.dense},
                    c.exact_capability != 0,
                    launch,
                    attributes,

@@ -73,7 +73,7 @@ MIN_PARTS_K = 128  # from here on thirds are as accurate as FP32 whatever the op
 Placement = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements; whether they are aligned to 16 bytes
 DENSE: Placement = None  # rows without gaps, aligned
 THIRD_BYTES = 2
-STARTING_EARLY = ("mma", "wgmma", "streamed")  # main loops whose launches may start while the launch before them ends
+STARTING_EARLY = ("mma", "wgmma", "streamed", "tall")  # main loops whose launches may start while the launch before them ends
 HELD_BACK_BYTES = 32 << 20  # from which on some launches on warpgroups let no other start (`releases_next`)
 STREAMED_TILES = 2  # rows of tiles of a product on CUDA cores that streams B, at most
 HOPPER = 90  # the capability whose kernels were measured one by one
@@ -113,13 +113,13 @@ def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> Attribute
 
 
 def products() -> tuple[GemmKernel, ...]:
-    """All rows but those of the algorithm residues."""
+    """All rows but those of the algorithms residues and tall."""
     return _products(gemm_kernels())
 
 
 @lru_cache(maxsize=4)
 def _products(rows: tuple[GemmKernel, ...]) -> tuple[GemmKernel, ...]:
-    return tuple(row for row in rows if not row.residues)
+    return tuple(row for row in rows if row.by_tiles)
 
 
 def usable(
@@ -227,10 +227,10 @@ def operands(problem: Gemm, kernel: GemmKernel, placement: Placement = DENSE) ->
         (problem.trans_b, kernel.k_major > 0, problem.n, kernel.tiles.parts > 1),
     )
     for (k_last, k_major, outer, split), pitch, aligned in zip(sides, *(placement or (pitches(problem), (True, True))), strict=True):
-        copy = None
+        copy, row = None, problem.k if k_last else outer
         if split:
             copy = Copied(outer, problem.k, 3 * copied(outer, problem.k, THIRD_BYTES).pitch, size)
-        elif (k_major and not k_last) or pitch * size % alignment or (alignment > size and not aligned):
+        elif (k_major and not k_last) or pitch * size % alignment or (alignment > size and not aligned) or (kernel.dense and pitch > row):
             copy = copied(*((outer, problem.k) if k_last or k_major else (problem.k, outer)), size, max(VECTOR_BYTES, alignment))
             if aligned and (k_last or not k_major):  # rows as they lie: by elements of which they are whole numbers
                 copy = copy._replace(element=math.gcd(MOST_COPIED_BYTES, pitch * size, copy.columns * size, copy.pitch))

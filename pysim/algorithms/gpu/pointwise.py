@@ -73,6 +73,18 @@ def tiling_of(w: Conv, sms: int, block_bytes: int | None = None) -> Tiling | Non
     return best
 
 
+def refuses_sizes(w: Conv) -> Reason | None:
+    """Why no GPU streams these channels and filters."""
+    size = w.element_bytes
+    if w.channels * size % VECTOR or w.filters * size % VECTOR:
+        return Reason("shape", "it takes channels and filters of whole 16 bytes")
+    if w.channels * size > cuda_limits()["POINTWISE_BYTES"]:
+        return Reason("size", "it takes up to 512 bytes of channels")
+    if tiling_of(w, 1) is None:
+        return Reason("size", "its filters and the windows of four warps exceed 224 KiB of shared memory")
+    return None
+
+
 class Pointwise(ByThreads):
     """A pointwise convolution as a stream of windows."""
 
@@ -84,13 +96,7 @@ class Pointwise(ByThreads):
         w = self.w
         if not w.pointwise or w.groups > 1 or not self.windows.channels_last:
             return Reason("shape", "it takes 1x1 kernels of stride 1 without padding and groups, channels last")
-        if w.channels * self.size % VECTOR or w.filters * self.size % VECTOR:
-            return Reason("shape", "it takes channels and filters of whole 16 bytes")
-        if w.channels * self.size > cuda_limits()["POINTWISE_BYTES"]:
-            return Reason("size", "it takes up to 512 bytes of channels")
-        if tiling_of(w, 1) is None:
-            return Reason("size", "its filters and the windows of four warps exceed 224 KiB of shared memory")
-        return None
+        return refuses_sizes(w)
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         w, size, sms = self.w, self.size, int(gpu.sms.value)

@@ -15,7 +15,7 @@ from gpus import BLOG, CLUSTER, GPUS, H200, WARPS, WGMMA, machine
 from yardstick import quiet_seconds
 
 from pysim import planner
-from pysim.algorithms.gpu import gemm
+from pysim.algorithms.gpu import gemm, tall
 from pysim.cachemodel.gpu import waves
 from pysim.cachemodel.gpu.occupancy import unable
 from pysim.errors import MachineError, PlanError
@@ -30,6 +30,7 @@ from pysim.record.plan import Plan
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule, name_of
 from pysim.registry.cuda import conv_kernels, epilogues, gemm_kernel, gemm_kernels
 
+MAINLOOPS = ("simt", "wmma", "mma", "wgmma", "residues", "streamed", "tall")  # in the library's order
 PLAN_KEYS = {
     "problem", "machine", "algorithm", "kernel", "schedule", "tile", "workspace_bytes", "cost", "assumed", "rejected", "considered",
 }  # fmt: skip
@@ -39,7 +40,7 @@ def test_every_line_of_the_registry_nests_its_tiles_and_has_a_name_of_its_own():
     assert gemm_kernels()
     for row in gemm_kernels():
         assert row.block_m % row.warp_m == row.block_n % row.warp_n == row.warp_m % row.thread_m == row.warp_n % row.thread_n == 0, row.name
-        assert row.dtype in GEMM_DTYPES and row.mainloop in ("simt", "wmma", "mma", "wgmma", "residues", "streamed") and row.stages >= 1
+        assert row.dtype in GEMM_DTYPES and row.mainloop in MAINLOOPS and row.stages >= 1
         assert 32 <= row.tiles.threads <= 1024
     names = [row.name for row in gemm_kernels()]
     assert len(set(names)) == len(names)
@@ -48,7 +49,7 @@ def test_every_line_of_the_registry_nests_its_tiles_and_has_a_name_of_its_own():
 
 def test_families_stand_in_the_order_in_which_the_library_numbers_them():
     families = [family for family, _ in itertools.groupby(row.mainloop for row in gemm_kernels())]
-    assert families == sorted(families, key=["simt", "wmma", "mma", "wgmma", "residues", "streamed"].index)
+    assert families == sorted(families, key=MAINLOOPS.index)
     assert [row.index for row in gemm_kernels()] == list(range(len(gemm_kernels())))
 
 
@@ -85,7 +86,8 @@ def test_a_kernel_that_a_gpu_cannot_run_is_rejected_with_the_reason(monkeypatch,
     on = machine(name)
     reason = unable(on, kernel, gemm.attributes_of(kernel, {})) or gemm.kernel_refuses(on, kernel)
     assert reason and reason.code == "machine" and says in reason.sentence
-    monkeypatch.setattr(gemm, "gemm_kernels", lambda: (kernel,))
+    for module in (gemm, tall):
+        monkeypatch.setattr(module, "gemm_kernels", lambda: (kernel,))
     with pytest.raises(PlanError, match=f"nothing computes .* on {name}: {kernel.name}: .*{re.escape(says)}"):
         planner.plan(Gemm(m=64, n=64, k=64, dtype=kernel.dtype), on)
 
@@ -208,7 +210,8 @@ def test_a_plan_has_the_documents_names_and_survives_json():
     assert isinstance(plan.cost, Cost) and set(plan.cost.terms) == set(waves.TERMS)
     assert plan.schedule in [item.schedule for item in plan.considered]
     assert plan.cost.seconds == min(item.cost.seconds for item in plan.considered if isinstance(item.cost, Cost))
-    assert {row.name for row in gemm_kernels() if row.dtype == "f16"} <= {item.what for item in plan.rejected} | {plan.kernel}
+    by_tiles = {row.name for row in gemm_kernels() if row.dtype == "f16" and row.by_tiles}
+    assert by_tiles <= {item.what for item in plan.rejected} | {plan.kernel}
 
 
 def test_a_plan_lists_the_assumed_numbers_that_its_cost_uses_and_no_others():

@@ -126,7 +126,7 @@ template <class T, class Out, int RUN, bool PLAIN> struct Results {
     const Problem &p;
     const bool direct;
     __device__ explicit Results(const Problem &of)
-        : p(of), direct(PLAIN || ((NARROW || !is_smooth(function_of(p.activation))) && To(p).aligned % BYTES == 0 &&
+        : p(of), direct(PLAIN || (!p.by_row && (NARROW || !is_smooth(function_of(p.activation))) && To(p).aligned % BYTES == 0 &&
                                   (uintptr_t)p.bias % BYTES == 0 && (uintptr_t)p.scale % VECTOR == 0)) {}
 
     __device__ void store(int window, int filter, const typename G::Sum &sum) const {
@@ -274,35 +274,14 @@ template <class T> auto kernel_of(const Tiling &t) {
     return t.run == RUN ? pointwise_kernel<T, RUN> : pointwise_kernel<T, RUN / 2>;
 }
 
-/* The tiling on the current device. */
-inline pysim_status tiling_here(const Conv &c, int sms, Tiling *out) {
-    int device, held;
-    pysim_status status = check(cudaGetDevice(&device), "the current device");
-    if (status == PYSIM_OK)
-        status = check(cudaDeviceGetAttribute(&held, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "its shared memory");
-    if (status != PYSIM_OK) return status;
-    *out = tiling_of(c, sms, std::min<int>(held, limit::GROUPED_HELD));
-    return out->shared ? PYSIM_OK
-                       : fail(PYSIM_UNSUPPORTED,
-                              "a pointwise convolution: filters and the windows of four warps exceed the device's shared memory");
-}
-
-template <class T> pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
-    if (((uintptr_t)c.in | (uintptr_t)c.weights) % VECTOR)
-        return fail(PYSIM_UNSUPPORTED, "a pointwise convolution copies by 16 bytes; input and filters must begin at a multiple of them");
+template <class T> cudaError_t start_stream(const Conv &c, const Tiling &t, cudaStream_t stream) {
     Pointwise g = {};
-    if (const pysim_status status = tiling_here(c, sms, &g.t)) return status;
-    g.c = c, g.row = c.channels * (int)sizeof(T);
+    g.t = t, g.c = c, g.row = c.channels * (int)sizeof(T);
     g.c.product.c = c.out, g.c.product.m = c.windows, g.c.product.n = c.filters;
     /* 4 row bytes are between the windows of lanes that load together: an odd multiple of 64, or one whose lowest bit is 6 + shift */
     for (int distance = 4 * g.row / BLOCK_BYTES; distance % 2 == 0; distance /= 2) g.mask = BLOCK_BYTES, g.shift++;
     g.by_part = Divisor((unsigned)g.t.parts), g.by_k = Divisor((unsigned)g.t.blocks_k);
-    return check(start(kernel_of<T>(g.t), g, g.t.workers * g.t.parts, g.t.warps * 32, g.t.shared, stream), "a pointwise convolution");
-}
-template <class T> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
-    Tiling t;
-    if (tiling_here(c, 1, &t) != PYSIM_OK) return cudaErrorInvalidConfiguration;
-    return attributes_of(kernel_of<T>(t), t.warps * 32, t.shared, out);
+    return pysim::start(kernel_of<T>(g.t), g, g.t.workers * g.t.parts, g.t.warps * 32, g.t.shared, stream);
 }
 }
 #endif

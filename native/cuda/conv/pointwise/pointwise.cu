@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The rows of conv/pointwise/rows.inc. */
-#include "conv/pointwise/kernel.cuh"
+#include "conv/pointwise/stream.h"
 #include "conv/rows.h"
-#include "core/element.h"
 
 #include "conv/pointwise/rows.inc"
 
@@ -10,21 +9,21 @@ namespace pysim {
 namespace {
 
 const char *refuses(const Conv &c) {
-    const int element = dtypes[c.dtype].bytes;
     if (!c.pointwise() || c.groups > 1 || !c.nhwc) return "it takes 1x1 kernels of stride 1 without padding and groups, channels last";
-    if (c.channels * element % pointwise::VECTOR || c.filters * element % pointwise::VECTOR)
-        return "it takes channels and filters of whole 16 bytes";
-    static_assert(limit::POINTWISE_BYTES == 512, "what the sentence says");
-    if (c.channels * element > limit::POINTWISE_BYTES) return "it takes up to 512 bytes of channels";
-    return pointwise::tiling_of(c, 1).shared ? nullptr : "its filters and the windows of four warps exceed 224 KiB of shared memory";
+    return pointwise::refuses_sizes(c);
+}
+
+pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
+    if (((uintptr_t)c.in | (uintptr_t)c.weights) % pointwise::VECTOR)
+        return fail(PYSIM_UNSUPPORTED, "a pointwise convolution copies by 16 bytes; input and filters must begin at a multiple of them");
+    pointwise::Tiling t;
+    const pysim_status status = pointwise::tiling_here(c, sms, &t);
+    return status == PYSIM_OK ? check(pointwise::start(c, t, stream), "a pointwise convolution") : status;
 }
 }
 
 Rows<ConvRow> conv_pointwise::all() {
-    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
-        constexpr auto c = rows::lines[line];
-        using T = ElementOf<c.dtype>;
-        add(row_of(c, {refuses, nullptr, pointwise::launch<T>, pointwise::attributes<T>}));
-    });
+    return table_of<ConvRow>(
+        rows::lines, [](auto line, auto add) { add(row_of(rows::lines[line], {refuses, nullptr, launch, pointwise::attributes})); });
 }
 }

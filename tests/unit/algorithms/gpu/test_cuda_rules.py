@@ -18,7 +18,7 @@ import pysim.api
 from pysim import planner
 from pysim.algorithms import algorithm_named
 from pysim.algorithms.convolution import row_refuses
-from pysim.algorithms.gpu import gemm, im2col, residues
+from pysim.algorithms.gpu import gemm, im2col, residues, tall
 from pysim.check.reference import shapes
 from pysim.comparison.bench import GpuBench
 from pysim.errors import NativeError, OperandError, PlanError, ProblemError
@@ -47,7 +47,7 @@ H200 = load_any("h200")
 def product_bytes(row: GemmKernel, w: Gemm, schedule: GpuSchedule, lies: Lies) -> int | None:
     if row.residues:
         return None if gemm.refuses(w, H200) or residues.kernel_refuses(w, row, lies) else residues.launch_bytes(w, schedule, lies)
-    if gemm.refuses(w, H200) or gemm.too_large(w, row, lies):
+    if gemm.refuses(w, H200) or gemm.too_large(w, row, lies) or (row.dense and tall.kernel_refuses(w)):
         return None
     return gemm.launch_bytes(w, row, schedule, lies)
 
@@ -117,6 +117,8 @@ def product(draw: random.Random, row: GemmKernel, layout: int) -> Gemm:
     elif draw.random() < 0.1:  # about as many tiles as there may be
         columns = MOST["TILES"] // -(-MOST["GEMM_SIDE"] // (row.block_m * row.cluster_m)) * row.block_n * row.cluster_n
         sizes |= {"m": MOST["GEMM_SIDE"], "n": min(_about(draw, columns), MOST["GEMM_SIDE"]), "k": 1}
+    if row.dense and draw.random() < 0.8:  # it takes whole vectors
+        sizes |= {side: -(-sizes[side] // 8) * 8 for side in "nk"}
     return Gemm(**sizes, trans_a=bool(layout & 1), trans_b=bool(layout & 2), dtype=row.dtype)
 
 
@@ -279,7 +281,7 @@ def convolution(draw: random.Random, row: ConvKernel) -> Conv:
 @pytest.mark.parametrize("row", conv_kernels(), ids=lambda row: row.name)
 def test_a_convolutions_workspace_and_refusals_are_the_librarys(row: ConvKernel, layout: str) -> None:
     draw, answered = random.Random(f"{row.name} {layout}"), 0
-    products = [one for one in gemm_kernels() if one.dtype == row.dtype and not one.residues]
+    products = [one for one in gemm_kernels() if one.dtype == row.dtype and one.by_tiles]
     for _ in range(2 * PROBLEMS):
         w = convolution(draw, row)
         product = draw.choice(products) if row.makes_product else None
