@@ -90,7 +90,12 @@ def contract(problem: Gemm, schedule: GpuSchedule, layout: Layout) -> GpuContrac
 
 
 def describe(plan: Plan) -> Description:
-    problem, kernel = plan.workload, gemm_kernel(plan.kernel)
-    assert isinstance(problem, Gemm) and kernel is not None
+    problem, gpu = plan.workload, plan.on
+    assert isinstance(problem, Gemm) and isinstance(gpu, Gpu)
+    t = pointwise.tiling_of(as_conv(problem), int(gpu.sms.value), int(gpu.shared_bytes_per_block.value))
+    assert t is not None
+    parts = f"{t.parts} {'part' if t.parts == 1 else 'parts'} of B"
+    blocks = f"{t.workers * t.parts} blocks of {t.warps} warps with {t.stages} buffers each"
+    line = f"{'stream':<18}{t.tiles:,} tiles of {pointwise.WINDOWS} rows, {parts}; {blocks}"
     summary = f"product of {problem.m} x {problem.n} x {problem.k}, rows of A as a stream, layout {problem.layout}"
-    return launch_text.describe(plan, candidates, summary, launch_text.tiling(problem, kernel.tiles))
+    return launch_text.describe(plan, candidates, summary, (line,))

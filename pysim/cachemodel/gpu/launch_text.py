@@ -38,8 +38,10 @@ def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: s
 
 
 def _tiles_of(plan: Plan) -> Tiles | None:
-    """The tiles of the kernel that multiplies, if it has tiles."""
+    """The tiles of the kernel that multiplies, if its cost is counted by tiles."""
     product = gemm_kernel(plan.kernel) or gemm_kernel(plan.launch.gemm or "")
+    if product and product.dense:
+        return None
     row = product or conv_kernel(plan.kernel)
     return row.tiles if row and row.tiles.rows else None
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of many rows, few columns and short k: what they compute, on the CPU, and which products are planned with them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import pysim
 from pysim import planner
 from pysim.algorithms.gpu import tall
 from pysim.errors import NativeError
@@ -57,6 +60,15 @@ def test_tall_products_are_planned_where_memory_bounds_them_and_k_lies_last() ->
     assert (plan.algorithm, plan.kernel, plan.workspace_bytes) == ("tall", HALF.name, 0)
     for other in ("gemm:100352x24x96:tn:f16", "gemm:512x64x64:nt:f16", "gemm:8192x3072x768:nt:f16"):
         assert planner.plan(other, H200).algorithm == "gemm"
+
+
+def test_a_plan_says_how_rows_are_shared_out_and_is_exported_with_the_streams_kernels(tmp_path: Path) -> None:
+    plan = pysim.plan("gemm:100352x24x96:nt:f16", "h200")
+    lines = [line for section in tall.describe(planner.plan("gemm:100352x24x96:nt:f16", H200)).sections for line in section.lines]
+    assert lines[0].endswith("3,136 tiles of 32 rows, 1 part of B; 132 blocks of 12 warps with 3 buffers each")
+    pysim.export(plan, tmp_path / "plan")
+    sources = {str(path.relative_to(tmp_path / "plan/native/cuda")) for path in (tmp_path / "plan").glob("native/cuda/*/*/*.cu")}
+    assert sources == {"gemm/tall/tall.cu", "conv/pointwise/stream.cu"}
 
 
 def test_the_worked_number_is_two_tiles_for_each_warp() -> None:
