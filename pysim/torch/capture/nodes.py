@@ -48,12 +48,14 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     functional.gelu: ("Gelu", ("input", "approximate")),
     functional.silu: ("Silu", ("input", "inplace")),
     functional.hardswish: ("HardSwish", ("input", "inplace")),
+    functional.leaky_relu: ("LeakyRelu", ("input", "negative_slope", "inplace")),
     **dict.fromkeys((torch.sigmoid, torch.sigmoid_, functional.sigmoid, "sigmoid", "sigmoid_"), _SIGMOID),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul"), ("Mul", ("input", "other"))),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
     **{getattr(of, f"conv_transpose{rank}d"): (f"ConvTranspose{rank}d", _TRANSPOSED) for of in (torch, functional) for rank in (1, 2, 3)},
 }
-ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "Sigmoid")}
+_BY_ELEMENT = ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "LeakyRelu", "Sigmoid")
+ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in _BY_ELEMENT}
 # Convolutions that are layers only where a compiler lays out what lies around them
 _COMPILED = {
     **dict.fromkeys((torch.conv1d, functional.conv1d), ("Conv1d", _CONV)),
@@ -180,6 +182,11 @@ def _read_clip(given: _Arguments) -> _Read:
     return "Clip", (given["input"],), {"min": float(bounds[0]), "max": float(bounds[1])}
 
 
+def _read_leaky_relu(given: _Arguments) -> _Read:
+    slope = given.get("negative_slope", 0.01)
+    return ("LeakyRelu", (given["input"],), {"alpha": float(slope)}) if isinstance(slope, int | float) else None
+
+
 _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Conv": _read_conv,
     **{f"Conv{rank}d": partial(_read_conv, rank=rank) for rank in (1, 3)},
@@ -195,6 +202,7 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Gelu": lambda given: ("Gelu", (given["input"],), {"approximate": given.get("approximate", "none")}),
     "Silu": lambda given: ("Silu", (given["input"],), {}),
     "HardSwish": lambda given: ("HardSwish", (given["input"],), {}),
+    "LeakyRelu": _read_leaky_relu,
     "Sigmoid": lambda given: ("Sigmoid", (given["input"],), {}),
 }
 
