@@ -18,7 +18,7 @@ from torch import fx
 
 from pysim.calibration import host
 from pysim.errors import PysimError
-from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
+from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, TIMES, fuse
 from pysim.network.graph import Node
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
@@ -254,6 +254,8 @@ def _supports(node: Node, epilogue: Any, places: dict[str, fx.Node], order: dict
         return node.op in WEIGHTED_OPS and not interleaved and _may_overwrite_residual(node, places, order, effects)
     if epilogue == SCALE:
         return node.op == "Linear"
+    if epilogue == TIMES:
+        return node.attributes["geometry"].added is None
     return node.op == "Conv" if epilogue == NORM else node.op in WEIGHTED_OPS
 
 
@@ -311,8 +313,8 @@ def _decided(
     own, theirs = form_seconds(plan.workload, on, layer.geometry, result.numel())
     layer.alone_seconds = library_seconds(plan.workload, on) + converted_seconds(plan.workload, on, result.numel()) * operand.contiguous
     if layer.geometry.added is not None:  # a layer without a compiler, too, by whichever is faster
-        layer.alone_seconds = min(library_seconds(plan.workload, on) + theirs, own + own_seconds(plan, on, adds, layer.epsilon is not None))
-    seconds = own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation) + own * (not fuses_on)
+        layer.alone_seconds = min(library_seconds(plan.workload, on) + theirs, own + own_seconds(plan, on, adds, layer.scales))
+    seconds = own_seconds(plan, on, adds, layer.scales, layer.activation) + own * (not fuses_on)
     expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
     ours = Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected)
     found: Taken | Decision = Taken(layer, positions, plan, memory_format_of(plan), dtype, ours)

@@ -4,6 +4,7 @@
 An FX node that is not known, that is called in another way, or that must stay where it is becomes an opaque node with the same inputs.
 """
 
+import math
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -89,6 +90,8 @@ def _node(node: fx.Node, effects: Effects, compiled: bool) -> Node:
     op, names = known.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
     given = dict(zip(names, node.args, strict=False)) | {("input" if k == "self" else k): v for k, v in node.kwargs.items()}
     read = _READERS.get(op)
+    if op == "Mul" and not isinstance(given.get("input"), fx.Node):
+        given |= {"input": given.get("other"), "other": given.get("input")}
     x: Any = given.get("input")
     plain = len(node.args) <= len(names) and isinstance(x, fx.Node)
     plain = plain and not (node.target in _IN_PLACE and (len(x.users) > 1 or not effects.owns(x)))
@@ -155,7 +158,11 @@ def _read_layer_norm(given: _Arguments) -> _Read:
 
 
 def _read_product(given: _Arguments) -> _Read:
-    """`scales`: for each operand, (channels,) if it is a parameter with one number per channel of an image, else ()."""
+    """`scales`: for each operand, (channels,) if it is a parameter with one number per channel of an image, else (). By a number: a
+    Times."""
+    number = given.get("other")
+    if isinstance(number, int | float) and math.isfinite(number) and given.keys() == {"input", "other"}:
+        return "Times", (given["input"],), {"factor": float(number)}
     if not _is_tensor_pair(given):
         return None
     scales = {
