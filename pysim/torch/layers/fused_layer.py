@@ -92,6 +92,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     accuracy: ModelAccuracy = "strict"
     in_cuda_graph: bool = False
     alone_seconds: float = 0.0
+    only_compiled = False  # a form that graphs without the compiler do not have
     parameter_count = RESIDUAL_INPUT - 1
 
     def __init__(

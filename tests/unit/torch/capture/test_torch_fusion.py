@@ -61,7 +61,7 @@ def test_a_residual_that_is_read_later_is_not_written_over():
 
 
 class Rescaled(nn.Module):
-    """Branches multiplied by numbers: with a bias, with a norm, before a norm, of a product; one that is read twice; one that is infinite."""
+    """Branches multiplied by numbers: with a bias, with a norm, before a norm, of a product; read twice; by infinity."""
 
     def __init__(self):
         super().__init__()
