@@ -93,11 +93,10 @@ def _attention_seconds(node: fx.Node, on: Gpu) -> float:
         return 0.0
     names = ("query", "key", "value", "attn_mask")
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    query, key, mask = (
-        given[name].meta.get("example_value") if isinstance(given.get(name), fx.Node) else None for name in (*names[:2], names[3])
-    )
-    known = is_static(query) and is_static(key)
-    return attention_seconds(query.shape, key.shape[-2], query.element_size(), mask is not None, on) if known else 0.0
+    query, key, _, mask = (given[name].meta.get("example_value") if isinstance(given.get(name), fx.Node) else None for name in names)
+    if query is None or key is None or not (is_static(query) and is_static(key)):
+        return 0.0
+    return attention_seconds(query.shape, key.shape[-2], query.element_size(), mask is not None, on)
 
 
 def is_fused(node: fx.Node) -> bool:

@@ -77,7 +77,7 @@ def summed(parts: Any, bias: Any, filters: int, kernel: tuple[int, int], geometr
     """The convolution's result from the parts; `geometry`: its stride, padding and dilation."""
     stride, padding, dilation = geometry
     around = functional.pad(parts, (padding[1], padding[1], padding[0], padding[0]))
-    total = bias if bias is None else bias.reshape(1, -1, 1, 1)
+    total: Any = bias if bias is None else bias.reshape(1, -1, 1, 1)
     for at in range(kernel[0] * kernel[1]):
         part = around.narrow(1, at * filters, filters)
         for axis, tap in enumerate(divmod(at, kernel[1])):
