@@ -77,7 +77,7 @@ typedef struct {
     double alpha, beta; /* alpha == 0: the operands are not read; beta == 0: the result is not read */
     const void *bias;   /* NULL, or one value of the result's dtype per column of C (product) or filter (convolution) */
     int32_t activation;
-    double low, high; /* of clamp */
+    double low, high; /* of clamp; of leaky_relu the factors of negative numbers and of others */
     /* NULL, or what the product is multiplied by besides alpha: as many as of the bias, of f64 for f64, else f32; not s32 */
     const void *scale;
     int32_t by_row;                      /* of a product: 1: bias and scale have a value per row of C; else 0 */

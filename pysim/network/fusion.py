@@ -10,6 +10,7 @@
     BatchNormalization, Mul directly before a Conv that alone reads it: the Conv's InputOp; its operands except x follow the residual
     BatchNormalization after Concat     reads the parts: inputs (part, gamma, beta, mean, var, *other parts)
     Mul after Linear              by one number per filter: input gamma, attribute scaled
+    Times after Conv, Linear      by a number: attribute times, which multiplies what norm and bias give
     an activation, also x sigmoid(x), after any node that supports it
     Affine, an activation         also behind Views of the layer's result
     Concat whose first inputs are all those of an earlier Concat     reads that one's result in their place (DenseNet)
@@ -29,9 +30,9 @@ import numpy as np
 from pysim.network.graph import Array, Graph, Node, Tensor, live
 
 # Whether a node can absorb an activation (its name, or ("clamp", low, high)), or one of: a NORM; a RESIDUAL; a residual to OVERWRITE; an
-# INPUT_OP; a SCALE per filter; for a Concat, whether a norm behind it can read its PARTS
+# INPUT_OP; a SCALE per filter; a number that it is multiplied by (TIMES); for a Concat, whether a norm behind it can read its PARTS
 Supports = Callable[[Node, Any], bool]
-NORM, RESIDUAL, OVERWRITE, INPUT_OP, PARTS, SCALE = "norm", "residual", "overwrite", "input_op", "parts", "scale"
+NORM, RESIDUAL, OVERWRITE, INPUT_OP, PARTS, SCALE, TIMES = "norm", "residual", "overwrite", "input_op", "parts", "scale", "times"
 RESIDUAL_INPUT = 7  # the inputs of a Conv or Linear before it: x, w, bias, gamma, beta, mean, var; "" if absent
 # operator -> activation, as the native epilogues name it
 ACTIVATIONS = {
@@ -127,10 +128,15 @@ class _Fusion:
             inputs = (layer.inputs[0], *node.inputs[1:], *layer.inputs[1:])
             self._absorb(before, node._replace(name=layer.name, inputs=inputs, absorbed=()), at)
         elif node.op == "BatchNormalization":
-            plain = len(layer.inputs) <= 3 and "activation" not in layer.attributes  # neither norm, scale nor residual comes before
+            # neither norm, scale, number nor residual comes before
+            plain = len(layer.inputs) <= 3 and not layer.attributes.keys() & {"activation", "times"}
             if plain and self._supports(layer, NORM):
                 inputs = (*_padded(layer.inputs, 3), *node.inputs[1:])
                 self._absorb(before, layer._replace(inputs=inputs).having(epsilon=node.attributes["epsilon"]), at)
+        elif node.op == "Times":
+            plain = len(layer.inputs) <= RESIDUAL_INPUT and not layer.attributes.keys() & {"activation", "times"}
+            if plain and layer.op in _WEIGHTED_OPS and self._supports(layer, TIMES):
+                self._absorb(before, layer.having(times=node.attributes["factor"]), at)
         elif (
             (activation := activation_of(node)) is not None and not layer.attributes.get("activation") and self._supports(layer, activation)
         ):
@@ -263,7 +269,7 @@ class _Fusion:
                 numbers
                 and numbers == layer.attributes.get("filters")
                 and "over_channels" in layer.attributes
-                and not layer.attributes.get("activation")
+                and not layer.attributes.keys() & {"activation", "times"}
             ):
                 self._absorb(before, layer._replace(inputs=(*_padded(layer.inputs, 3), factor)).having(scaled=True), at)
                 return True

@@ -225,7 +225,7 @@ def _layer_told(layer: Any) -> dict[str, Any]:
             "kind": "layer",
             "made": kept([layer.name, layer.kind, tuple(layer.geometry), layer.activation, layer.epsilon, "add" in layer.replaced]),
             "input_op": None if layer.input_op is None else _layer_told(layer.input_op),
-            "flags": [layer.scaled, layer.over_channels],
+            "flags": [layer.scaled, layer.over_channels, layer.times],
             "how": [layer.accuracy, layer.in_cuda_graph, layer.derived.watched],
             "choices": [_choice_told(*one) for one in layer.choices.items()],
         }

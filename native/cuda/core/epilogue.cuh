@@ -68,7 +68,7 @@ template <class T, int N> __device__ inline void activate_smoothly(int activatio
     for (int i = 0; i < N; i++) value[i] = of[i];
 }
 
-/* ReLU and clamp of N values, with one branch for all. */
+/* ReLU, clamp and leaky ReLU of N values, with one branch for all. */
 template <class T, int N> __device__ inline void bound(Function function, T (&value)[N], T low, T high) {
     if (function == positive)
 #pragma unroll
@@ -76,6 +76,10 @@ template <class T, int N> __device__ inline void bound(Function function, T (&va
     else if (function == clamped)
 #pragma unroll
         for (int i = 0; i < N; i++) value[i] = value[i] < low ? low : value[i], value[i] = value[i] > high ? high : value[i];
+    else if constexpr (T(0.5) != T(0))
+        if (function == sloped)
+#pragma unroll
+            for (int i = 0; i < N; i++) value[i] *= value[i] < T(0) ? low : high;
 }
 /* NARROW: the values become results of two bytes. All kernels take the same way, so that results do not depend on the plan. */
 template <bool NARROW, class T, int N> __device__ inline void activate(Function function, int activation, T (&value)[N], T low, T high) {
@@ -101,7 +105,8 @@ template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 1
     T value[N];
 };
 
-/* Stores accumulators of type `Acc` to C of type `Out`. SMOOTH: any activation; otherwise only ReLU and clamp, whose code is short enough to unroll. */
+/* Stores accumulators of type `Acc` to C of type `Out`. SMOOTH: any activation; otherwise only ReLU, clamp and leaky ReLU, whose code is short
+ * enough to unroll. */
 template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
 public:
     using T = typename Arithmetic<Acc>::type;

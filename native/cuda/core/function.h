@@ -5,10 +5,10 @@
 
 namespace pysim {
 
-/* Those up to `clamped` take at most two comparisons and map whole numbers to whole numbers. */
-enum Function { same, positive, clamped, logistic, normal, ramp };
+/* Those up to `clamped` take at most two comparisons and map whole numbers to whole numbers; `sloped` multiplies by one of two factors. */
+enum Function { same, positive, clamped, sloped, logistic, normal, ramp };
 
-__host__ __device__ constexpr bool is_smooth(Function function) { return function > clamped; }
+__host__ __device__ constexpr bool is_smooth(Function function) { return function > sloped; }
 
 __host__ __device__ inline Function function_of(int activation) {
     switch (activation) {

@@ -3,6 +3,7 @@
 
     one by one   sum over operators of max(launch, (what it reads + what it writes) / bandwidth, elements x cycles of the kernel)
     fused        sum over kernels of `compiler_seconds.fused_seconds`, where a kernel is a set of connected operators of one level
+    attention    in both by `layers.attention_seconds`
     level(x)     the largest of its inputs' levels; one more behind a layer, a library's call, a reduction of images, a long concatenation
 
 The compiler computes operators of one level in one kernel. It reads each value from outside once, and writes those that other kernels,
@@ -23,6 +24,7 @@ from pysim.network.fusion import InputOp
 from pysim.network.graph import Node
 from pysim.torch.capture.effects import Effects, is_pure, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS, joined_channels
+from pysim.torch.layers.attention_seconds import attention_seconds
 from pysim.torch.layers.compiler_seconds import fused_seconds
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS
 from pysim.torch.precision import NAMES
@@ -73,15 +75,28 @@ def seconds_between(
     least, bandwidth = on.model.pass_seconds.value, on.memory_bytes_per_second.value
     each = least if in_cuda_graph else HOST_SECONDS
     a_cycle = 1 / (on.sms.value * on.frequency_hz.value)
-    kernels = _kernels(_Rest(graph, fused, effects))
+    kernels, calls = _kernels(_Rest(graph, fused, effects)), sum(_attention_seconds(node, on) for node in graph.nodes)
     return Between(
-        sum(
+        calls
+        + sum(
             max(each, launches * least, moved / bandwidth, cycles * a_cycle)
             for moved, cycles, launches in _work_alone(_Rest(graph, alone, effects), alone)
         ),
-        sum(fused_seconds(*kernel, on) for kernel in kernels),
+        calls + sum(fused_seconds(*kernel, on) for kernel in kernels),
         kernels,
     )
+
+
+def _attention_seconds(node: fx.Node, on: Gpu) -> float:
+    """0 for other operators."""
+    if node.op != "call_function" or name_of_operator(node) != "scaled_dot_product_attention":
+        return 0.0
+    names = ("query", "key", "value", "attn_mask")
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    query, key, _, mask = (given[name].meta.get("example_value") if isinstance(given.get(name), fx.Node) else None for name in names)
+    if query is None or key is None or not (is_static(query) and is_static(key)):
+        return 0.0
+    return attention_seconds(query.shape, key.shape[-2], query.element_size(), mask is not None, on)
 
 
 def is_fused(node: fx.Node) -> bool:
@@ -91,6 +106,14 @@ def is_fused(node: fx.Node) -> bool:
 
 def is_static(example: Any) -> bool:
     return isinstance(example, torch.Tensor) and all(type(size) is int for size in (*example.shape, *example.stride()))
+
+
+def lies_apart(example: Any) -> bool:
+    """Whether elements of other values lie between a tensor's, as between those of some channels, so that a layer's kernel reads a copy."""
+    if not is_static(example):
+        return False
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(example.shape, example.stride(), strict=True))
+    return bool(example.numel() and extent != example.numel())
 
 
 def bytes_of(node: fx.Node) -> int:
@@ -140,10 +163,12 @@ class _Rest:
 
 
 def _work_alone(rest: _Rest, nodes: Sequence[Node]) -> Iterator[tuple[int, float, int]]:
-    """The bytes that each operator reads and writes, those before a layer included, the cycles of finding its elements, and how many
-    launches it takes as long as at least."""
+    """The bytes that each operator reads and writes, those before a layer and copies for it included, the cycles of finding its elements,
+    and how many launches it takes as long as at least."""
     places = {node.name: node for node in rest.graph.nodes}
     for node in nodes:
+        if node.op in WEIGHTED_OPS and lies_apart(example := places[node.inputs[0]].meta.get("example_value")):
+            yield 2 * bytes_of(places[node.inputs[0]]), _BROADCAST * example.numel(), 1
         if isinstance(absorbed := node.attributes.get("input_op"), InputOp):
             image = places[node.inputs[0]]
             yield 2 * bytes_of(image), 0.0, _PROLOGUE_LAUNCHES

@@ -96,13 +96,14 @@ class Expected(NamedTuple):
 
 
 def expected_of(between: Between, layers: Sequence[FusedLayer], joining: float) -> Expected:
-    """Without the compiler sequences are PyTorch's and transposed convolutions the faster one's: their `alone_seconds`. `joining`: the
+    """Without the compiler sequences are PyTorch's, and transposed convolutions and those of few filters
+    the faster one's: their `alone_seconds`. `joining`: the
     seconds that products of one value save as one."""
     alone = compiled = 0.0
     for layer in layers:
         for choice in layer.choices.values():
             ours, theirs = choice.decision.predicted_seconds, choice.decision.torch_seconds
-            if not layer.geometry.is_plain:
+            if layer.only_compiled or not layer.geometry.is_plain:
                 alone += layer.alone_seconds
                 compiled += min(layer.alone_seconds, ours or 0.0) if choice.plan is not None else layer.alone_seconds
             elif ours and theirs:

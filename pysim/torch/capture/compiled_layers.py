@@ -18,13 +18,13 @@ from torch import fx
 
 from pysim.calibration import host
 from pysim.errors import PysimError
-from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
+from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, TIMES, fuse
 from pysim.network.graph import Node
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.torch import operators
-from pysim.torch.capture.between import is_fused, is_static
+from pysim.torch.capture.between import is_fused, is_static, lies_apart
 from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewrites.joint_products import Joint, insert_joint, joint_products
@@ -35,6 +35,7 @@ from pysim.torch.layers.compiler_seconds import (
     MARGIN,
     compiler_seconds,
     converted_seconds,
+    copied_seconds,
     folded_seconds,
     form_seconds,
     library_seconds,
@@ -44,6 +45,7 @@ from pysim.torch.layers.compiler_seconds import (
 from pysim.torch.layers.conv_forms import joined, joints_of
 from pysim.torch.layers.fused_layer import FOLDED, Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
+from pysim.torch.layers.tap_layer import TapLayer, summed
 from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, settings, types_of
 
 _POOLS = ("max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d")  # read a value several times
@@ -172,6 +174,7 @@ def choose_layers(
             layer = layer_of(node, places)
             layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
             one = _decided(node, layer, places, static, inputs, margin, _fuses_on(node, layer, places, absorbed))
+            layer, one = _by_taps(node, layer, one, places, static, inputs, margin)
             absorbed |= set() if isinstance(one, Decision) else {*node.absorbed}
             found.append((node, layer, one))
     chosen = list[Chosen]()
@@ -186,9 +189,9 @@ def _within_errors(found: Sequence["_Found"], accuracy: ModelAccuracy) -> list["
     """The choices with as many folded layers as the network's expected error allows, those that gain most. Under accuracy standard, and in
     TF32, whose weights are rounded once either way, all."""
     most = len(found) if accuracy == "standard" else int(most_folded(len(found)))
-    gains = sorted((one.gain for one in found if isinstance(one, Folded) and one.dtype in HALF), reverse=True)
-    least = gains[most] if most < len(gains) else -math.inf  # the first gain that is not to be had
-    return [one.otherwise if isinstance(one, Folded) and one.dtype in HALF and one.gain <= least else one for one in found]
+    folded = [(-one.gain, at) for at, one in enumerate(found) if isinstance(one, Folded) and one.dtype in HALF]
+    left = {at for _, at in sorted(folded)[most:]}
+    return [one.otherwise if isinstance(one, Folded) and at in left else one for at, one in enumerate(found)]
 
 
 def _fuses_on(node: Node, layer: FusedLayer, places: dict[str, fx.Node], absorbed: Collection[str]) -> bool:
@@ -254,6 +257,8 @@ def _supports(node: Node, epilogue: Any, places: dict[str, fx.Node], order: dict
         return node.op in WEIGHTED_OPS and not interleaved and _may_overwrite_residual(node, places, order, effects)
     if epilogue == SCALE:
         return node.op == "Linear"
+    if epilogue == TIMES:
+        return node.attributes["geometry"].added is None
     return node.op == "Conv" if epilogue == NORM else node.op in WEIGHTED_OPS
 
 
@@ -309,10 +314,11 @@ def _decided(
     if dtype is not result.dtype:
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
     own, theirs = form_seconds(plan.workload, on, layer.geometry, result.numel())
+    copied = copied_seconds([one for one in (x, residual and residual.meta["example_value"]) if lies_apart(one)], on)
     layer.alone_seconds = library_seconds(plan.workload, on) + converted_seconds(plan.workload, on, result.numel()) * operand.contiguous
     if layer.geometry.added is not None:  # a layer without a compiler, too, by whichever is faster
-        layer.alone_seconds = min(library_seconds(plan.workload, on) + theirs, own + own_seconds(plan, on, adds, layer.epsilon is not None))
-    seconds = own_seconds(plan, on, adds, layer.epsilon is not None, layer.activation) + own * (not fuses_on)
+        layer.alone_seconds = min(library_seconds(plan.workload, on) + theirs, own + own_seconds(plan, on, adds, layer.scales))
+    seconds = own_seconds(plan, on, adds, layer.scales, layer.activation) + own * (not fuses_on) + copied
     expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
     ours = Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected)
     found: Taken | Decision = Taken(layer, positions, plan, memory_format_of(plan), dtype, ours)
@@ -321,10 +327,39 @@ def _decided(
         found = layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     has_shift = layer.epsilon is not None or given[1] is not None
     if layer.in_cuda_graph and not math.isinf(margin) and has_shift and dtype is operand.dtype and layer.folds(operand, w, problem):
-        folded, otherwise = folded_seconds(problem, on, adds), min(seconds, expected)
+        folded, otherwise = folded_seconds(problem, on, adds) + copied, min(seconds, expected)
         if folded * (1 + FOLDED_MARGIN) < otherwise:
             return Folded(layer, positions, dtype, layer.left(FOLDED, plan.problem, seconds, folded), otherwise - folded, found)
     return found
+
+
+def _by_taps(
+    node: Node,
+    layer: FusedLayer,
+    found: _Found,
+    places: dict[str, fx.Node],
+    static: dict[fx.Node, int],
+    inputs: Sequence[Any],
+    margin: float,
+) -> tuple[FusedLayer, _Found]:
+    """The layer as a product with its taps, if that is expected to be faster than what was found for it; else as it is."""
+    taken, decision = TapLayer.of(layer), found if isinstance(found, Decision) else found.decision
+    weights, (x, result) = places.get(node.inputs[1]), (places[name].meta.get("example_value") for name in (node.inputs[0], node.output))
+    before = decision.predicted_seconds if isinstance(found, Taken) else decision.torch_seconds
+    if taken is None or weights not in static or before is None or math.isinf(margin):
+        return layer, found
+    w, on, operand = inputs[static[weights]], host.gpu_here(), Operand.of(x)
+    try:
+        plan = taken.fastest_plan(operand, w, types_of(operand, w, layer.kind, layer.accuracy, settings()), on)
+    except PysimError:
+        return layer, found
+    seconds = taken.seconds(plan, w[0, 0].numel(), result.numel(), on)
+    if parse(plan.workload.text) != plan.workload or seconds * (1 + margin) > before:
+        return layer, found
+    positions = (static[weights], *[None] * (RESIDUAL_INPUT - 2))
+    taken.alone_seconds = before
+    ours = Decision(layer.name, decision.problem, "pysim", f"{plan.name}, of its taps", seconds, before)
+    return taken, Taken(taken, positions, plan, memory_format_of(plan), torch.float32, ours)
 
 
 def _kept(
@@ -376,8 +411,8 @@ def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx
         rest = iter(given[1:])
         scale, shift = (next(rest) if there else None for there in one.has)
         x: Any = places[node.inputs[0]]
-        is_sequence, weights = len(geometry.stride) == 1, places[node.inputs[1]].meta["example_value"]
-        phases = geometry.phases(x.meta["example_value"].shape, weights.shape)
+        is_sequence, filters = len(geometry.stride) == 1, places[node.inputs[1]].meta["example_value"].shape
+        phases = geometry.phases(x.meta["example_value"].shape, filters)
         residual = places[node.inputs[RESIDUAL_INPUT]] if len(node.inputs) > RESIDUAL_INPUT else None
 
         def readable(value: fx.Node) -> fx.Node:
@@ -406,6 +441,9 @@ def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx
             y = graph.call_function(joined, (y, *joints_of(phases)))
         elif is_sequence:
             y = graph.call_method("squeeze", (y, 2))
+        elif isinstance(one.layer, TapLayer):
+            bias = places[node.inputs[2]] if len(node.inputs) > 2 and node.inputs[2] else None
+            y = graph.call_function(summed, (y, bias, filters[0], tuple(filters[2:]), tuple(geometry[:3]), example.dtype))
     _put(module.graph, node, y, places)
     return given, y
 

@@ -4,6 +4,7 @@
 An FX node that is not known, that is called in another way, or that must stay where it is becomes an opaque node with the same inputs.
 """
 
+import math
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -48,12 +49,14 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     functional.gelu: ("Gelu", ("input", "approximate")),
     functional.silu: ("Silu", ("input", "inplace")),
     functional.hardswish: ("HardSwish", ("input", "inplace")),
+    functional.leaky_relu: ("LeakyRelu", ("input", "negative_slope", "inplace")),
     **dict.fromkeys((torch.sigmoid, torch.sigmoid_, functional.sigmoid, "sigmoid", "sigmoid_"), _SIGMOID),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul"), ("Mul", ("input", "other"))),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
     **{getattr(of, f"conv_transpose{rank}d"): (f"ConvTranspose{rank}d", _TRANSPOSED) for of in (torch, functional) for rank in (1, 2, 3)},
 }
-ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "Sigmoid")}
+_BY_ELEMENT = ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "LeakyRelu", "Sigmoid")
+ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in _BY_ELEMENT}
 # Convolutions that are layers only where a compiler lays out what lies around them
 _COMPILED = {
     **dict.fromkeys((torch.conv1d, functional.conv1d), ("Conv1d", _CONV)),
@@ -87,6 +90,8 @@ def _node(node: fx.Node, effects: Effects, compiled: bool) -> Node:
     op, names = known.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
     given = dict(zip(names, node.args, strict=False)) | {("input" if k == "self" else k): v for k, v in node.kwargs.items()}
     read = _READERS.get(op)
+    if op == "Mul" and not isinstance(given.get("input"), fx.Node):
+        given |= {"input": given.get("other"), "other": given.get("input")}
     x: Any = given.get("input")
     plain = len(node.args) <= len(names) and isinstance(x, fx.Node)
     plain = plain and not (node.target in _IN_PLACE and (len(x.users) > 1 or not effects.owns(x)))
@@ -153,7 +158,11 @@ def _read_layer_norm(given: _Arguments) -> _Read:
 
 
 def _read_product(given: _Arguments) -> _Read:
-    """`scales`: for each operand, (channels,) if it is a parameter with one number per channel of an image, else ()."""
+    """`scales`: for each operand, (channels,) if it is a parameter with one number per channel of an image, else (). By a number: a
+    Times."""
+    number = given.get("other")
+    if isinstance(number, int | float) and math.isfinite(number) and given.keys() == {"input", "other"}:
+        return "Times", (given["input"],), {"factor": float(number)}
     if not _is_tensor_pair(given):
         return None
     scales = {
@@ -180,6 +189,11 @@ def _read_clip(given: _Arguments) -> _Read:
     return "Clip", (given["input"],), {"min": float(bounds[0]), "max": float(bounds[1])}
 
 
+def _read_leaky_relu(given: _Arguments) -> _Read:
+    slope = given.get("negative_slope", 0.01)
+    return ("LeakyRelu", (given["input"],), {"alpha": float(slope)}) if isinstance(slope, int | float) else None
+
+
 _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Conv": _read_conv,
     **{f"Conv{rank}d": partial(_read_conv, rank=rank) for rank in (1, 3)},
@@ -195,6 +209,7 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Gelu": lambda given: ("Gelu", (given["input"],), {"approximate": given.get("approximate", "none")}),
     "Silu": lambda given: ("Silu", (given["input"],), {}),
     "HardSwish": lambda given: ("HardSwish", (given["input"],), {}),
+    "LeakyRelu": _read_leaky_relu,
     "Sigmoid": lambda given: ("Sigmoid", (given["input"],), {}),
 }
 

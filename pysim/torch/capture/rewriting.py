@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, InputOp, fuse
+from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, TIMES, InputOp, fuse
 from pysim.network.graph import Node
 from pysim.torch.capture.channels import without_permutes
 from pysim.torch.capture.effects import Effects, effects_of
@@ -123,6 +123,8 @@ def fuses_alone(node: Node, epilogue: Any) -> bool:
         return epilogue != RESIDUAL and node.op == "Conv"
     if epilogue == SCALE:
         return node.op == "Linear"
+    if epilogue == TIMES:
+        return node.attributes["geometry"].added is None
     return node.op in WEIGHTED_OPS or (epilogue != OVERWRITE and node.op == "BatchNormalization")
 
 
@@ -208,6 +210,7 @@ def layer_of(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
         input_op,
         scaled="scaled" in attributes,
         over_channels="over_channels" in attributes,
+        times=attributes.get("times", 1.0),
     )
 
 

@@ -82,7 +82,8 @@ class Choice(NamedTuple):
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """`kind`: "Conv" or "Linear". `epsilon`: of a BatchNorm after it. `activation`: None, a name or ("clamp", low, high). `scaled`:
-    without a norm, gamma multiplies the results of each filter. `over_channels`: a product over the channels of NCHW images. `input_op`:
+    without a norm, gamma multiplies the results of each filter. `times`: a number that they are multiplied by, with norm or bias, before
+    a residual is added. `over_channels`: a product over the channels of NCHW images. `input_op`:
     applied to the input first, in the kernel's prologue if a kernel supports that. `accuracy`: requested of plans. `in_cuda_graph`: calls
     are captured in a CUDA graph. `replaced`: PyTorch's operators that it computes beside its own. `alone_seconds`: expected of PyTorch's
     convolution where no compiler lays out its operands."""
@@ -91,6 +92,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     accuracy: ModelAccuracy = "strict"
     in_cuda_graph: bool = False
     alone_seconds: float = 0.0
+    only_compiled = False  # a form that graphs without the compiler do not have
     parameter_count = RESIDUAL_INPUT - 1
 
     def __init__(
@@ -104,15 +106,17 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         input_op: NormLayer | FactorLayer | None = None,
         scaled: bool = False,
         over_channels: bool = False,
+        times: float = 1.0,
     ) -> None:
         super().__init__()
-        self.scaled, self.over_channels = scaled, over_channels
+        self.scaled, self.over_channels, self.times = scaled, over_channels, times
         self.__dict__["input_op"] = input_op  # not a submodule: reading those is slow, and this one has no parameters of its own
         self.name, self.kind, self.geometry, self.activation, self.epsilon = name, kind, geometry, activation, epsilon
         # PyTorch's operators that it replaces, the activation last
         passes = {
             "norm": epsilon is not None,
             "scale": scaled,
+            "times": times != 1.0,
             "add": has_residual,
             activation[0] if isinstance(activation, tuple) else str(activation): activation is not None,
         }
@@ -121,6 +125,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self._launches: LruCache[GpuLaunch] = LruCache(_CACHE_SIZE)
         self.derived = ParameterCache(_CACHE_SIZE)
         self._mean_errors: LruCache[float] = LruCache(_CACHE_SIZE)
+
+    @property
+    def scales(self) -> bool:
+        """Whether the sums of a filter are multiplied by a number of its own, or all by one."""
+        return self.epsilon is not None or self.times != 1.0
 
     @property
     def decisions(self) -> list[Decision]:
@@ -213,6 +222,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             y = y * gamma.reshape(-1)
         if self.epsilon is not None:
             y = torch.batch_norm(y, gamma, beta, mean, var, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
+        y = y if self.times == 1.0 else y * self.times
         return apply_activation(y if residual is None else y + residual, self.activation)
 
     # The choice
@@ -449,14 +459,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     def _scale_and_shift(self, parameters: tuple[Any, ...], mean_error: float = 0.0) -> tuple[Any, Any]:
         """(scale, shift) in float64; (None, the bias itself) without a norm or a factor."""
         detached: list[Any] = [None if one is None else one.detach() for one in parameters]
-        _, bias, gamma, beta, mean, var = detached
-        if self.scaled:
-            scale = gamma.double().reshape(-1)
+        w, bias, gamma, beta, mean, var = detached
+        if self.scaled or (self.epsilon is None and self.times != 1.0):
+            scale = self.times * (gamma.double().reshape(-1) if self.scaled else w.new_ones(len(w), dtype=torch.float64))
             return scale / (1 + mean_error), None if bias is None else bias.double() * scale
         if self.epsilon is None:
             return None, bias
-        scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
-        shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
+        scale = self.times * (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
+        shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else self.times * beta.double())
         return scale / (1 + mean_error), shift
 
 

@@ -183,8 +183,15 @@ _ACTIVATIONS: dict[Any, Callable[[Any], Any]] = {
     "hard_swish": functional.hardswish,
     "sigmoid": torch.sigmoid,
 }
+# of those with two numbers
+_WITH_NUMBERS: dict[str, Callable[[Any, float, float], Any]] = {
+    "clamp": functional.hardtanh,
+    "leaky_relu": lambda y, slope, _one: functional.leaky_relu(y, slope),
+}
 
 
 def apply_activation(y: Any, activation: Any) -> Any:
     """The activation of y by PyTorch's operators."""
-    return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _ACTIVATIONS[activation](y)
+    if isinstance(activation, tuple):
+        return _WITH_NUMBERS[activation[0]](y, *activation[1:])
+    return _ACTIVATIONS[activation](y)

@@ -170,6 +170,7 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
                         else activate_by<FEW_REGISTERS ? 4 : 8>(e.activation, e.function, x);
                     }
             }
+            slope(x, opaque(e.function == sloped), low, e.high);
         };
         load_bias(0);
         if constexpr (NARROW) {

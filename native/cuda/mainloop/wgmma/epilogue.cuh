@@ -6,8 +6,8 @@
  *   BY_COLUMNS  columns are (NCHW results of convolutions; C' = B' A'): within a warpgroup
  *
  * Three store paths:
- *   rows.cuh    most tiles BY_ROWS: scale, bias, ReLU and clamp, unrolled
- *   direct.cuh  the other tiles in aligned vectors. Arithmetic on the accumulators in place. Scale, bias, ReLU and clamp are unrolled; smooth activations and beta C have one copy
+ *   rows.cuh    most tiles BY_ROWS: scale, bias, ReLU, clamp and leaky ReLU, unrolled
+ *   direct.cuh  the other tiles in aligned vectors. Arithmetic on the accumulators in place. Scale, bias and what rows.cuh has are unrolled; smooth activations and beta C have one copy
  *               of their code in a loop over slices
  *   strips.cuh  unaligned rows, unusual result types. A loop over strips of f32 accumulators: 8 registers of each thread, that is 8 rows of
  *               each warp x 32 columns, or 64 rows x 16 columns. There a thread has four neighbours in memory, and loads bias, scale and C four at a time

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Arithmetic on results in registers: pairs of two-byte results, bounds that keep NaN. */
+ * Arithmetic on results in registers: pairs of two-byte results, bounds that keep NaN, slopes. */
 #ifndef PYSIM_CUDA_WGMMA_PAIRS_CUH
 #define PYSIM_CUDA_WGMMA_PAIRS_CUH
 #include "core/ptx.cuh"
@@ -44,6 +44,14 @@ template <class Value, int COUNT> __device__ __forceinline__ void bound(Value (&
     if (capped)
 #pragma unroll
         for (int i = 0; i < COUNT; i++) x[i] = at_most(x[i], high);
+}
+
+/* Leaky ReLU of a thread's values, before they are rounded. */
+template <class T, int COUNT> __device__ __forceinline__ void slope(T (&x)[COUNT], int sloped, T low, T high) {
+    if constexpr (T(0.5) != T(0))
+        if (sloped)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) x[i] *= x[i] < T(0) ? low : high;
 }
 }
 #endif

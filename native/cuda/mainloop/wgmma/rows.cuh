@@ -18,7 +18,7 @@ template <int WARP_N, class Out> struct RowBuffer {
     static __device__ int offset(int row, int vector) { return row * BYTES + (vector ^ swizzle(row)) * 16; }
 };
 
-/* Stores rows of C of the usual type, in aligned vectors of 16 bytes, with a scale and a bias per column, ReLU and clamp. Results change threads so that a warp
+/* Stores rows of C of the usual type, in aligned vectors of 16 bytes, with a scale and a bias per column, ReLU, clamp and leaky ReLU. Results change threads so that a warp
  * stores whole lines of 128 bytes: a kernel that does nothing else writes 2.85 TB/s by lines on an H100, and 2.4 by 32 bytes of eight rows, as the
  * accumulators of four-byte results lie. Addresses are kept in registers, because the compiler would compute them again for each buffer. */
 template <class S, class Out, class Acc, class T, class Place, class Pitch>
@@ -82,6 +82,7 @@ __device__ __forceinline__ void store_rows(const EpilogueTerms<T> &e, const Targ
                     for (int i = 0; i < 4; i++) x[4 * j + i] = e.alpha * x[4 * j + i] + value(pair, i % 2);
                 }
             }
+            slope(x, opaque(e.function == sloped), low, e.high);
             if constexpr (NARROW) {
                 using Two = typename Pair<Out>::type;
                 Two two[VALUES / 2]; /* 2j + h: columns 8j on, rows 8h on */

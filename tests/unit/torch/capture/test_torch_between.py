@@ -104,3 +104,32 @@ def test_shuffles_are_copies_that_a_compiler_fuses():
     between, one = between_of(Shuffled(), (4, 64, 256, 256)), 4 * 2**24 / load("h200").memory_bytes_per_second.value
     assert between.alone == pytest.approx(4 * one + between_module._INDEXED["pixel_shuffle"] * 2**24 * cycle())
     assert between.fused == fused_seconds(2**24, 4 * (2 + 3) * 2**24, load("h200"))  # sectors of two of its eight
+
+
+def test_attention_takes_the_same_by_both_and_more_with_a_mask():
+    class Attention(nn.Module):
+        def forward(self, q):
+            return functional.scaled_dot_product_attention(q, q, q)
+
+    class Masked(nn.Module):
+        def forward(self, q, mask):
+            return functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    shape = (2, 4, 50, 32)
+    found = [between_of(Attention(), shape), between_of(Masked(), shape, (50, 50))]
+    assert all(one.alone == one.fused > 0 for one in found) and found[0].alone < found[1].alone
+
+
+def test_a_layer_that_reads_some_channels_is_charged_for_their_copy():
+    class Half(nn.Module):
+        def forward(self, x, w):
+            return functional.conv2d(x[:, :32], w)
+
+    class Whole(nn.Module):
+        def forward(self, x, w):
+            return functional.conv2d(x, w)
+
+    assert not between_module.lies_apart(torch.empty(2, 3, 4)) and not between_module.lies_apart(torch.empty(2, 3, 4).mT)
+    assert between_module.lies_apart(torch.empty(2, 3, 4)[:, 1:]) and between_module.lies_apart(torch.empty(1).expand(3))
+    shape = (8, 64, 64, 64)
+    assert between_of(Half(), shape, (32, 32, 1, 1)).alone > between_of(Whole(), shape, (32, 64, 1, 1)).alone == 0

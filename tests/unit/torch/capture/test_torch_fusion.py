@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
 from torch_models import Residual, assert_close, imported, operators, rewritten, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
@@ -57,6 +58,39 @@ def test_a_drop_of_whole_branches_stands_before_no_sum():
 def test_a_residual_that_is_read_later_is_not_written_over():
     _, made = rewritten(settled(Residual(late=True)), torch.randn(2, 3, 16, 16))
     assert [one.target for one in operators(made.module) if one.target is not operator.getitem]
+
+
+class Rescaled(nn.Module):
+    """Branches multiplied by numbers: with a bias, with a norm, before a norm, of a product; read twice; by infinity."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(3, 3, 3, padding=1, bias=at < 2) for at in range(5)])
+        self.norms, self.linear = nn.ModuleList([nn.BatchNorm2d(3), nn.BatchNorm2d(3)]), nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        first, second, third, fourth, fifth = self.convs
+        x = x + 0.1 * second(functional.leaky_relu(first(x), 0.2))
+        x = functional.leaky_relu(self.norms[0](third(x)) * -2) + x
+        x = torch.mul(self.linear(x), 0.5) + self.norms[1](fourth(x) * 3)
+        y = fifth(x)
+        return x, y * 2 + y, self.linear(y + 9) * float("inf")
+
+
+def test_numbers_and_slopes_are_in_the_layers_that_they_follow(on_gpu):
+    model, x = settled(Rescaled()), torch.randn(2, 3, 16, 16)
+    _, made = rewritten(model, x)
+    told = [(layer.times, layer.activation) for layer in made.layers]
+    slopes = ("leaky_relu", 0.2, 1.0), ("leaky_relu", 0.01, 1.0)
+    assert told == [(1.0, slopes[0]), (0.1, None), (-2.0, slopes[1]), (0.5, None), (3.0, None), (1.0, None), (1.0, None)]
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        for change in (lambda: None, lambda: model.convs[1].bias.add_(1), lambda: model.norms[0].bias.mul_(2)):
+            change()
+            *found, infinite = optimized(x)
+            *wanted, _ = model(x)
+            assert_close(tuple(found), tuple(wanted))
+            assert infinite.isinf().all()
 
 
 class NormOfSum(nn.Module):

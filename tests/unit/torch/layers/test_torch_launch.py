@@ -35,6 +35,8 @@ CASES = [
     ("Conv", "sigmoid", None, "nhwc"),
     ("Linear", "gelu", None, "nchw"),
     ("Linear", "gelu_tanh", None, "nchw"),
+    ("Conv", ("leaky_relu", 0.1, 1.0), 1e-5, "nhwc"),
+    ("Linear", ("leaky_relu", 0.2, 1.0), None, "nchw"),
 ]
 
 
