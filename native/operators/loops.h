@@ -19,9 +19,11 @@ typedef struct pysim_loops pysim_loops;
 
 /* Results of the largest tile whose sums are rescaled. */
 enum { PYSIM_TILE_RESULTS = 1024 };
+/* Results of the largest tile, or rows of a depthwise layer that are made at once, whose numbers become bytes: 16 KiB of L1. */
+enum { PYSIM_NUMBERS = 4096 };
 
 /* act(y + residual) for any part of `result`. */
-typedef struct {
+typedef struct pysim_finish {
     const pysim_loops *loops;      /* NULL: nothing to do */
     const char *result, *residual; /* residual has the result's layout, or is NULL */
     int32_t activation;
@@ -43,6 +45,11 @@ struct pysim_loops {
                     int64_t filters, int64_t windows);
     /* Applies the epilogue to rows of `columns` results, pitch elements apart. */
     void (*finish)(const pysim_finish *f, void *out, int64_t pitch, int64_t rows, int64_t columns);
+    /* Rows of numbers become bytes, after `f` without its residual: of f32. Factors and shifts are those of the first number. */
+    void (*rounded)(const pysim_finish *f, const pysim_rounding *r, const float *numbers, int64_t pitch, int64_t rows, int64_t columns,
+                    uint8_t *out, int64_t out_pitch);
+    void (*shifted)(const pysim_rounding *r, float *numbers, int64_t pitch, int64_t rows,
+                    int64_t columns); /* number + shift, where it lies */
     /* y[k][i] = act(scale[k % period] x[k][i] + shift[k % period] + residual[k][i]); scale and shift may be NULL. y may be x. */
     void (*map)(const pysim_map *m, const pysim_finish *f, const void *x, const void *scale, const void *shift, void *y);
     void (*pool)(const pysim_pool *p, const void *x, void *y);
