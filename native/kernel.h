@@ -32,6 +32,23 @@ typedef struct {
     const uint8_t *residual;
 } pysim_rescale;
 
+/* What becomes of rescaled sums that are numbers: saturate(round(activation(number + shift) * factor) + zero), of filter f or window w. */
+typedef struct {
+    const float *factors, *shifts; /* no factors: no numbers become bytes; shifts may be NULL */
+    int64_t factor_step;           /* 0 or 1 */
+    int along_windows;             /* factors and shifts are of windows */
+    int32_t result, zero;
+} pysim_rounding;
+
+/* The same of filters from f and windows from w on. */
+static inline pysim_rounding pysim_rounding_at(const pysim_rounding *r, int64_t f, int64_t w) {
+    pysim_rounding own = *r;
+    const int64_t at = r->along_windows ? w : f;
+    if (own.factors) own.factors += at * r->factor_step;
+    if (own.shifts) own.shifts += at;
+    return own;
+}
+
 /* Rows of lines of 64 bytes, `pitch` bytes apart; fetched into L2, or if they will be written, into L1. */
 typedef struct {
     const char *at;
@@ -131,6 +148,8 @@ typedef struct {
     pysim_bounds bounds;
     int32_t zero, flip;    /* form taps: elements ^ flip are unsigned, and then have this zero point, which also stands for padding */
     pysim_rescale rescale; /* of complete sums; scales are those of the first group */
+    const struct pysim_finish *finish; /* form last: NULL, or what becomes of the numbers that rescaled sums are, */
+    pysim_rounding rounding;           /* and then */
 } pysim_direct;
 
 /* Columns of the padded input that one row of outputs reads. */

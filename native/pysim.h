@@ -127,6 +127,12 @@ typedef struct {
     int32_t first_zero;
     int32_t result; /* dtype with scales: f32, s8 or u8 */
     int32_t result_zero;
+    /* NULL, or with scales and bytes as results positive: one, or one per filter or column. Any activation is then of real numbers:
+     *   y = saturate(round(activation(sum * scales[i] + shifts[i]) * result_scales[i]) + result_zero) */
+    const float *result_scales;
+    int32_t result_scale_count; /* 1, or filters or n */
+    const float *
+        shifts; /* NULL, or with scales one per filter or column; of results f32, which are then numbers without bounds, by products on the nest */
     const pysim_byte_sum *sum; /* NULL, or of a convolution with bytes as results: what is made of these and the residual's. Run by sconv */
 } pysim_epilogue;
 

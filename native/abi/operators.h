@@ -78,6 +78,7 @@ typedef struct {
     double alpha;
     int32_t axes, zero_rows;
     int32_t dtype;
+    pysim_quantity q_of, k_of; /* scale 0: elements of the dtype; else q and k are bytes, whose products are added exactly */
 } pysim_attention;
 pysim_status pysim_attention_workspace_bytes(const pysim_attention *a, int32_t threads, int64_t *bytes);
 pysim_status pysim_run_attention(const pysim_attention *a, int32_t threads, const void *q, const void *k, const void *v, void *y,

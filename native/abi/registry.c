@@ -306,7 +306,8 @@ void pysim_round_once(int32_t change) { rounded_once += change; }
 static const pysim_loops *once(const pysim_loops *of) {
     static _Thread_local pysim_loops copy;
     copy = *of;
-    copy.finish = pysim_loops_rounded_once.finish, copy.rows = pysim_loops_rounded_once.rows;
+    copy.finish = pysim_loops_rounded_once.finish, copy.rounded = pysim_loops_rounded_once.rounded,
+    copy.rows = pysim_loops_rounded_once.rows;
     copy.attention = pysim_loops_rounded_once.attention;
     return &copy;
 }

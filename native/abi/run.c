@@ -103,6 +103,10 @@ static void divide_epilogue(const pysim_job *job, pysim_call *call) {
     const int adds = residual && job->algorithm->adds, added = !residual || adds;
     call->residual = adds ? residual : NULL;
     call->bounds = pysim_unbounded(job->operands.first.dtype);
+    if (e->result_scales) {
+        call->finish = (pysim_finish){pysim_loops_for(PYSIM_F32), NULL, NULL, e->activation, e->low, e->high};
+        return;
+    }
     if (added && e->activation == PYSIM_RELU) call->bounds.low = 0;
     if (added && e->activation == PYSIM_EPILOGUE_clamp && !e->scales) call->bounds = (pysim_bounds){e->low, e->high};
     if (added && (e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU || e->activation == PYSIM_EPILOGUE_clamp)) return;
@@ -116,8 +120,9 @@ static void run_checked(const pysim_job *job, const pysim_call *given) {
     const int32_t result = job->operands.result.dtype;
     pysim_call call = *given;
     divide_epilogue(job, &call);
-    const pysim_finish left = job->algorithm->finishes ? (pysim_finish){0} : call.finish;
-    if (!job->algorithm->finishes) call.finish.loops = NULL;
+    const int finishes = job->algorithm->finishes || call.epilogue->result_scales;
+    const pysim_finish left = finishes ? (pysim_finish){0} : call.finish;
+    if (!finishes) call.finish.loops = NULL;
     job->algorithm->run(job, &call);
     if (p->kind == PYSIM_GEMM) pysim_finish_rows(&left, call.result, p->gemm.ldc, p->gemm.m, p->gemm.n);
     else pysim_finish_rows(&left, call.result, 0, 1, job->operands.result.bytes / pysim_dtype_bytes(result));
@@ -138,6 +143,13 @@ static pysim_status check_quantised(const pysim_job *job, const pysim_epilogue *
     if (e->scales && s->channels < job->nest.channels)
         return pysim_fail(PYSIM_UNSUPPORTED, "schedule.channels is %lld; sums that are scaled have one set of all %lld channels",
                           (long long)s->channels, (long long)job->nest.channels);
+    if (e->shifts && !e->result_scales && (job->nest.row.direct || !job->algorithm->finishes))
+        return pysim_fail(PYSIM_UNSUPPORTED, "the epilogue has shifts of results f32, which this algorithm does not add");
+    int64_t p = 0, q = 0;
+    if (e->result_scales && job->problem.kind == PYSIM_CONV) (void)pysim_check_conv(&job->problem.conv, &p, &q, NULL); /* has passed */
+    if (e->result_scales && (s->windows * s->filters > PYSIM_NUMBERS || (job->nest.row.direct && q > PYSIM_NUMBERS)))
+        return pysim_fail(PYSIM_UNSUPPORTED, "tiles of %lld x %lld or rows of %lld are larger than those whose numbers become bytes",
+                          (long long)s->windows, (long long)s->filters, (long long)q);
     if (e->scales && !job->nest.row.rescales && s->windows * s->filters > PYSIM_TILE_RESULTS)
         return pysim_fail(PYSIM_UNSUPPORTED, "tiles of %lld x %lld are larger than those whose sums are scaled", (long long)s->windows,
                           (long long)s->filters);

@@ -297,7 +297,16 @@ static pysim_status check_quantised(const pysim_epilogue *e, int32_t dtype, int6
         return pysim_fail(PYSIM_BAD_ARGUMENT, "result_zero is %d; expected %d..%d", (int)e->result_zero, (int)low, (int)high);
     if (!(e->alpha >= 1 && e->alpha <= 1) || !(e->beta >= 0 && e->beta <= 0))
         return pysim_fail(PYSIM_UNSUPPORTED, "alpha is %g and beta is %g; scaled sums have alpha 1 and beta 0", e->alpha, e->beta);
-    return pysim_check_operand("scales", e->scales, PYSIM_F32);
+    pysim_status status = pysim_check_operand("scales", e->scales, PYSIM_F32);
+    if (status == PYSIM_OK && e->shifts) status = pysim_check_operand("shifts", e->shifts, PYSIM_F32);
+    if (status == PYSIM_OK && e->shifts && !e->result_scales && (e->result != PYSIM_F32 || e->activation != PYSIM_IDENTITY))
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "there are shifts; they are of results f32 without an activation, or with result_scales");
+    if (status != PYSIM_OK || !e->result_scales) return status;
+    if (e->result == PYSIM_F32 || e->sum)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "there are result_scales; they are of results s8 or u8 to which nothing is added");
+    if (e->result_scale_count != 1 && e->result_scale_count != count)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "result_scale_count is %d; expected 1 or %lld", (int)e->result_scale_count, (long long)count);
+    return pysim_check_operand("result_scales", e->result_scales, PYSIM_F32);
 }
 
 /* What becomes of bytes and a residual; its terms stay within what kernels round. */
@@ -329,8 +338,8 @@ static pysim_status check_epilogue(const pysim_epilogue *e, int32_t kind, int32_
     if (pysim_is_quantised(e)) status = check_quantised(e, dtype, count);
     if (status == PYSIM_OK && e->sum) status = check_sum(e, kind);
     if (status != PYSIM_OK) return status;
-    const int bounds =
-        e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU || (e->scales && e->activation == PYSIM_EPILOGUE_clamp);
+    const int bounds = e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU ||
+                       (e->scales && (e->activation == PYSIM_EPILOGUE_clamp || e->result_scales));
     if (dtype == PYSIM_S8 && ((e->residual && !e->sum) || !bounds))
         return pysim_fail(PYSIM_UNSUPPORTED, "%s; sums of s8 have activations 0 (identity) and 1 (relu), and no residual",
                           e->residual && !e->sum ? "there is a residual" : "the activation is of real numbers");

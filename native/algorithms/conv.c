@@ -243,6 +243,8 @@ void pysim_conv_image(pysim_nest *n, int64_t image, const void *context) {
     n->output = x->result + image * n->filters * n->output_pitch * n->out_bytes;
     n->bias_filters = bias ? bias + g * n->filters * n->sum_bytes : NULL;
     n->rescale.scales = x->epilogue->scales + g * n->filters * n->rescale.filter_step;
+    n->rounding.factors = x->epilogue->result_scales, n->rounding.shifts = x->epilogue->shifts;
+    n->rounding = pysim_rounding_at(&n->rounding, g * n->filters, 0);
     if (n->rescale.sum) n->rescale.residual = (const uint8_t *)x->epilogue->residual + (n->output - x->result);
     n->residual = x->residual ? x->residual + (n->output - x->result) : NULL;
 }

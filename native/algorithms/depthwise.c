@@ -63,7 +63,7 @@ static pysim_status taps_elements(const pysim_direct *of, int64_t *elements) {
     return status;
 }
 
-/* A thread's workspace: a first sum and a scale of each channel, a block of zero points, and the columns of some outputs. */
+/* A thread's workspace: a first sum, two scales and a shift of each channel, a block of zero points, and the columns of some outputs. */
 static pysim_status last_elements(const pysim_direct *of, int64_t *elements) {
     const pysim_conv *c = of->conv;
     if (c->kernel_h > PYSIM_LAST_TAPS || c->kernel_w > PYSIM_LAST_TAPS || pysim_last_taps(c) > PYSIM_LAST_TAPS)
@@ -72,7 +72,7 @@ static pysim_status last_elements(const pysim_direct *of, int64_t *elements) {
     const int64_t columns[] = {pysim_last_columns(c, pysim_min(PYSIM_LAST_OUTPUTS, of->q)), pysim_ceil_div(c->kernel_h, 4),
                                4 * PYSIM_LAST_CHANNELS};
     const pysim_status status = pysim_product("the columns of some outputs, columns x quads of rows x bytes", 3, columns, elements);
-    const int64_t begin = (pysim_ceil_div(c->groups, PYSIM_LAST_CHANNELS) * 8 + 4) * PYSIM_LAST_CHANNELS;
+    const int64_t begin = (pysim_ceil_div(c->groups, PYSIM_LAST_CHANNELS) * 16 + 4) * PYSIM_LAST_CHANNELS;
     if (status == PYSIM_OK && __builtin_add_overflow(*elements, begin, elements))
         return pysim_fail(PYSIM_OVERFLOW, "the columns exceed int64");
     return status;
@@ -231,6 +231,24 @@ static void run_blocks(const direct_run *r, int64_t image, int64_t first, int64_
     }
 }
 
+/* Form taps, whose numbers become bytes: rows of one group after another. */
+static void round_planes(const direct_run *r, pysim_direct *of, const char *image, const char *filters, const int32_t *bias, char *out,
+                         int64_t groups, int64_t begin, int64_t end, char *workspace) {
+    const pysim_conv *c = of->conv;
+    const pysim_finish *f = &r->call->finish;
+    const int64_t rows = PYSIM_NUMBERS / of->q;
+    float numbers[PYSIM_NUMBERS] __attribute__((aligned(64)));
+    for (int64_t g = 0; g < groups; g++, image += c->height * c->width, filters += c->kernel_h * c->kernel_w, out += of->p * of->q) {
+        for (int64_t p = begin, next; p < end; p = next) {
+            next = pysim_min(end, p + rows);
+            char *const first = (char *)((uintptr_t)numbers - (uintptr_t)(p * of->q) * sizeof(float)); /* where row 0 would lie */
+            r->nest->row.direct(of, image, filters, bias ? bias + g : NULL, first, 1, p, next, workspace);
+            f->loops->rounded(f, &of->rounding, numbers, 0, 1, (next - p) * of->q, (uint8_t *)out + p * of->q, 0);
+        }
+        of->rescale.scales += of->rescale.filter_step, of->rounding = pysim_rounding_at(&of->rounding, 1, 0);
+    }
+}
+
 /* Output rows [begin, end) of groups [first, last) of bytes of one image. */
 static void run_taps(const direct_run *r, int64_t image, int64_t first, int64_t last, int64_t begin, int64_t end, char *workspace) {
     const pysim_conv *c = r->of.conv;
@@ -239,6 +257,12 @@ static void run_taps(const direct_run *r, int64_t image, int64_t first, int64_t 
     const int32_t *bias = x->epilogue->bias;
     pysim_direct of = r->of;
     if (of.rescale.scales) of.rescale.scales += first * of.rescale.filter_step;
+    of.rounding = pysim_rounding_at(&of.rounding, first, 0);
+    if (of.rounding.factors && by_taps(&r->nest->row)) {
+        round_planes(r, &of, x->first + at * c->height * c->width, x->second + first * c->kernel_h * c->kernel_w,
+                     bias ? bias + first : NULL, x->result + at * of.p * of.q, last - first, begin, end, workspace);
+        return;
+    }
     r->nest->row.direct(&of, x->first + at * c->height * c->width, x->second + first * c->kernel_h * c->kernel_w,
                         bias ? bias + first : NULL, x->result + at * of.p * of.q * r->result_bytes, last - first, begin, end, workspace);
 }
@@ -282,7 +306,8 @@ static void quantise(direct_run *r, const pysim_epilogue *e) {
     pysim_nest n = *r->nest;
     n.out_bytes = pysim_dtype_bytes(PYSIM_S32);
     pysim_nest_rescale(&n, e, 0);
-    r->result_bytes = n.out_bytes, r->of.rescale = n.rescale;
+    r->result_bytes = n.out_bytes, r->of.rescale = n.rescale, r->of.rounding = n.rounding;
+    if (n.rounding.factors) r->of.finish = &r->call->finish;
     r->of.zero = e->first_zero + (e->first_unsigned ? 0 : 128), r->of.flip = e->first_unsigned ? 0 : 128;
 }
 

@@ -161,12 +161,13 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
     else set.windows = (tiles){x->windows, 0, x->window_panel};
     set.old = c0 > 0 ? n->output : n->beta == 0 ? NULL : n->residual ? n->residual : n->output;
     if (last) set.bias_filters = n->bias_filters, set.bias_windows = n->bias_windows;
-    set.store = (pysim_store){.alpha = n->alpha,
-                              .beta = c0 == 0 ? n->beta : 1.0,
-                              .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
-                              .swapped = n->swapped,
-                              .both_signed = n->both_signed,
-                              .waiting = n->finish_rows.loops || (n->rescale.scales && !n->row.rescales) ? NULL : x->waiting};
+    set.store =
+        (pysim_store){.alpha = n->alpha,
+                      .beta = c0 == 0 ? n->beta : 1.0,
+                      .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
+                      .swapped = n->swapped,
+                      .both_signed = n->both_signed,
+                      .waiting = n->finish_rows.loops || n->rounding.shifts || (n->rescale.scales && !n->row.rescales) ? NULL : x->waiting};
     set.bare =
         !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;
     set.bare &= !n->rescale.scales;
@@ -204,6 +205,22 @@ static void add_residual(const channel_set *set, char *out, int64_t nw, int64_t 
         loops->add(n->rescale.sum, pysim_byte_of(&stored), nw, (const uint8_t *)out, residual, (uint8_t *)out);
 }
 
+/* A tile whose numbers become bytes. */
+static void rounded_tile(const channel_set *set, int64_t k, const char *filters, const char *windows, char *out, int64_t f0, int64_t nf,
+                         int64_t t0, int64_t nw) {
+    const pysim_nest *n = set->n;
+    const int64_t pitch = n->schedule.windows;
+    float numbers[PYSIM_NUMBERS] __attribute__((aligned(64)));
+    const pysim_rounding rounding = pysim_rounding_at(&n->rounding, f0, t0);
+    if (n->row.rescales) n->row.run(k, filters, windows, set->window_pitch, numbers, pitch, nw, nf, &set->store);
+    else {
+        int32_t sums[PYSIM_TILE_RESULTS];
+        n->row.run(k, filters, windows, set->window_pitch, sums, pitch, nw, nf, &set->store);
+        pysim_loops_for(PYSIM_F32)->rescale(&n->rescale, sums, pitch, f0, t0, numbers, pitch, nf, nw);
+    }
+    n->finish_rows.loops->rounded(&n->finish_rows, &rounding, numbers, pitch, nf, nw, (uint8_t *)out, n->output_pitch);
+}
+
 /* O_T (+)= F_T x I_T for one pair of tiles. What lies between two loops over k must issue while the first is in the queues. */
 static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     const pysim_nest *n = set->n;
@@ -221,6 +238,10 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
         filters = n->filter_data + (f0 * n->filter_row + set->c0) * n->bytes;
     } else set->store.filter_pitch = n->row_panel;
     const int64_t skipped = r0 * set->row_k * s->filters * pysim_filter_bytes(n);
+    if (n->rounding.factors) {
+        rounded_tile(set, (r1 - r0) * set->row_k, filters + skipped, windows, out, f0, nf, t0, nw);
+        return;
+    }
     if (n->rescale.scales && !n->row.rescales) {
         int32_t sums[PYSIM_TILE_RESULTS];
         n->row.run((r1 - r0) * set->row_k, filters + skipped, windows, set->window_pitch, sums, s->windows, nw, nf, &set->store);
@@ -229,6 +250,10 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
         n->row.strided((r1 - r0) * set->row_k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch,
                        nw, nf, &set->store);
     else n->row.run((r1 - r0) * set->row_k, filters + skipped, windows, set->window_pitch, out, n->output_pitch, nw, nf, &set->store);
+    if (n->rounding.shifts) {
+        const pysim_rounding rounding = pysim_rounding_at(&n->rounding, f0, t0);
+        pysim_loops_for(PYSIM_F32)->shifted(&rounding, (float *)(void *)out, n->output_pitch, nf, nw);
+    }
     if (n->rescale.sum && !n->row.adds) add_residual(set, out, nw, nf);
     if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
 }

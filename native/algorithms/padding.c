@@ -124,6 +124,10 @@ void pysim_nest_rescale(pysim_nest *n, const pysim_epilogue *e, int along_window
                                  .high = (float)(high - e->result_zero),
                                  .sum = e->sum};
     n->out_bytes = pysim_dtype_bytes(e->result);
+    n->rounding = (pysim_rounding){e->result_scales, e->shifts, e->result_scale_count > 1, along_windows, e->result, e->result_zero};
+    if (!e->result_scales) return;
+    n->rescale.result = PYSIM_F32, n->rescale.zero = 0; /* numbers first */
+    n->rescale.low = -__builtin_inff(), n->rescale.high = __builtin_inff();
 }
 
 pysim_epilogue pysim_without_zero(const pysim_epilogue *e, int32_t zero, const int32_t *sums, int64_t count, int32_t *room) {

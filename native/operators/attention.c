@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * ABI entry point of attention: arguments are checked here, and heads and rows divided among threads; loops_attention.h computes. */
+#include <string.h>
+
 #include "algorithms/nest.h"
 #include "operators.h"
 #include "abi/status.h"
 
-enum { AXES = 4, SIDES = 5, FEWEST = 48 };
+enum { AXES = 4, SIDES = 5, FEWEST = 48, MOST_BYTES = 1 << 15 };
 
 /* Bytes from the first to the last element of one operand: its steps along the batch, then its own two axes. */
-static pysim_status bytes_of(const char *what, const pysim_attention *a, const int64_t *steps, const int64_t *own, const int64_t *sizes,
-                             int64_t *bytes) {
+static pysim_status bytes_of(const char *what, const pysim_attention *a, int64_t element, const int64_t *steps, const int64_t *own,
+                             const int64_t *sizes, int64_t *bytes) {
     int64_t last = 0;
     for (int32_t i = 0; i < a->axes + 2; i++) {
         const int64_t step = i < a->axes ? steps[i] : own[i - a->axes], size = i < a->axes ? a->counts[i] : sizes[i - a->axes];
@@ -17,8 +19,45 @@ static pysim_status bytes_of(const char *what, const pysim_attention *a, const i
         if (__builtin_mul_overflow(size - 1, step, &along) || __builtin_add_overflow(last, along, &last) || last == INT64_MAX)
             return pysim_fail(PYSIM_OVERFLOW, "%s exceeds int64", what);
     }
-    const int64_t all[] = {last + 1, pysim_dtype_bytes(a->dtype)};
+    const int64_t all[] = {last + 1, element};
     return pysim_product(what, 2, all, bytes);
+}
+
+static int of_bytes(const pysim_attention *a) { return a->q_of.scale != 0 || a->k_of.scale != 0; }
+
+/* Of queries and keys of bytes; sums of as many products stay within 32 bits. */
+static pysim_status check_bytes(const pysim_attention *a) {
+    const pysim_quantity *sides[] = {&a->q_of, &a->k_of};
+    if (a->dtype != PYSIM_F32 || a->size > MOST_BYTES)
+        return pysim_fail(PYSIM_UNSUPPORTED, "attention of bytes has dtype %s and %lld elements a query; expected f32 and at most %d",
+                          pysim_dtype_name(a->dtype), (long long)a->size, (int)MOST_BYTES);
+    for (int i = 0; i < 2; i++) {
+        const int32_t low = sides[i]->is_signed ? -128 : 0;
+        if (!(sides[i]->scale > 0) || sides[i]->scale - sides[i]->scale != 0 || sides[i]->zero < low || sides[i]->zero > low + 255)
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "attention's %s have scale %g and zero %d; expected a positive number, and %d to %d",
+                              i ? "keys" : "queries", (double)sides[i]->scale, (int)sides[i]->zero, (int)low, (int)low + 255);
+    }
+    return PYSIM_OK;
+}
+
+/* How scores of bytes are made: by the first row of form groups whose tiles are those of attention. */
+static pysim_byte_scores scores_of(const pysim_attention *a) {
+    const pysim_quantity *q = &a->q_of, *k = &a->k_of;
+    pysim_byte_scores of = {.scale = (float)(a->alpha * (double)q->scale * (double)k->scale),
+                            .q_zero = q->is_signed ? q->zero + 128 : q->zero,
+                            .k_zero = k->is_signed ? k->zero : k->zero - 128,
+                            .q_flip = q->is_signed ? 0x80 : 0,
+                            .k_flip = k->is_signed ? 0 : 0x80};
+    for (int32_t i = 0; i < pysim_kernel_count(); i++) {
+        pysim_kernel_info info;
+        pysim_row row;
+        if (pysim_kernel_at(i, &info) != PYSIM_OK || info.dtype != PYSIM_S8 || strcmp(info.form, "groups") != 0 || !info.available)
+            continue;
+        if (info.filters != PYSIM_ATTENTION_GROUP || PYSIM_ATTENTION_KEYS % info.windows != 0 || info.windows <= of.windows) continue;
+        const pysim_schedule s = {.kernel = i, .windows = info.windows, .filters = info.filters};
+        if (pysim_row_for(&s, PYSIM_S8, &row) == PYSIM_OK && row.rescales) of.run = row.run, of.windows = info.windows;
+    }
+    return of;
 }
 
 static pysim_status check_sizes(const pysim_attention *a) {
@@ -31,6 +70,7 @@ static pysim_status check_sizes(const pysim_attention *a) {
     const int64_t scratch[] = {PYSIM_ATTENTION_ROWS + PYSIM_ATTENTION_KEYS, a->size, 32}, more[] = {scratch[0], a->width, 32};
     if (status == PYSIM_OK) status = pysim_product("attention's workspace", 3, scratch, &elements);
     if (status == PYSIM_OK) status = pysim_product("attention's workspace", 3, more, &elements);
+    if (status == PYSIM_OK && of_bytes(a)) status = check_bytes(a);
     if (status == PYSIM_OK && a->k_step != 1 && a->k_row != 1)
         status = pysim_fail(PYSIM_UNSUPPORTED, "attention's keys have elements %lld and rows %lld apart; one of them is 1",
                             (long long)a->k_step, (long long)a->k_row);
@@ -64,19 +104,20 @@ typedef struct {
     const char *q, *k, *v, *mask;
     char *y, *workspace;
     int64_t pieces, piece; /* of a head's rows; rows of one, whole groups */
+    const pysim_byte_scores *scores;
 } attention_run;
 
 static void run_piece(int64_t part, int64_t thread, const void *context) {
     const attention_run *r = context;
     const pysim_attention *a = r->of;
-    const int64_t bytes = pysim_dtype_bytes(a->dtype), first = part % r->pieces * r->piece;
+    const int64_t bytes = pysim_dtype_bytes(a->dtype), each = r->scores ? 1 : bytes, first = part % r->pieces * r->piece;
     int64_t head = part / r->pieces, q = first * a->q_row, k = 0, v = 0, m = first * a->m_row, y = first * a->y_row;
     for (int32_t i = a->axes - 1; i >= 0; head /= a->counts[i], i--) {
         const int64_t at = head % a->counts[i];
         q += at * a->q_steps[i], k += at * a->k_steps[i], v += at * a->v_steps[i], m += at * a->m_steps[i], y += at * a->y_steps[i];
     }
-    r->loops->attention(a, pysim_min(r->piece, a->rows - first), r->q + q * bytes, r->k + k * bytes, r->v + v * bytes,
-                        r->mask ? r->mask + m * bytes : NULL, r->y + y * bytes, r->workspace + thread * thread_bytes(a));
+    r->loops->attention(a, pysim_min(r->piece, a->rows - first), r->q + q * each, r->k + k * each, r->v + v * bytes,
+                        r->mask ? r->mask + m * bytes : NULL, r->y + y * bytes, r->workspace + thread * thread_bytes(a), r->scores);
 }
 
 /* Divides each head's rows, so that threads have equal parts of few heads. A piece packs all keys, so it has at least FEWEST rows. */
@@ -103,8 +144,9 @@ static pysim_status check_operands(const pysim_attention *a, const void *q, cons
             spans[i] = (pysim_span){names[i], NULL, 0, 0};
             continue;
         }
-        pysim_status status = bytes_of(names[i], a, steps[i], own[i], sizes[i], &bytes);
-        if (status == PYSIM_OK) status = pysim_check_operand(names[i], memory[i], a->dtype);
+        const int32_t dtype = of_bytes(a) && i < 2 ? PYSIM_S8 : a->dtype;
+        pysim_status status = bytes_of(names[i], a, pysim_dtype_bytes(dtype), steps[i], own[i], sizes[i], &bytes);
+        if (status == PYSIM_OK) status = pysim_check_operand(names[i], memory[i], dtype);
         if (status != PYSIM_OK) return status;
         spans[i] = (pysim_span){names[i], memory[i], bytes, i == SIDES - 1};
     }
@@ -128,6 +170,8 @@ pysim_status pysim_run_attention(const pysim_attention *a, int32_t threads, cons
         status = pysim_fail(PYSIM_BAD_ARGUMENT, "attention's workspace has %lld bytes; it needs %lld",
                             workspace ? (long long)workspace_bytes : 0LL, (long long)needed);
     if (status != PYSIM_OK) return status;
+    const pysim_byte_scores scores = of_bytes(a) ? scores_of(a) : (pysim_byte_scores){0};
+    if (of_bytes(a)) r.scores = &scores;
     r.mask = a->mask;
     divide_rows(&r, threads);
     pysim_parallel_for(heads_of(a) * r.pieces, threads, run_piece, &r);

@@ -19,9 +19,11 @@ typedef struct pysim_loops pysim_loops;
 
 /* Results of the largest tile whose sums are rescaled. */
 enum { PYSIM_TILE_RESULTS = 1024 };
+/* Results of the largest tile, or rows of a depthwise layer that are made at once, whose numbers become bytes: 16 KiB of L1. */
+enum { PYSIM_NUMBERS = 4096 };
 
 /* act(y + residual) for any part of `result`. */
-typedef struct {
+typedef struct pysim_finish {
     const pysim_loops *loops;      /* NULL: nothing to do */
     const char *result, *residual; /* residual has the result's layout, or is NULL */
     int32_t activation;
@@ -37,12 +39,27 @@ typedef struct {
 
 enum { PYSIM_PRODUCTS = 7 };
 
+/* Scores of queries and keys of bytes: sums of (q - q_zero) (k - k_zero), exact, times `scale`. Bytes ^ flip are unsigned of q and signed of k, and zeros are
+ * those of such bytes. `run`: a micro-kernel of form groups that takes `windows` keys and the rows of a tile at once; NULL: plain C. */
+typedef struct {
+    pysim_micro_kernel run;
+    int64_t windows;
+    float scale;
+    int32_t q_zero, k_zero;
+    uint8_t q_flip, k_flip;
+} pysim_byte_scores;
+
 struct pysim_loops {
     /* Of a tile that begins at filter f0 and window w0; `sums` rows are sums_pitch apart, those of `out` pitch. */
     void (*rescale)(const pysim_rescale *r, const int32_t *sums, int64_t sums_pitch, int64_t f0, int64_t w0, void *out, int64_t pitch,
                     int64_t filters, int64_t windows);
     /* Applies the epilogue to rows of `columns` results, pitch elements apart. */
     void (*finish)(const pysim_finish *f, void *out, int64_t pitch, int64_t rows, int64_t columns);
+    /* Rows of numbers become bytes, after `f` without its residual: of f32. Factors and shifts are those of the first number. */
+    void (*rounded)(const pysim_finish *f, const pysim_rounding *r, const float *numbers, int64_t pitch, int64_t rows, int64_t columns,
+                    uint8_t *out, int64_t out_pitch);
+    void (*shifted)(const pysim_rounding *r, float *numbers, int64_t pitch, int64_t rows,
+                    int64_t columns); /* number + shift, where it lies */
     /* y[k][i] = act(scale[k % period] x[k][i] + shift[k % period] + residual[k][i]); scale and shift may be NULL. y may be x. */
     void (*map)(const pysim_map *m, const pysim_finish *f, const void *x, const void *scale, const void *shift, void *y);
     void (*pool)(const pysim_pool *p, const void *x, void *y);
@@ -51,9 +68,10 @@ struct pysim_loops {
     void (*take)(const pysim_take *t, const void *x, const int64_t *at, const void *shares, void *y);
     /* Transpose y[i][c] = x[c][i]; rows of x are column_from elements apart, rows of y row_to. */
     void (*transpose)(const void *x, int64_t column_from, int64_t rows, int64_t columns, void *y, int64_t row_to);
-    /* `rows` rows of one head, at most PYSIM_ATTENTION_ROWS; mask may be NULL. The workspace has pysim_attention_elements elements. */
+    /* `rows` rows of one head, at most PYSIM_ATTENTION_ROWS; mask may be NULL. The workspace has pysim_attention_elements elements. `bytes`: of f32, what q and
+     * k are if these are bytes; else NULL. */
     void (*attention)(const pysim_attention *a, int64_t rows, const void *q, const void *k, const void *v, const void *mask, void *y,
-                      void *workspace);
+                      void *workspace, const pysim_byte_scores *bytes);
     void (*fold)(const pysim_fold *f, const void *x, void *y);
     void (*best)(const pysim_best *b, const void *x, void *y, int64_t *places);
     void (*sample)(const pysim_sample *s, const void *x, const void *grid, void *y);

@@ -113,6 +113,14 @@ static int32_t sum_window(const pysim_direct *of, const uint8_t *image, const in
     return x < low ? low : x > high ? high : x;
 }
 
+/* A sum that becomes a number, and that a byte. */
+static void round_number(const pysim_direct *of, int32_t sum, int64_t group, uint8_t *to) {
+    const pysim_rounding own = pysim_rounding_at(&of->rounding, group, 0);
+    float number;
+    pysim_loops_for(PYSIM_F32)->rescale(&of->rescale, &sum, 1, group, 0, &number, 0, 1, 1);
+    of->finish->loops->rounded(of->finish, &own, &number, 1, 1, 1, to, 1);
+}
+
 void s8_last_1x1__portable(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups,
                            int64_t begin, int64_t end, void *workspace) {
     const pysim_rescale *r = &of->rescale;
@@ -124,7 +132,8 @@ void s8_last_1x1__portable(const pysim_direct *of, const void *input, const void
                 const int32_t sum = sum_window(of, (const uint8_t *)input + g, (const int8_t *)filters + g * taps,
                                                bias ? ((const int32_t *)bias)[g] : 0, p, q);
                 char *to = (char *)out + ((p * of->q + q) * groups + g) * bytes;
-                if (r->scales) pysim_loops_for(PYSIM_F32)->rescale(r, &sum, 1, g, 0, to, 0, 1, 1);
+                if (of->finish) round_number(of, sum, g, (uint8_t *)out + (p * of->q + q) * groups + g);
+                else if (r->scales) pysim_loops_for(PYSIM_F32)->rescale(r, &sum, 1, g, 0, to, 0, 1, 1);
                 else memcpy(to, &sum, sizeof sum);
             }
 }

@@ -51,6 +51,13 @@ static void narrow_values(const void *from, int64_t count, void *to) {
                                                          .widen = widen_values, \
                                                          .narrow = narrow_values};
 #else
+#if DOUBLE
+#define ROUND_ROWS NULL, NULL
+#else
+#include "loops/rounding.h"
+#define ROUND_ROWS round_rows, shift_rows
+#endif
+
 /* ---- sums of integers ---- */
 
 /* `step`: 1 if scales are of windows. Adding and subtracting 1.5 * 2^23 rounds numbers within 2^22 to whole ones, half to even. */
@@ -309,15 +316,15 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 #include "loops_sample.h"
 #include "algorithms/strassen/quarters.h"
 
-#define DEFINED(target, dtype)                                                                                \
-    const pysim_loops pysim_loops_##dtype##__##target = {                                                     \
-        rescale,         finish_rows,      map_planes,          pool_planes,  pair_arrays,     rows_of,       \
-        take_rows,       transpose_rows,   attention_rows,      fold_axis,    best_of_rows,    sample_images, \
-        recurrent_steps, sums_of_quarters, results_of_products, widen_halves, narrow_to_halves};
+#define DEFINED(target, dtype)                                                                             \
+    const pysim_loops pysim_loops_##dtype##__##target = {                                                  \
+        rescale,       finish_rows,     ROUND_ROWS,       map_planes,          pool_planes,  pair_arrays,  \
+        rows_of,       take_rows,       transpose_rows,   attention_rows,      fold_axis,    best_of_rows, \
+        sample_images, recurrent_steps, sums_of_quarters, results_of_products, widen_halves, narrow_to_halves};
 #endif
 
 #ifdef ROUNDED_ONCE
-const pysim_loops pysim_loops_rounded_once = {.finish = finish_rows, .rows = rows_of, .attention = attention_rows};
+const pysim_loops pysim_loops_rounded_once = {.finish = finish_rows, .rounded = round_rows, .rows = rows_of, .attention = attention_rows};
 #else
 #define PYSIM_LOOPS(target, dtype) MINE(target, dtype, DEFINED)(target, dtype)
 #include "loops.inc"

@@ -53,6 +53,70 @@ static void attention_keys(const pysim_attention *of, const T *k, int64_t count,
     for (int64_t d = 0; d < of->size && padded > count; d++) memset(to + d * KEYS + count, 0, (size_t)(padded - count) * sizeof(T));
 }
 
+#if !DOUBLE
+enum { WORD = 4 }; /* bytes whose products a kernel adds at once */
+
+/* Rows of queries as panels [group][word][GROUP], zeros behind them; terms[r]: what the zero of keys takes off row r's sums. */
+static void byte_queries(const pysim_byte_scores *by, const pysim_attention *of, const uint8_t *q, int64_t rows, uint8_t *to,
+                         int32_t *terms) {
+    const int64_t words = (of->size + WORD - 1) / WORD, groups = (rows + GROUP - 1) / GROUP;
+    memset(to, 0, (size_t)(groups * words * GROUP * WORD));
+    for (int64_t r = 0; r < groups * GROUP; r++) terms[r] = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        uint8_t *row = to + (r / GROUP * words * GROUP + r % GROUP) * WORD;
+        int32_t sum = 0;
+        for (int64_t d = 0; d < of->size; d++) {
+            const uint8_t x = q[r * of->q_row + d] ^ by->q_flip;
+            row[d / WORD * GROUP * WORD + d % WORD] = x;
+            sum += x - by->q_zero;
+        }
+        terms[r] = -by->k_zero * sum;
+    }
+}
+
+/* `count` keys as words [word][KEYS], zeros behind their elements; terms[j]: what the zero of queries takes off the sums of key j. */
+static void byte_keys(const pysim_byte_scores *by, const pysim_attention *of, const uint8_t *k, int64_t count, uint32_t *to,
+                      int32_t *terms) {
+    const int64_t words = (of->size + WORD - 1) / WORD;
+    for (int64_t j = 0; j < KEYS; j++) terms[j] = 0;
+    for (int64_t w = 0; w < words; w++, to += KEYS) {
+        const int64_t some = pysim_min(WORD, of->size - w * WORD);
+        memset(to, 0, KEYS * sizeof *to);
+        for (int64_t i = 0; i < some; i++) {
+            const uint8_t *from = k + (w * WORD + i) * of->k_step;
+            const int64_t next = of->k_row, left = 8 * i;
+            if (next == 1)
+                for (int64_t j = 0; j < count; j++) to[j] |= (uint32_t)(from[j] ^ by->k_flip) << left;
+            else
+                for (int64_t j = 0; j < count; j++) to[j] |= (uint32_t)(from[j * next] ^ by->k_flip) << left;
+            for (int64_t j = 0; j < count; j++) terms[j] -= by->q_zero * (int8_t)(to[j] >> left);
+        }
+    }
+}
+
+/* Scores of a group of rows, of `count` keys. */
+static void byte_scores(const pysim_byte_scores *by, int64_t size, const uint8_t *q, const uint32_t *k, const int32_t *row_terms,
+                        const int32_t *key_terms, int64_t count, T *scores) {
+    const int64_t words = (size + WORD - 1) / WORD;
+    pysim_store store = {.alpha = 1,
+                         .bounds = pysim_unbounded(PYSIM_S8),
+                         .bias_filters = row_terms,
+                         .swapped = 1,
+                         .rescale = {.scales = &by->scale, .low = -__builtin_inff(), .high = __builtin_inff()}};
+    for (int64_t j = 0; by->run && j < count; j += by->windows) {
+        store.bias_windows = key_terms + j;
+        by->run(words * WORD, q, k + j, KEYS, scores + j, KEYS, pysim_min(by->windows, count - j), GROUP, &store);
+    }
+    for (int64_t r = 0; !by->run && r < GROUP; r++)
+        for (int64_t j = 0; j < count; j++) {
+            int32_t sum = row_terms[r] + key_terms[j];
+            for (int64_t i = 0; i < words * WORD; i++)
+                sum += q[(i / WORD * GROUP + r) * WORD + i % WORD] * (int8_t)(k[i / WORD * KEYS + j] >> (8 * (i % WORD)));
+            scores[r * KEYS + j] = (float)sum * by->scale;
+        }
+}
+#endif
+
 /* `n` vectors of scores, a constant, become exp(s - m). */
 INLINE void shares_of(const int n, T *scores, T most) {
     VEC x[TOGETHER];
@@ -129,11 +193,11 @@ INLINE void attention_shares(T *scores, int64_t count, int64_t padded, T *most, 
     for (int64_t r = 0; r < GROUP; r++) total[r] = total[r] * factor[r] + sums[r];
 }
 
-static void attention_group(const pysim_attention *of, int64_t rows, int64_t keys, const T *q, const T *columns, const T *values,
-                            const T *mask, T *scores, T *sums, T *most, T *total) {
+/* Of scores without their mask. */
+static void attention_group(const pysim_attention *of, int64_t rows, int64_t keys, const T *values, const T *mask, T *scores, T *sums,
+                            T *most, T *total) {
     const int64_t width = (of->width + LANES - 1) / LANES * LANES, padded = (keys + SUMS - 1) / SUMS * SUMS;
     T factor[(GROUP + LANES - 1) / LANES * LANES] = {0};
-    attention_product(0, q, of->size, columns, KEYS, of->size, scores, KEYS, padded);
     for (int64_t r = 0; mask && r < rows; r++)
         for (int64_t j = 0; j < keys; j++) scores[r * KEYS + j] += mask[r * of->m_row + j * of->m_step];
     if (padded == KEYS) attention_shares(scores, keys, KEYS, most, total, factor);
@@ -158,29 +222,74 @@ static void attention_result(const pysim_attention *of, int64_t rows, const T *s
     }
 }
 
+/* Packed queries, and block by block packed keys, from which scores of a group of rows are made. */
+typedef struct {
+    const pysim_attention *of;
+    const pysim_byte_scores *bytes;
+    T *queries, *columns;
+    int32_t row_terms[PYSIM_ATTENTION_ROWS + GROUP], key_terms[KEYS];
+} attention_operands;
+
+static void attention_queries(attention_operands *x, const void *queries, int64_t rows, int64_t groups) {
+    const T *q = queries, alpha = (T)x->of->alpha;
+    const int64_t size = x->of->size;
+#if !DOUBLE
+    if (x->bytes) {
+        byte_queries(x->bytes, x->of, queries, rows, (uint8_t *)x->queries, x->row_terms);
+        return;
+    }
+#endif
+    memset(x->queries, 0, (size_t)(groups * GROUP * size) * sizeof(T));
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t d = 0; d < size; d++) x->queries[r * size + d] = alpha * q[r * x->of->q_row + d];
+}
+
+static void attention_block(attention_operands *x, const void *keys, int64_t first, int64_t count) {
+#if !DOUBLE
+    if (x->bytes) {
+        byte_keys(x->bytes, x->of, (const uint8_t *)keys + first * x->of->k_row, count, (uint32_t *)(void *)x->columns, x->key_terms);
+        return;
+    }
+#endif
+    attention_keys(x->of, (const T *)keys + first * x->of->k_row, count, x->columns);
+}
+
+static void attention_scores(const attention_operands *x, int64_t group, int64_t count, T *scores) {
+    const int64_t size = x->of->size, padded = (count + SUMS - 1) / SUMS * SUMS;
+#if !DOUBLE
+    if (x->bytes) {
+        const int64_t bytes = (size + WORD - 1) / WORD * GROUP * WORD;
+        byte_scores(x->bytes, size, (const uint8_t *)x->queries + group * bytes, (const uint32_t *)(const void *)x->columns,
+                    x->row_terms + group * GROUP, x->key_terms, count, scores);
+        return;
+    }
+#endif
+    attention_product(0, x->queries + group * GROUP * size, size, x->columns, KEYS, size, scores, KEYS, padded);
+}
+
 static void attention_rows(const pysim_attention *of, int64_t rows, const void *queries, const void *keys, const void *values,
-                           const void *masks, void *to, void *workspace) {
+                           const void *masks, void *to, void *workspace, const pysim_byte_scores *bytes) {
     const int64_t width = (of->width + LANES - 1) / LANES * LANES, groups = (rows + GROUP - 1) / GROUP;
-    const T *q = queries, *k = keys, *v = values, *mask = masks, alpha = (T)of->alpha;
+    const T *v = values, *mask = masks;
     T *columns = workspace, *packed = columns + KEYS * of->size, *scores = packed + KEYS * width, *scaled = scores + GROUP * KEYS;
     T *sums = scaled + groups * GROUP * of->size, *most = sums + groups * GROUP * width, *total = most + groups * GROUP;
-    memset(scaled, 0, (size_t)(groups * GROUP * of->size) * sizeof(T));
+    attention_operands x = {.of = of, .bytes = bytes, .queries = scaled, .columns = columns};
+    attention_queries(&x, queries, rows, groups);
     memset(scores, 0, GROUP * KEYS * sizeof(T));
     memset(sums, 0, (size_t)(groups * GROUP * width) * sizeof(T));
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t d = 0; d < of->size; d++) scaled[r * of->size + d] = alpha * q[r * of->q_row + d];
     for (int64_t r = 0; r < groups * GROUP; r++) most[r] = -(T)__builtin_inf(), total[r] = 0;
     for (int64_t first = 0; first < of->keys; first += KEYS) {
         const int64_t count = pysim_min(KEYS, of->keys - first);
-        attention_keys(of, k + first * of->k_row, count, columns);
+        attention_block(&x, keys, first, count);
         for (int64_t j = 0; j < count; j++) {
             memset(packed + (j + 1) * width - LANES, 0, LANES * sizeof(T)); /* behind the values */
             memcpy(packed + j * width, v + (first + j) * of->v_row, (size_t)of->width * sizeof(T));
         }
         for (int64_t g = 0; g < groups; g++) {
             const int64_t r = g * GROUP;
-            attention_group(of, pysim_min(GROUP, rows - r), count, scaled + r * of->size, columns, packed,
-                            mask ? mask + r * of->m_row + first * of->m_step : NULL, scores, sums + r * width, most + r, total + r);
+            attention_scores(&x, g, count, scores);
+            attention_group(of, pysim_min(GROUP, rows - r), count, packed, mask ? mask + r * of->m_row + first * of->m_step : NULL, scores,
+                            sums + r * width, most + r, total + r);
         }
     }
     attention_result(of, rows, sums, total, to);

@@ -3,8 +3,9 @@
 
     MatMul(q, k'), an Add of a mask, Softmax over the last axis, MatMul with v      -> Attention (q, k, v[, mask])
 
-attributes: `alpha`, the factor of the scores; `orders` and `result`, the transpositions of the products (`native_ops.arrays`);
-`zero_rows`: Where(IsNaN(shares), 0, shares) stood behind the Softmax. Nothing else may read the values between.
+attributes: `of`, the quantities of q and k if both are bytes, whose Dequantize is part of the operator, else None; `alpha`, the factor of
+the scores; `orders` and `result`, the transpositions of the products (`native_ops.arrays`); `zero_rows`: Where(IsNaN(shares), 0, shares)
+stood behind the Softmax. Nothing else may read the values between.
 
 Worked number: 12 heads of 128 queries and keys have 196,608 scores, 768 KiB; in blocks of 64 keys and 6 rows, 1.5 KiB.
 """
@@ -57,8 +58,16 @@ class _Attentions:
             return
         sides = product.attributes.get("orders", (None, None))
         about: dict[str, Any] = {"alpha": product.attributes.get("alpha", 1.0), "orders": (*sides, orders[1]), "result": result}
+        about |= {"zero_rows": zero_rows, "of": None}
         inputs = (*product.inputs, v, *([mask] if mask else []))
-        node = Node("Attention", last.name, inputs, last.outputs, about | {"zero_rows": zero_rows})
+        node = Node("Attention", last.name, inputs, last.outputs, about)
+        whole = [self._alone(name, "Dequantize") for name in product.inputs]
+        if all(whole) and len({*product.inputs}) == 2:
+            scored = node._replace(inputs=(*(one.inputs[0] for one in whole if one), *inputs[2:]))
+            scored = scored.having(of=tuple(one.attributes["of"] for one in whole if one))
+            if _bound(self._graph, scored) is not None:
+                node = scored
+                absorbed += [one for one in whole if one]
         if _bound(self._graph, node) is None:
             return
         names = [name for one in (product, *absorbed[::-1]) for name in (one.name, *one.absorbed)]
@@ -98,7 +107,7 @@ def attention(out: Array, inputs: Sequence[Array], attributes: Mapping[str, Any]
     result = attributes["result"]
     y = out if result is None else out.transpose(np.argsort(result))
     mask = inputs[3] if len(inputs) > 3 else None
-    return attention_step(y, q, k, v, mask, attributes["alpha"], attributes["zero_rows"])
+    return attention_step(y, q, k, v, mask, attributes["alpha"], attributes["zero_rows"], attributes["of"])
 
 
 def _bound(graph: Graph, node: Node) -> Step | None:

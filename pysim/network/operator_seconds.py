@@ -102,6 +102,8 @@ def pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
 
 def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
     """Seconds of a node's activation: fused into the node, or the node itself."""
+    if node.op in INTEGER_LAYERS:
+        return _rounding_seconds(node, graph, on)
     found = None if "reference" in node.attributes else node.attributes.get("activation") or activation_of(node)
     if not found or (y := graph.tensors[node.output]).dtype.name not in DTYPES:
         return 0.0
@@ -109,6 +111,16 @@ def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
     name = found[0] if isinstance(found, tuple) else found
     cycles = activation_cycles(on, name, DTYPES[y.dtype.name], item, rows, y.nbytes // item // rows)
     return cycles / on.core.frequency_hz.value
+
+
+def _rounding_seconds(node: Node, graph: Graph, on: Machine) -> float:
+    """Seconds of an integer layer's numbers that become bytes: their activation, in float32."""
+    sums, y = node.attributes["sums"], graph.tensors[node.output]
+    if sums.factors is None:
+        return 0.0
+    name = sums.activation[0] if isinstance(sums.activation, tuple) else sums.activation
+    rows = int(np.prod(y.shape[:2])) if len(y.shape) > 2 else 1
+    return activation_cycles(on, name, "f32", np.dtype(np.float32).itemsize, rows, y.nbytes // rows) / on.core.frequency_hz.value
 
 
 def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:

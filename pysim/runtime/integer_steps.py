@@ -75,7 +75,7 @@ def table_step(out: Array, x: Array, table: Array) -> Step:
 class Sums(NamedTuple):
     """What becomes of a layer's whole sums x[outer][channels][inner], in int32 or float32: t = (x + input zero offset) (input scale scale)
     + shift, and then saturate(round(t) + zero) within low..high of `to`, or t in float32. Input scale and zero are those of a dynamic
-    input, else 1."""
+    input, else 1. With `factors` the result is saturate(round(activation(t) factors) + zero), which only the stores of layers make."""
 
     scale: Array
     shift: Array
@@ -83,6 +83,8 @@ class Sums(NamedTuple):
     to: Quantity | None
     low: int = 0
     high: int = 0
+    activation: Any = None
+    factors: Array | None = None
 
 
 def sums_step(out: Array, x: Array, sums: Sums, inner: int, scale: Array | None = None, zero: Array | None = None) -> Step:

@@ -27,16 +27,45 @@ def finished(sums: Any, bias: Any, integers: Integers, activation: Any) -> Any:
     """The definition in `pysim.record.integers`, of sums whose axis 1 is filters or columns."""
     along = (1, -1) + (1,) * (sums.ndim - 2)
     sums = (sums + (0 if bias is None else bias.reshape(along))).astype(np.int32)
+    if integers.result_scales is not None:
+        return rounded(sums, integers, activation, along)
     sums = np.maximum(sums, 0) if activation == "relu" else sums
     if integers.scales is None:
         return sums
     y = sums.astype(np.float32) * (integers.scales.reshape(along) if integers.scales.size > 1 else integers.scales)
     low, high = activation[1:] if isinstance(activation, tuple) else (-np.inf, np.inf)
+    if integers.result == "f32" and integers.shifts is not None:
+        return y + integers.shifts.reshape(along)
     if integers.result == "f32":
         return np.clip(y, np.float32(low), np.float32(high))
     least, most = LIMITS[integers.result]
     whole = np.clip(np.rint(y).astype(np.float64) + integers.result_zero, max(low, least), min(high, most))
     return whole.astype(np.uint8 if integers.result == "u8" else np.int8)
+
+
+def rounded(sums: Any, integers: Integers, activation: Any, along: Any) -> Any:
+    """Numbers with their shifts, activated, multiplied and rounded one by one in float32."""
+    numbers = sums.astype(np.float32) * np.asarray(integers.scales).reshape(along if integers.scales.size > 1 else 1)
+    if integers.shifts is not None:
+        numbers = numbers + integers.shifts.reshape(along)
+    if activation == "relu":
+        numbers = np.maximum(numbers, 0)
+    elif activation and activation[0] == "clamp":
+        numbers = np.clip(numbers, np.float32(activation[1]), np.float32(activation[2]))
+    elif activation:
+        numbers = numbers * np.where(np.signbit(numbers), np.float32(activation[1]), np.float32(activation[2]))
+    steps = numbers * integers.result_scales.reshape(along if integers.result_scales.size > 1 else 1)
+    least, most = LIMITS[integers.result]
+    whole = np.clip(np.rint(steps).astype(np.float64) + integers.result_zero, least, most)
+    return whole.astype(np.uint8 if integers.result == "u8" else np.int8)
+
+
+def with_result_scales(random: Any, integers: Integers, count: int, trial: int) -> tuple[Integers, Any]:
+    """Results of bytes by an activation of numbers, and that activation."""
+    factors = (random.random(count if trial % 2 else 1) * 9 + 1).astype(np.float32)
+    shifts = random.normal(0, 20, count).astype(np.float32) if trial % 3 else None
+    activation = (None, "relu", ("clamp", -2.5, 3.25), ("leaky_relu", 0.125, 1.5))[trial // 2 % 4]
+    return integers._replace(result_scales=factors, shifts=shifts), activation
 
 
 def elements(random: Any, shape: tuple[int, ...], kind: str) -> Any:

@@ -160,6 +160,7 @@ typedef struct {
     const shape *s;
     const pysim_quad_transforms *transforms;
     pysim_rescale rescale;
+    pysim_rounding rounding;
     int64_t out_bytes, blocks, parts, safe;
     int32_t flip, zero; /* bytes ^ flip are unsigned, and this stands for 0 */
 } run;
@@ -205,6 +206,22 @@ static void store_wide(const run *r, const pysim_rescale *rescale, const int32_t
                 if (!rescale->scales) *(int32_t *)(void *)out = whole;
                 else *(float *)(void *)out = scaled < rescale->low ? rescale->low : scaled > rescale->high ? rescale->high : scaled;
             }
+}
+
+/* Results that are bytes of activated numbers: rows of a quad after another. */
+static void store_rounded(const run *r, const pysim_rescale *rescale, const int32_t *sums, int32_t bias, const pysim_quad_results *to,
+                          int64_t filter) {
+    float numbers[PYSIM_QUADS][SIDE * PYSIM_QUAD_PITCH];
+    run wide = *r;
+    pysim_quad_results own = *to;
+    const pysim_finish *f = &r->call->finish;
+    const pysim_rounding rounding = pysim_rounding_at(&r->rounding, filter, 0);
+    wide.out_bytes = sizeof(float), own.pitch = PYSIM_QUAD_PITCH * (int64_t)sizeof(float);
+    for (int64_t q = 0; q < to->quads; q++) own.out[q] = (uint8_t *)numbers[q];
+    store_wide(&wide, rescale, sums, bias, &own);
+    for (int64_t q = 0; q < to->quads; q++)
+        for (int64_t i = 0; i < to->rows[q]; i++)
+            f->loops->rounded(f, &rounding, numbers[q] + i * PYSIM_QUAD_PITCH, 0, 1, to->columns[q], to->out[q] + i * to->pitch, 0);
 }
 
 /* Where the quads of a panel lie, for filter 0. */
@@ -274,7 +291,8 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
                 pysim_rescale rescale = r->rescale;
                 const int32_t *own_sums = sums + i * PYSIM_QUAD_OUTPUTS * PYSIM_QUAD_LANES;
                 if (rescale.scales) rescale.scales += (own + i) * rescale.filter_step;
-                if (r->out_bytes == 1) r->transforms->store(&rescale, own_sums, bias ? bias[own + i] : 0, &r->call->bounds, &to);
+                if (r->rounding.factors) store_rounded(r, &rescale, own_sums, bias ? bias[own + i] : 0, &to, own + i);
+                else if (r->out_bytes == 1) r->transforms->store(&rescale, own_sums, bias ? bias[own + i] : 0, &r->call->bounds, &to);
                 else store_wide(r, &rescale, own_sums, bias ? bias[own + i] : 0, &to);
                 for (int64_t q = 0; q < to.quads; q++) to.out[q] += map;
             }
@@ -294,7 +312,7 @@ static void run_winograd(const pysim_job *job, const pysim_call *call) {
     run r = {.job = job, .call = call, .s = &s, .transforms = n.row.quads, .parts = 1};
     n.out_bytes = pysim_dtype_bytes(pysim_result_dtype(PYSIM_S8));
     pysim_nest_rescale(&n, call->epilogue, 0);
-    r.rescale = n.rescale, r.out_bytes = n.out_bytes;
+    r.rescale = n.rescale, r.rounding = n.rounding, r.out_bytes = n.out_bytes;
     r.flip = call->epilogue->first_unsigned ? 0 : 0x80;
     r.zero = call->epilogue->first_zero + r.flip;
     memcpy(&r.safe, call->second + job->prepared_bytes - COUNT_BYTES, sizeof r.safe);

@@ -53,6 +53,7 @@ struct pysim_nest {
     int swapped;              /* form groups, s8: filters are unsigned */
     int both_signed;          /* form tiles, s8: neither operand is */
     pysim_rescale rescale;    /* of complete sums */
+    pysim_rounding rounding;  /* of the numbers that rescaled sums then are */
     pysim_finish finish_rows; /* applied to tiles whose sums are complete */
     int prefetch_input;       /* prefetch the next tile of an input that is read in place */
     int prefetch_output;      /* prefetch a tile's output lines before its kernel runs even if they are only written */

@@ -5,6 +5,7 @@
 #endif
 #include "vectors.h"
 
+#include "operators/loops.h"
 #include "portable/depthwise_portable.h"
 #ifdef PAIRS
 #include "depthwise_words.h"

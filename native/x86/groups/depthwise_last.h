@@ -22,6 +22,7 @@ typedef struct {
     WORDS zero, lowest, highest, flip; /* of bytes as unsigned ones: the zero point in 16 bits, bounds; 0x80 for signed results */
     int bounded, near;                 /* near: no sum times its scale exceeds 32 bits */
     int32_t result;                    /* S32: sums */
+    const pysim_finish *activation;    /* NULL, or what becomes of numbers before they are multiplied and rounded */
 } last_finish;
 
 typedef struct {
@@ -31,7 +32,7 @@ typedef struct {
     int64_t groups, quads, shared; /* quads: of a column; shared: rows of outputs that read the same columns */
     int64_t block_words;
     int32_t *start; /* [block][vector][lane]: bias less zero point times weights */
-    float *scales;
+    float *scales, *factors, *shifts;
     uint8_t *zeros;    /* a byte for each channel of a block */
     uint32_t *columns; /* [column][quad][vector][lane] */
     WORDS flip;
@@ -52,6 +53,12 @@ INLINE void last_ordered(const void *from, int64_t count, void *to) {
     }
 }
 
+/* Scales of a block's lanes, of one for all channels or one each. */
+static void last_scales(const float *scales, int64_t each, int64_t at, int64_t left, float *to) {
+    for (int i = 0; i < 4; i++) I(storeu_ps)(to + i * LANES, I(set1_ps)(scales[0]));
+    if (each) last_ordered(scales + at, left, to);
+}
+
 /* First sums and scales of a block's lanes. */
 static void last_begin(const last_run *r, int64_t block, const int32_t *bias) {
     const pysim_rescale *by = &r->of->rescale;
@@ -63,10 +70,12 @@ static void last_begin(const last_run *r, int64_t block, const int32_t *bias) {
         int32_t *start = r->start + block + i * LANES;
         s_store(start, s_fma(s_load(sums + i * LANES), s_set1(-r->of->zero), s_load(start)));
     }
-    if (!by->scales) return;
-    if (by->filter_step) last_ordered(by->scales + at, left, r->scales + block);
-    else
-        for (int i = 0; i < 4; i++) I(storeu_ps)(r->scales + block + i * LANES, I(set1_ps)(by->scales[0]));
+    if (by->scales) last_scales(by->scales, by->filter_step, at, left, r->scales + block);
+    if (!r->of->finish) return;
+    const pysim_rounding *to = &r->of->rounding;
+    last_scales(to->factors, to->factor_step, at, left, r->factors + block);
+    memset(r->shifts + block, 0, LAST_BYTES * sizeof *r->shifts);
+    if (to->shifts) last_ordered(to->shifts + at, left, r->shifts + block);
 }
 
 #if WIDTH == 256 && !defined PRODUCTS
@@ -151,12 +160,32 @@ INLINE WORDS last_rounded(const int near, const last_finish *f, SUMS sum, const 
     return I(cvtps_epi32)(near ? y : I(min_ps)(y, f->high));
 }
 
-INLINE void last_bytes(const int whole, const int near, const last_finish *f, const SUMS acc[4], const float *scales, int64_t some,
-                       uint8_t *pixel) {
-    const WORDS a = I(packs_epi32)(last_rounded(near, f, acc[0], scales), last_rounded(near, f, acc[1], scales + LANES));
-    const WORDS b = I(packs_epi32)(last_rounded(near, f, acc[2], scales + 2 * LANES), last_rounded(near, f, acc[3], scales + 3 * LANES));
+INLINE void last_packed(const int whole, const last_finish *f, const WORDS y[4], int64_t some, uint8_t *pixel) {
+    const WORDS a = I(packs_epi32)(y[0], y[1]), b = I(packs_epi32)(y[2], y[3]);
     const WORDS bytes = I(packus_epi16)(I(adds_epi16)(a, f->zero), I(adds_epi16)(b, f->zero));
     last_store(pixel, FLIPPED(I(min_epu8)(I(max_epu8)(bytes, f->lowest), f->highest), f->flip), whole ? LAST_BYTES : some);
+}
+
+INLINE void last_bytes(const int whole, const int near, const last_finish *f, const SUMS acc[4], const float *scales, int64_t some,
+                       uint8_t *pixel) {
+    WORDS y[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) y[i] = last_rounded(near, f, acc[i], scales + i * LANES);
+    last_packed(whole, f, y, some, pixel);
+}
+
+/* Numbers of outputs, in the order of lanes, become bytes. Sums that wait in memory are not contracted with the products that made the numbers. */
+static __attribute__((noinline)) void last_activated(const last_finish *f, float (*numbers)[LAST_BYTES], const float *shifts,
+                                                     const float *factors, int64_t outputs, int64_t some, int64_t pitch, uint8_t *pixel) {
+    for (int64_t t = 0; t < outputs; t++)
+        for (int i = 0; i < LAST_BYTES; i++) numbers[t][i] += shifts[i];
+    f->activation->loops->finish(f->activation, numbers, LAST_BYTES, outputs, LAST_BYTES);
+    for (int64_t t = 0; t < outputs; t++, pixel += pitch) {
+        WORDS y[4];
+        for (int i = 0; i < 4; i++)
+            y[i] = I(cvtps_epi32)(I(min_ps)(I(mul_ps)(I(loadu_ps)(numbers[t] + i * LANES), I(loadu_ps)(factors + i * LANES)), f->high));
+        last_packed(some >= LAST_BYTES, f, y, some, pixel);
+    }
 }
 
 INLINE void last_results(const last_finish *f, const SUMS acc[4], const float *scales, int64_t some, char *pixel) {
@@ -198,6 +227,16 @@ INLINE void last_tile(const last_kind kind, const last_run *r, const last_finish
             }
         if (f->bounded)
             for (int t = 0; t < kind.together; t++) acc[t][i] = s_between(f->least, f->most, acc[t][i]);
+    }
+    if (kind.bytes && f->activation) {
+        float numbers[LAST_TOGETHER][LAST_BYTES];
+#pragma GCC unroll 4
+        for (int t = 0; t < kind.together; t++)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++)
+                I(storeu_ps)(numbers[t] + i * LANES, I(mul_ps)(I(cvtepi32_ps)(acc[t][i]), I(loadu_ps)(r->scales + block + i * LANES)));
+        last_activated(f, numbers, r->shifts + block, r->factors + block, kind.together, r->groups - at, r->groups, (uint8_t *)out);
+        return;
     }
 #pragma GCC unroll 4
     for (int t = 0; t < kind.together; t++) {
@@ -274,6 +313,9 @@ static void last_run_rows(const last_run *r, int64_t begin, int64_t end, char *o
     found(r, begin, end, out);
 }
 
+/* The least byte without its zero point. */
+static int32_t least_of(const pysim_rounding *r) { return (r->result == PYSIM_S8 ? INT8_MIN : 0) - r->zero; }
+
 /* Whether no sum times its scale exceeds 32 bits. */
 static int last_near(const pysim_rescale *by, int64_t groups) {
     int near = 1;
@@ -292,7 +334,15 @@ void LAST_ROW(const pysim_direct *of, const void *input, const void *filters, co
               int64_t end, void *workspace);
 void LAST_ROW(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups, int64_t begin,
               int64_t end, void *workspace) {
-    const pysim_rescale *by = &of->rescale;
+    const pysim_rescale *given = &of->rescale;
+    const float least = (float)least_of(&of->rounding);
+    const pysim_rescale bytes = {.scales = given->scales,
+                                 .filter_step = given->filter_step,
+                                 .result = of->rounding.result,
+                                 .zero = of->rounding.zero,
+                                 .low = least,
+                                 .high = least + UINT8_MAX};
+    const pysim_rescale *by = of->finish ? &bytes : given;
     const int64_t channels = pysim_ceil_div(groups, PYSIM_LAST_CHANNELS) * PYSIM_LAST_CHANNELS;
     const int64_t quads = pysim_ceil_div(of->conv->kernel_h, TAPS_OF_WORD), shared = pysim_last_shared(of->conv);
     const int32_t flip = by->result == PYSIM_S8 ? 0x80 : 0, zero = by->zero + flip;
@@ -306,8 +356,10 @@ void LAST_ROW(const pysim_direct *of, const void *input, const void *filters, co
                           .block_words = (shared * of->conv->kernel_w * quads + 1) * LAST_BYTES,
                           .start = words,
                           .scales = (float *)(void *)(words + channels),
-                          .zeros = (uint8_t *)(words + 2 * channels),
-                          .columns = (uint32_t *)words + 2 * channels + PYSIM_LAST_CHANNELS,
+                          .factors = (float *)(void *)(words + 2 * channels),
+                          .shifts = (float *)(void *)(words + 3 * channels),
+                          .zeros = (uint8_t *)(words + 4 * channels),
+                          .columns = (uint32_t *)words + 4 * channels + PYSIM_LAST_CHANNELS,
                           .flip = I(set1_epi8)((char)of->flip),
                           .finish = {.least = s_set1((T)of->bounds.low),
                                      .most = s_set1((T)of->bounds.high),
@@ -319,7 +371,8 @@ void LAST_ROW(const pysim_direct *of, const void *input, const void *filters, co
                                      .flip = I(set1_epi8)((char)flip),
                                      .bounded = !UNBOUNDED(of->bounds.low, of->bounds.high),
                                      .near = last_near(by, groups),
-                                     .result = by->scales ? by->result : PYSIM_S32}};
+                                     .result = by->scales ? by->result : PYSIM_S32,
+                                     .activation = of->finish}};
     memset(run.zeros, of->zero ^ of->flip, LAST_BYTES);
     for (int64_t block = 0; block < groups; block += LAST_BYTES) last_begin(&run, block, bias);
     last_run_rows(&run, begin, end, out);

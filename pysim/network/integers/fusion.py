@@ -20,10 +20,12 @@ Worked number: x_scale 0.5, w_scale 0.02, y_scale 0.1: the sum 37 is round(3.7) 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pysim.network.fusion import activation_of
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
 from pysim.network.integers.dynamic import with_dynamic
 from pysim.network.integers.forms import Rows, form_of, wrapped
@@ -32,8 +34,8 @@ from pysim.runtime.integer_steps import BYTES, Quantity, Sums
 
 _MOVES = ("MaxPool", "Slice", "Take", "Transpose", "View")  # commute with Dequantize
 _UNARY = (
-    "Abs", "Affine", "Clip", "Erf", "Exp", "Gelu", "HardSwish", "LeakyRelu", "Mish", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh", "Elu",
-    "Softplus", "onnx.Elu", "onnx.Selu", "onnx.Softplus", "onnx.Softsign", "onnx.HardSigmoid", "onnx.Celu",
+    "Abs", "Affine", "Clip", "Erf", "Exp", "Gelu", "HardSwish", "LeakyRelu", "Mish", "Neg", "Relu", "Sigmoid", "Silu", "Sqrt", "Tanh",
+    "Elu", "Softplus", "onnx.Elu", "onnx.Selu", "onnx.Softplus", "onnx.Softsign", "onnx.HardSigmoid", "onnx.Celu",
 )  # fmt: skip
 _BOUNDS = ("Clip", "Relu")
 _WITH_NUMBER = ("Add", "Div", "Mul", "Sub")
@@ -87,9 +89,21 @@ class _Integers:
         self._nodes.append(Node(op, like.name, tuple(inputs), (output,), attributes, like.absorbed))
         return output
 
-    def _alone(self, name: str) -> Node | None:
-        """The producer of a value that is read exactly once."""
-        return self._makers.get(name) if len(self._users.get(name, ())) == 1 else None
+    def _alone(self, name: str, readers: int = 1) -> Node | None:
+        """The producer of a value that is read exactly once, or so often."""
+        return self._makers.get(name) if len(self._users.get(name, ())) == readers else None
+
+    def _silu_of(self, node: Node) -> Node | None:
+        """The function x sigmoid(x) that a product ends, if nothing else reads x or sigmoid(x)."""
+        for x, other in (node.inputs, node.inputs[::-1]) if node.op == "Mul" and len(node.inputs) == 2 else ():
+            gate = self._alone(other)
+            if gate is not None and gate.op == "Sigmoid" and gate.inputs == (x,) and self._alone(x, 2) is not None:
+                about = {"reference": partial(self._silu, gate)}
+                return Node("Silu", node.name, (x,), node.outputs, about, (gate.name, *gate.absorbed))
+        return None
+
+    def _silu(self, gate: Node, inputs: Sequence[Array]) -> list[Array]:
+        return [inputs[0] * self._computed(gate, inputs[0])]
 
     def _bytes(self, name: str) -> _Bytes | None:
         """The bytes that a value of numbers was made of, moved as the value was."""
@@ -126,20 +140,23 @@ class _Integers:
     def _folded(self, node: Node) -> bool:
         """Whether a Quantize was replaced by an operator on bytes, which is added."""
         to: Quantity = node.attributes["of"]
-        unary, name = list[Node](), node.inputs[0]
+        unary, name, readers = list[Node](), node.inputs[0], 1
         if (scales := self._channels(name, "Div")) is not None and to.scale == 1:
             return self._by_channel(node, self._makers[name].inputs[0], scales, to)
+        if self._by_column(node, to):
+            return True
         while True:
             if (found := self._bytes(name)) is not None:
                 self._requantized(node, found, to, unary[::-1], node.output)
                 return True
-            made = self._alone(name)
+            made = self._alone(name, readers)
             if made is None:
                 return False
-            source = self._unary_of(made)
+            function = self._silu_of(made) or made
+            source, readers = self._unary_of(function), 1 if function is made else 2
             if source is None:
                 return self._operator(node, made, to, unary[::-1])
-            unary.append(made)
+            unary.append(function)
             name = source
 
     def _channels(self, name: str, op: str) -> Array | None:
@@ -150,14 +167,43 @@ class _Integers:
 
     def _by_channel(self, node: Node, name: str, scales: Array, to: Quantity) -> bool:
         """Whether a Quantize by channel was replaced by a convolution to bytes, whose bounds are the same in all channels."""
-        unary = list[Node]()
-        while (made := self._alone(name)) is not None and made.op in _BOUNDS and len(made.inputs) == 1:
-            unary.append(made)
-            name = made.inputs[0]
+        unary, readers = list[Node](), 1
+        while (made := self._alone(name, readers)) is not None:
+            function = self._silu_of(made) or made
+            if len(function.inputs) > 1 or (function.op not in _BOUNDS and activation_of(function) is None):
+                break
+            unary.append(function)
+            name, readers = function.inputs[0], 1 if function is made else 2
         if made is None or made.op != "Conv" or made.attributes.get("activation"):
             return False
-        bounds = [self._bounds(to._replace(scale=float(scale)), unary[::-1]) for scale in scales]
-        return all(one == bounds[0] for one in bounds) and self._layer(made, to, node, unary[::-1], scales)
+        return self._layer(made, to, node, unary[::-1], scales)
+
+    def _by_column(self, node: Node, to: Quantity) -> bool:
+        """Whether a product became an integer layer, with views, an activation and factors of columns before its Quantize."""
+        (name, scales), unary, readers = self._column_factors(node.inputs[0], to), list[Node](), 1
+        columns = self._tensors[name].shape[-1:]
+        while (made := self._alone(name, readers)) is not None and made.op != "Linear":
+            function = self._silu_of(made) or made
+            moves, of = function.op == "View", activation_of(function)
+            if self._tensors[function.inputs[0]].shape[-1:] != columns or (not moves and (of is None or unary)):
+                return False
+            unary += [] if moves else [function]
+            name, readers = function.inputs[0], 1 if function is made else 2
+        if made is None or made.output == node.inputs[0] or made.attributes.get("activation"):
+            return False
+        return self._layer(made, to, node, unary, scales)
+
+    def _column_factors(self, name: str, to: Quantity) -> tuple[str, Array]:
+        """The value that is multiplied by positive factors of its columns before it is quantised, and what it is divided by instead."""
+        made, shape = self._alone(name), self._tensors[name].shape
+        for x, other in (made.inputs, made.inputs[::-1]) if made is not None and made.op == "Mul" and len(made.inputs) == 2 else ():
+            factors = self._graph.constants.get(other)
+            if factors is None or not shape or factors.shape[-1:] != shape[-1:] or factors.size != shape[-1] or not (factors > 0).all():
+                continue
+            divisors = np.float32(to.scale) / factors.reshape(-1).astype(np.float32)
+            if self._tensors[x].shape == shape and ((divisors > 0) & np.isfinite(divisors)).all():
+                return x, divisors
+        return name, np.full(1, to.scale, np.float32)
 
     def _by_group(self, made: Node) -> tuple[_Bytes | None, Any]:
         """The bytes that a Conv or Linear reads, and their scale: of a depthwise convolution one for each filter."""
@@ -223,10 +269,10 @@ class _Integers:
         """Whether an operator, bounded by `unary`, became one on bytes."""
         if made.op == "Concat":
             return not unary and self._concat(node, made, to)
-        if any(one.op not in _BOUNDS for one in unary):
-            return False
         if made.op in ("Conv", "Linear"):
             return not made.attributes.get("activation") and self._layer(made, to, node, unary)
+        if any(one.op not in _BOUNDS for one in unary):
+            return False
         if made.op in ("Add", "Mul") and len(made.inputs) == 2:
             return self._pair(node, made, to, unary)
         return not unary and made.op in ("AveragePool", "GlobalAveragePool") and self._mean(node, made, to)
@@ -237,6 +283,17 @@ class _Integers:
             ends = (0.0, np.inf) if one.op == "Relu" else (one.attributes["min"], one.attributes["max"])
             low, high = (int(to.quantized(np.array(end, np.float32)).clip(low, high)) for end in ends)
         return {"low": low, "high": high}
+
+    def _same_bounds(self, to: Quantity | None, unary: Sequence[Node], scales: Array | None) -> dict[str, Any] | None:
+        """What bounds bytes of all scales; None if they differ, or where a function does not bound."""
+        if to is None:
+            return {}
+        if any(one.op not in _BOUNDS for one in unary):
+            return None
+        found = [
+            self._bounds(to if scales is None else to._replace(scale=float(scale)), unary) for scale in ([1] if scales is None else scales)
+        ]
+        return found[0] if all(one == found[0] for one in found) else None
 
     def _absorbed(self, last: Node, made: Node, unary: Sequence[Node]) -> Node:
         names = (*made.absorbed, *(one.name for one in unary), *([last.name] if last is not made else []))
@@ -283,7 +340,8 @@ class _Integers:
         return True
 
     def _layer(self, made: Node, to: Quantity | None, last: Node, unary: Sequence[Node], scales: Array | None = None) -> bool:
-        """Whether a Conv or Linear became an integer layer. `scales`: of its results, one for each filter, in place of that of `to`."""
+        """Whether a Conv or Linear became an integer layer. `scales`: of its results, one for each filter, in place of that of `to`. A bias
+        that is no whole number, and a function of numbers, are computed in its store before numbers become bytes."""
         (x, x_scale), weights = self._by_group(made), self._graph.quantized.get(made.inputs[1])
         if x is None or weights is None or len(made.inputs) > 3 or self._tensors[made.output].dtype != np.float32:
             return False
@@ -291,15 +349,24 @@ class _Integers:
         if form is None:
             return False
         unit, to_scale = x_scale * form.scale, np.float32(1 if to is None else to.scale) if scales is None else scales
-        bounds = {} if to is None else self._bounds(to if scales is None else to._replace(scale=float(scales[0])), unary)
+        bounds = self._same_bounds(to, unary, scales)
+        activation = activation_of(unary[0]) if len(unary) == 1 else None if unary else "identity"
         by = unit if to is None else unit / to_scale
-        if (added := self._addends(next(iter(made.inputs[2:]), ""), unit, by, to_scale, to is not None)) is None:
-            return False
-        how = form.run_on(self._tensors[x.name], self._rows)
-        if how is None:
+        bias_name = next(iter(made.inputs[2:]), "")
+        added, how = self._addends(bias_name, unit, by, to_scale, to is not None), form.run_on(self._tensors[x.name], self._rows)
+        if added is None or how is None:
             return False
         bias, shift = added
-        sums = Sums(by, np.ascontiguousarray(shift), wrapped(bias), to, **bounds)
+        with np.errstate(over="ignore"):
+            factors = np.ascontiguousarray(np.float32(1) / (np.full(1, to_scale, np.float32) if scales is None else scales), np.float32)
+        of_numbers = to is not None and activation is not None and self._rounds and how["dtype"] == "s8" and np.isfinite(factors).all()
+        if bounds is None and not of_numbers:
+            return False
+        sums = Sums(by, np.ascontiguousarray(shift), wrapped(bias), to, **(bounds or {}))
+        if of_numbers and (bounds is None or shift.any()):
+            numbers = self._addends(bias_name, unit, unit, np.float32(1), False)
+            assert numbers is not None
+            sums = Sums(unit, np.ascontiguousarray(numbers[1]), wrapped(0 * bias), to, activation=activation, factors=factors)
         about = {**how, "zero": x.of.zero, "sums": sums}
         op = "IntegerConv" if made.op == "Conv" else "IntegerLinear"
         self._add(op, self._absorbed(last, made, unary), (x.name,), last.output, self._tensors[last.output], **about)

@@ -4,6 +4,7 @@
     bytes -> bytes                                          the kernel's store rounds (`pysim.record.integers`)
     bytes -> INT32 sums -> bytes or float32                 of a dynamic input, or with a bias that is no whole number
     bytes -> float32 without the zero point -> whole sums in float32 -> bytes or float32
+    bytes -> activation of numbers -> bytes                 likewise, tile by tile
     bytes -> bytes + residual -> bytes                      the same store adds a residual (attribute `pair`, `network.integers.residuals`)
 
 Values between lie in the workspace. Padding of a dynamic input is its zero point, which is known when it runs: it is padded before.
@@ -37,13 +38,16 @@ class IntegerLayer:
         if isinstance(problem, Conv):
             weights = weights.reshape(problem.filters, -1, problem.kernel_h, problem.kernel_w)
         self._added = byte_sum_of(*about["pair"]) if "pair" in about else None
-        self._stores = not self._floats and len(node.inputs) < 3 and stored_whole(sums)
+        shifts = sums.to is None and node.op == "IntegerLinear" and bool((sums.scale > 0).all())
+        self._stores = not self._floats and len(node.inputs) < 3 and (shifts or stored_whole(sums))
         bias, activation, integers = None, None, None
         if self._stores:
             result = "f32" if sums.to is None else "u8" if sums.to.dtype == np.uint8 else "s8"
             zero = 0 if sums.to is None else sums.to.zero
             integers = Integers(x.dtype == np.uint8, self._zero, sums.scale, result, zero, self._added)  # type: ignore[arg-type]  # one of three words
             activation = None if sums.to is None else ("clamp", float(sums.low), float(sums.high))
+            if shifts or sums.factors is not None:
+                integers, activation = integers._replace(result_scales=sums.factors, shifts=sums.shift), sums.activation
             bias = sums.offset if sums.offset.any() else None
         elif not self._floats:
             integers = Integers(x.dtype == np.uint8, self._zero)
@@ -107,7 +111,7 @@ def writes_bytes(node: Node) -> bool:
 
 def stored_whole(sums: Sums) -> bool:
     """Whether the kernels' stores make a layer's results of its sums, if its input is not dynamic."""
-    return not sums.shift.any() and bool((sums.scale > 0).all())
+    return (sums.factors is not None or not sums.shift.any()) and bool((sums.scale > 0).all())
 
 
 def _lines(nbytes: int) -> int:

@@ -39,7 +39,8 @@ def with_residuals(graph: Graph, adds: Callable[[Node, Graph], bool]) -> Graph:
 
 def _makes(node: Node, pair: Node, graph: Graph) -> bool:
     """Whether a node is a convolution of a quantised image to bytes, of the shape of both operands."""
-    if node.op != "IntegerConv" or len(node.inputs) != 1 or node.attributes["sums"].to is None or not stored_whole(node.attributes["sums"]):
+    sums = node.attributes["sums"] if node.op == "IntegerConv" and len(node.inputs) == 1 else None
+    if sums is None or sums.to is None or sums.factors is not None or not stored_whole(sums):
         return False
     shapes = {graph.tensors[name].shape for name in (*pair.inputs, pair.output)}
     return len(shapes) == 1 and node.output not in graph.outputs

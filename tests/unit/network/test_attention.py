@@ -11,6 +11,7 @@ from onnx import helper
 import pysim
 from pysim.errors import NativeError
 from pysim.runtime.attention import attention_step
+from pysim.runtime.integer_steps import Quantity
 
 pytestmark = native
 
@@ -63,6 +64,31 @@ def test_threads_do_not_change_a_bit(rows, threads):
     step.on_threads(threads)
     step()
     assert (alone == together).all()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_queries_and_keys_of_bytes_are_their_numbers(seed):
+    rng = np.random.default_rng(seed)
+    heads, (rows, keys), (size, width) = tuple(rng.integers(1, 4, rng.integers(3))), rng.integers(1, 200, 2), rng.integers(1, 90, 2)
+    of = [
+        Quantity(
+            float(np.float32(rng.uniform(0.002, 0.02))), int(rng.integers(*((-128, 128) if kind == "int8" else (0, 256)))), np.dtype(kind)
+        )
+        for kind in rng.choice(["int8", "uint8"], 2)
+    ]
+    q, k = (
+        guarded(rng.integers(one.least, one.most + 1, (*heads, *shape)).astype(one.dtype))
+        for one, shape in zip(of, ((rows, size), (size, keys)), strict=True)
+    )
+    if rng.integers(2):
+        k = guarded(np.ascontiguousarray(k.swapaxes(-1, -2))).swapaxes(-1, -2)
+    v, mask = guarded(rng.standard_normal((*heads, keys, width)).astype(np.float32)), None
+    if rng.integers(2):
+        mask = guarded(np.where(rng.random((rows, keys)) > 0.5, 0, -1).astype(np.float32))
+    out = guarded(np.full((*heads, rows, width), 7, np.float32))
+    attention_step(out, q, k, v, mask, 0.3, of=tuple(of))()
+    numbers = [one.numbers(x).astype(np.float64) for one, x in zip(of, (q, k), strict=True)]
+    assert near(out, definition(*numbers, v.astype(np.float64), mask, 0.3, False), np.float32), (heads, rows, keys, size, width)
 
 
 def test_large_scores_and_nan_are_those_of_a_softmax():

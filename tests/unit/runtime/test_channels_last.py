@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integer_layers import convolved, elements, finished
+from integer_layers import convolved, elements, finished, with_result_scales
 
 import pysim
 from pysim.errors import NativeError, OperandError
@@ -72,6 +72,9 @@ def test_layers_with_channels_last_are_exact(row: Kernel) -> None:
         how = byte_sum_of((of[0], of[1], of[2]), 3, 250) if result == "u8" and trial % 8 < 6 and not depthwise else None
         integers = Integers(kind == "u8", zero, scales, result, own, how)
         activation: Any = (None, "relu", ("clamp", -20, 90))[trial % (2 if scales is None else 3)]
+        if result in LIMITS and how is None and trial % 8 > 4:
+            integers, activation = with_result_scales(random, integers, problem.filters, trial)
+            integers = integers.checked(problem.filters)
         bias = random.integers(-(10**6), 10**6, problem.filters).astype(np.int32) if random.integers(2) else None
         launch = Launch(problem, random_schedule(random, row, problem), 1 + trial % 2, layout="nhwc", integers=integers)
         x, w = elements(random, problem.input_shape, kind), elements(random, problem.filter_shape, "s8")

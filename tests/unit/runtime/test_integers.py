@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integer_layers import convolved, elements, finished
+from integer_layers import convolved, elements, finished, with_result_scales
 
 from pysim.errors import NativeError, OperandError
 from pysim.problem.text import Workload, parse
@@ -67,6 +67,8 @@ def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
         zero = int(random.integers(LIMITS[kind][0], LIMITS[kind][1] + 1)) if trial % 5 else 0
         integers = Integers(kind == "u8", zero, scales, result, int(random.integers(into[0], into[1] + 1)))
         activation: Any = (None, "relu", ("clamp", -20, 90))[trial % (2 if scales is None else 3)]
+        if result == "f32" and activation is None and row.form != "taps":
+            integers = integers._replace(shifts=random.normal(0, 9, count).astype(np.float32))
         bias = random.integers(-(10**6), 10**6, count).astype(np.int32) if random.integers(2) else None
         launch = Launch(problem, random_schedule(random, row, product, channels), 1 + trial % 2, integers=integers)
         x = elements(random, launch.shapes[0], kind)
@@ -80,6 +82,44 @@ def test_quantised_results_are_those_of_exact_sums(row: Kernel) -> None:
         expected = finished(sums, bias, integers, activation)
         assert y.dtype == expected.dtype
         np.testing.assert_array_equal(y, expected, f"{problem.text} {launch.schedule} {integers} {activation}")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_activated_numbers_become_the_bytes_of_one_operator_after_another(row: Kernel) -> None:
+    random = np.random.default_rng(200 + row.index)
+    for trial in range(24):
+        problem: Any = random_problem(random, row)
+        product = not hasattr(problem, "filters")
+        count, channels = (problem.n, problem.k) if product else (problem.filters, problem.channels // problem.groups)
+        kind, result = ("s8", "u8")[trial % 2], ("u8", "s8")[trial // 2 % 2]
+        zeros = [int(random.integers(LIMITS[one][0], LIMITS[one][1] + 1)) for one in (kind, result)]
+        scales = (random.random(count if trial % 3 else 1) * 2e-3 + 1e-4).astype(np.float32)
+        plain = Integers(kind == "u8", zeros[0], scales, result, zeros[1])  # type: ignore[arg-type]  # one of two words
+        integers, activation = with_result_scales(random, plain, count, trial)
+        launch = Launch(problem, random_schedule(random, row, product, channels), 1 + trial % 2, integers=integers)
+        x, w = elements(random, launch.shapes[0], kind), elements(random, launch._second_shape, "s8")
+        wide, weights = x.astype(np.int64) - zeros[0], w.astype(np.int64)
+        if product:
+            sums = (wide.T if problem.trans_a else wide) @ (weights.T if problem.trans_b else weights)
+        else:
+            sums = convolved(wide, weights, problem)
+        bias = random.integers(-(10**5), 10**5, count).astype(np.int32) if trial % 5 else None
+        y = launch.run(x, w, bias=bias, activation=activation)
+        np.testing.assert_array_equal(y, finished(sums, bias, integers, activation), f"{problem.text} {launch.schedule} {integers}")
+
+
+def test_result_scales_and_shifts_of_other_results_are_refused() -> None:
+    scale = np.ones(1, np.float32)
+    for integers, why in (
+        (Integers(scales=scale, result="f32", result_scales=scale), "results s8 or u8"),
+        (Integers(scales=scale, result="u8", shifts=scale), "are f32 or have result_scales"),
+        (Integers(scales=scale, result="u8", result_scales=0 * scale), "not positive"),
+        (Integers(scales=scale, result="u8", result_scales=np.ones(3, np.float32)), "3 result_scales"),
+        (Integers(scales=scale, result="u8", result_scales=scale, shifts=np.ones(3, np.float32)), "3 shifts"),
+        (Integers(result_scales=scale), "without scales"),
+    ):
+        with pytest.raises(OperandError, match=why):
+            integers.checked(8)
 
 
 def quantity(random: Any, kind: str) -> Quantity:
