@@ -27,10 +27,11 @@ class AttentionStep(Step):
 
 
 def attention_step(
-    out: Array, q: Array, k: Array, v: Array, mask: Array | None = None, alpha: float = 1.0, zero_rows: bool = False
+    out: Array, q: Array, k: Array, v: Array, mask: Array | None = None, alpha: float = 1.0, zero_rows: bool = False, narrow: bool = False
 ) -> Step | None:
     """out = softmax(alpha q k + mask) v over the last two axes, where k is [..., size, keys]; the other axes are heads. With zero_rows a
-    row whose shares are NaN is 0. None if these arrays are unsupported."""
+    row whose shares are NaN is 0. `narrow`: q, k, v and shares of float32 are rounded to bf16 before they are multiplied. None if these
+    arrays are unsupported."""
     arrays, item = [q, k, v, out, *([] if mask is None else [mask])], out.dtype.itemsize
     if out.dtype not in NATIVE_DTYPES or any(x.dtype != out.dtype or not x.size or min(x.strides) < 0 for x in arrays):
         return None
@@ -48,7 +49,7 @@ def attention_step(
     about: dict[str, Any] = dict(zip(("q_steps", "k_steps", "v_steps", "m_steps", "y_steps"), steps, strict=True))
     about |= {"rows": rows, "keys": keys, "size": size, "width": width, "counts": counts, "axes": len(axes)}
     about |= {"q_row": of_q[0], "k_row": of_k[1], "k_step": of_k[0], "v_row": of_v[0], "y_row": of_y[0]}
-    about |= {"alpha": alpha, "zero_rows": zero_rows, "dtype": getattr(lib, NATIVE_DTYPES[out.dtype])}
+    about |= {"alpha": alpha, "zero_rows": zero_rows, "dtype": lib.PYSIM_BF16 if narrow else getattr(lib, NATIVE_DTYPES[out.dtype])}
     if mask is not None:
         about |= {"m_row": of_m[0], "m_step": of_m[1], "mask": ffi.cast("void *", mask.ctypes.data)}
     how = ffi.new("pysim_attention *", about)
