@@ -16,7 +16,7 @@ import numpy as np
 from pysim.network.graph import Graph, Node, live
 
 _NEAR = 1e-6  # relative: constants are float32
-_NEAR_NARROW = 2.0**-8  # of a pattern of bf16, the product of two that were rounded
+_NEAR_SHORT = {"narrow": 2.0**-8, "half": 2.0**-11}  # of constants rounded to bf16 and to float16
 
 
 def with_patterns(graph: Graph) -> Graph:
@@ -35,7 +35,7 @@ class _Patterns:
     def gelu(self, last: Node) -> Node | None:
         """The Gelu that ends with this node."""
         half, operands = self._product(last)
-        near = _NEAR_NARROW if last.output in self._graph.narrow else _NEAR
+        near = max((near for which, near in _NEAR_SHORT.items() if last.output in getattr(self._graph, which)), default=_NEAR)
         for x, other in (operands, operands[::-1]) if len(operands) == 2 and isclose(half, 0.5, rel_tol=_NEAR) else ():
             gate = self._by(self._alone(other, "Add"), ("Add",), 1.0)
             inner = self._alone(gate, "Erf", "Tanh")
