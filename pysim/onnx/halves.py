@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
 _NARROW, _HALF, _WIDE, _ROUNDED = "BFLOAT16", "FLOAT16", "FLOAT", ":rounded"
-_UNKNOWN = "UNDEFINED"
+_UNKNOWN, _FLOATS = "UNDEFINED", ("BFLOAT16", "FLOAT16", "FLOAT", "DOUBLE")
 _CASTS = ("Cast", "CastLike")
 _TYPES = ("dtype", "output_dtype", "stash_type", "to")  # attributes that are types
 _PRODUCTS = ("Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
@@ -57,6 +57,8 @@ def widened(model: "onnx.ModelProto", constants: dict[str, Array], declared: dic
         for node in [one for one in graph.node if one.op_type in _CASTS and kinds.get(one.input[0]) != kinds.get(one.output[0])]:
             if kinds.get(node.output[0]) in short:
                 _round(node, kinds[node.output[0]], graph)
+            elif kinds.get(node.input[0]) == _HALF in short and kinds.get(node.output[0]) not in _FLOATS:
+                _round_before(node, graph)
         for node in [one for one in graph.node if one.op_type == "Clip" and kinds.get(one.input[0]) == _HALF in short]:
             _bound(node, graph)
     for node in _nodes(model):
@@ -93,6 +95,16 @@ def _round(cast: "onnx.NodeProto", kind: str, graph: "onnx.GraphProto") -> None:
     at = list(graph.node).index(cast)
     graph.node.insert(at + 1, back)
     graph.node[at].CopyFrom(there)
+
+
+def _round_before(cast: "onnx.NodeProto", graph: "onnx.GraphProto") -> None:
+    """A conversion of float16 to integers as one of rounded numbers."""
+    import onnx
+
+    name = f"{cast.output[0]}:half{_ROUNDED}"
+    half = onnx.helper.make_node("Cast", cast.input[:1], [name], to=onnx.TensorProto.FLOAT16)
+    graph.node.insert(list(graph.node).index(cast), half)
+    cast.input[0] = name
 
 
 def _bound(clip: "onnx.NodeProto", graph: "onnx.GraphProto") -> None:

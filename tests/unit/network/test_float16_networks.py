@@ -79,6 +79,15 @@ def test_conversions_to_halves_round_and_others_keep_the_half():
     np.testing.assert_array_equal(model_of(proto)(x), x.astype(np.float16).astype(np.float32))
 
 
+def test_integers_are_those_of_rounded_halves():
+    x = np.array([2047, 2049, -2051, 0.3], np.float16)
+    steps = [helper.make_node("Add", ["x", "one"], ["z"]), helper.make_node("Cast", ["z"], ["y"], to=TensorProto.INT32)]
+    held = [numpy_helper.from_array(np.array(2, np.float16), "one")]
+    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [4]), helper.make_tensor_value_info("y", TensorProto.INT32, [4])]
+    proto = helper.make_model(helper.make_graph(steps, "sums", ends[:1], ends[1:], held), opset_imports=[helper.make_opsetid("", 19)])
+    np.testing.assert_array_equal(model_of(proto)(x), (x + np.float16(2)).astype(np.int32))
+
+
 def test_a_group_norm_of_large_halves_is_exact_to_a_rounding():
     x = (np.random.default_rng(2).standard_normal((2, 4, 3, 5)) * 100 + 3000).astype(np.float16)
     numbers = {"x": x, "s": np.ones(4, np.float16), "b": np.zeros(4, np.float16)}
