@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks of bfloat16 beside PyTorch and OpenVINO on one thread, interleaved, and how far the logits of each are from float64. With
-`--float16` those of float16 beside ONNX Runtime, by ONNX alone.
+`--float16` those of float16 beside ONNX Runtime, by ONNX alone; with `--autocast` those of float32 under autocast to bfloat16.
 
-    python lab/benchmarks/bf16_networks.py [MODEL ...] [--float16] [--rounds 15] [--inductor] [-o FILE]
+    python lab/benchmarks/bf16_networks.py [MODEL ...] [--float16 | --autocast] [--rounds 15] [--inductor] [-o FILE]
 
 MODEL is a name of timm's; weights are random, norms get the statistics of random images. `onnx` is the model's file of bfloat16, `torch`
 the module in `pysim.torch.optimize`; OpenVINO computes with INFERENCE_PRECISION_HINT bf16. Columns: the least of each in ms, and the root
@@ -98,6 +98,20 @@ def halves(name: str, model: Any, folder: Path) -> dict[str, Callable[[Any], Any
     }
 
 
+def cast(model: Any, inductor: bool) -> dict[str, Callable[[Any], Any]]:
+    """The calls of a model of float32 under autocast."""
+    made = {"torch": pysim.torch.optimize(model), "PyTorch": model} | ({"Inductor": torch.compile(model)} if inductor else {})
+
+    def under(call: Any) -> Callable[[Any], Any]:
+        def run(x: Any) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return call(x.float()).float().numpy()
+
+        return run
+
+    return {name: under(call) for name, call in made.items()}
+
+
 def calls(name: str, model: Any, folder: Path, inductor: bool) -> dict[str, Callable[[Any], Any]]:
     plain, path = of_type(model, name, torch.float32), folder / f"{name}.onnx"
     exported(plain, path)
@@ -119,7 +133,10 @@ def measured(name: str, folder: Path, given: argparse.Namespace) -> dict[str, An
     model = module(name)
     images, exact = [torch.randn(SHAPE).bfloat16() for _ in range(IMAGES)], of_type(model, name, torch.float64)
     with torch.no_grad():
-        found = halves(name, model, folder) if given.float16 else calls(name, model, folder, given.inductor)
+        if given.autocast:
+            found = cast(of_type(model, name, torch.float32), given.inductor)
+        else:
+            found = halves(name, model, folder) if given.float16 else calls(name, model, folder, given.inductor)
         wanted = np.stack([exact(x.double()).numpy() for x in images])
         errors = {key: np.stack([call(x) for x in images]) - wanted for key, call in found.items()}
         times: dict[str, list[float]] = {key: [] for key in found}
@@ -139,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS.split())
     parser.add_argument("--float16", action="store_true")
+    parser.add_argument("--autocast", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
