@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks of bfloat16 beside PyTorch and OpenVINO on one thread, interleaved, and how far the logits of each are from float64.
+"""Networks of bfloat16 beside PyTorch and OpenVINO on one thread, interleaved, and how far the logits of each are from float64. With
+`--float16` those of float16 beside ONNX Runtime, by ONNX alone; with `--autocast` those of float32 under autocast to bfloat16.
 
-    python lab/benchmarks/bf16_networks.py [MODEL ...] [--rounds 15] [--inductor] [-o FILE]
+    python lab/benchmarks/bf16_networks.py [MODEL ...] [--float16 | --autocast] [--rounds 15] [--inductor] [-o FILE]
 
 MODEL is a name of timm's; weights are random, norms get the statistics of random images. `onnx` is the model's file of bfloat16, `torch`
 the module in `pysim.torch.optimize`; OpenVINO computes with INFERENCE_PRECISION_HINT bf16. Columns: the least of each in ms, and the root
@@ -53,22 +54,23 @@ def of_type(model: Any, name: str, dtype: Any) -> Any:
     return made
 
 
-def exported(model: Any, path: Path) -> None:
-    """The float32 model's file with all float32 of it as bfloat16."""
+def exported(model: Any, path: Path, kind: Any = ml_dtypes.bfloat16) -> None:
+    """The float32 model's file with all float32 of it as bfloat16 or float16."""
+    element = TensorProto.FLOAT16 if kind is np.float16 else TensorProto.BFLOAT16
     with warnings.catch_warnings(action="ignore"):
         torch.onnx.export(model, (torch.rand(SHAPE),), str(path), dynamo=False, opset_version=17)
     proto = onnx.load(str(path))
     tensors = [*proto.graph.initializer, *(one.t for node in proto.graph.node for one in node.attribute if one.HasField("t"))]
     for tensor in tensors:
         if tensor.data_type == TensorProto.FLOAT:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(ml_dtypes.bfloat16), tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(kind), tensor.name))
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-            value.type.tensor_type.elem_type = TensorProto.BFLOAT16
+            value.type.tensor_type.elem_type = element
     for node in proto.graph.node:
         for one in node.attribute:
             if one.name == "to" and one.i == TensorProto.FLOAT:
-                one.i = TensorProto.BFLOAT16
+                one.i = element
     onnx.save(proto, str(path))
 
 
@@ -79,6 +81,35 @@ def by_openvino(model: Any) -> Callable[[Any], Any]:
     hints = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
     request = openvino.Core().compile_model(made, "CPU", hints).create_infer_request()
     return lambda x: request.infer({0: x.float().numpy()})[0]
+
+
+def halves(name: str, model: Any, folder: Path) -> dict[str, Callable[[Any], Any]]:
+    """The calls of a model's file of float16."""
+    import onnxruntime
+
+    path, options = folder / f"{name}.onnx", onnxruntime.SessionOptions()
+    exported(of_type(model, name, torch.float32), path, np.float16)
+    options.intra_op_num_threads = 1
+    network, session = pysim.load(path), onnxruntime.InferenceSession(str(path), options)
+    (given,) = session.get_inputs()
+    return {
+        "onnx": lambda x: network(x.half().numpy()).astype(np.float32),
+        "ONNX Runtime": lambda x: session.run(None, {given.name: x.half().numpy()})[0].astype(np.float32),
+    }
+
+
+def cast(model: Any, inductor: bool) -> dict[str, Callable[[Any], Any]]:
+    """The calls of a model of float32 under autocast."""
+    made = {"torch": pysim.torch.optimize(model), "PyTorch": model} | ({"Inductor": torch.compile(model)} if inductor else {})
+
+    def under(call: Any) -> Callable[[Any], Any]:
+        def run(x: Any) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return call(x.float()).float().numpy()
+
+        return run
+
+    return {name: under(call) for name, call in made.items()}
 
 
 def calls(name: str, model: Any, folder: Path, inductor: bool) -> dict[str, Callable[[Any], Any]]:
@@ -98,15 +129,18 @@ def calls(name: str, model: Any, folder: Path, inductor: bool) -> dict[str, Call
     return found
 
 
-def measured(name: str, folder: Path, rounds: int, inductor: bool) -> dict[str, Any]:
+def measured(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     model = module(name)
     images, exact = [torch.randn(SHAPE).bfloat16() for _ in range(IMAGES)], of_type(model, name, torch.float64)
     with torch.no_grad():
-        found = calls(name, model, folder, inductor)
+        if given.autocast:
+            found = cast(of_type(model, name, torch.float32), given.inductor)
+        else:
+            found = halves(name, model, folder) if given.float16 else calls(name, model, folder, given.inductor)
         wanted = np.stack([exact(x.double()).numpy() for x in images])
         errors = {key: np.stack([call(x) for x in images]) - wanted for key, call in found.items()}
         times: dict[str, list[float]] = {key: [] for key in found}
-        for _ in range(rounds):
+        for _ in range(given.rounds):
             for key, call in found.items():
                 start = time.perf_counter()
                 call(images[0])
@@ -121,6 +155,8 @@ def measured(name: str, folder: Path, rounds: int, inductor: bool) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS.split())
+    parser.add_argument("--float16", action="store_true")
+    parser.add_argument("--autocast", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--inductor", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
@@ -129,7 +165,7 @@ def main() -> None:
     lines: list[Any] = [{"environment": environment()}]
     with tempfile.TemporaryDirectory() as folder:
         for name in given.models:
-            lines.append(measured(name, Path(folder), given.rounds, given.inductor))
+            lines.append(measured(name, Path(folder), given))
             print(json.dumps(lines[-1]), flush=True)
             if given.output:
                 given.output.write_text("".join(json.dumps(line) + "\n" for line in lines))

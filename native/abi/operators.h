@@ -69,7 +69,8 @@ pysim_status pysim_run_products(const pysim_products *p, const pysim_schedule *s
 /* Attention: y[i] = sum over keys j of softmax(alpha q[i] k[j] + mask[i][j]) v[j] for each head of a batch along up to 4 axes; no matrix of
  * scores is made. A head has `rows` queries and `keys` keys of `size` elements, and values of `width` elements, all rows *_row elements
  * apart; those of q, v and y are contiguous, and of k either k_step or k_row is 1. The mask, or NULL, has steps m_row and m_step, which may
- * be 0. With zero_rows, a row whose shares are NaN is 0. The workspace is aligned to 64 and the caller's. */
+ * be 0. With zero_rows, a row whose shares are NaN is 0. Of dtype bf16 all operands are f32, and queries, keys, values and shares are rounded to bf16 before
+ * they are multiplied. The workspace is aligned to 64 and the caller's. */
 typedef struct {
     int64_t rows, keys, size, width;
     int64_t counts[4], q_steps[4], k_steps[4], v_steps[4], m_steps[4], y_steps[4];

@@ -6,7 +6,10 @@
 #include "operators.h"
 #include "abi/status.h"
 
-enum { AXES = 4, SIDES = 5, FEWEST = 48, MOST_BYTES = 1 << 15 };
+enum { AXES = 4, SIDES = 5, FEWEST = 48, MOST_BYTES = 1 << 15, PAIRS = 2 * PYSIM_ATTENTION_LANES };
+
+/* That of operands and results, but for queries and keys of bytes. */
+static int32_t dtype_of(const pysim_attention *a) { return a->dtype == PYSIM_BF16 ? PYSIM_F32 : a->dtype; }
 
 /* Bytes from the first to the last element of one operand: its steps along the batch, then its own two axes. */
 static pysim_status bytes_of(const char *what, const pysim_attention *a, int64_t element, const int64_t *steps, const int64_t *own,
@@ -84,14 +87,15 @@ static int64_t heads_of(const pysim_attention *a) {
 }
 
 static int64_t thread_bytes(const pysim_attention *a) {
-    return (pysim_attention_elements(a->size, a->width) * pysim_dtype_bytes(a->dtype) + 63) / 64 * 64;
+    const int64_t size = a->dtype == PYSIM_BF16 ? (a->size + PAIRS - 1) / PAIRS * PAIRS : a->size;
+    return (pysim_attention_elements(size, a->width) * pysim_dtype_bytes(dtype_of(a)) + 63) / 64 * 64;
 }
 
 pysim_status pysim_attention_workspace_bytes(const pysim_attention *a, int32_t threads, int64_t *bytes) {
     const pysim_loops *loops;
     int64_t unused;
     if (!a || !bytes) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is NULL", a ? "bytes" : "attention");
-    pysim_status status = pysim_loops_of(a->dtype, &loops);
+    pysim_status status = pysim_loops_of_values(a->dtype, &loops);
     if (status == PYSIM_OK) status = check_sizes(a);
     if (status == PYSIM_OK && threads) status = pysim_threads_workspace(0, threads, &unused);
     if (status == PYSIM_OK) *bytes = pysim_max(1, threads) * thread_bytes(a);
@@ -110,7 +114,7 @@ typedef struct {
 static void run_piece(int64_t part, int64_t thread, const void *context) {
     const attention_run *r = context;
     const pysim_attention *a = r->of;
-    const int64_t bytes = pysim_dtype_bytes(a->dtype), each = r->scores ? 1 : bytes, first = part % r->pieces * r->piece;
+    const int64_t bytes = pysim_dtype_bytes(dtype_of(a)), each = r->scores ? 1 : bytes, first = part % r->pieces * r->piece;
     int64_t head = part / r->pieces, q = first * a->q_row, k = 0, v = 0, m = first * a->m_row, y = first * a->y_row;
     for (int32_t i = a->axes - 1; i >= 0; head /= a->counts[i], i--) {
         const int64_t at = head % a->counts[i];
@@ -144,7 +148,7 @@ static pysim_status check_operands(const pysim_attention *a, const void *q, cons
             spans[i] = (pysim_span){names[i], NULL, 0, 0};
             continue;
         }
-        const int32_t dtype = of_bytes(a) && i < 2 ? PYSIM_S8 : a->dtype;
+        const int32_t dtype = of_bytes(a) && i < 2 ? PYSIM_S8 : dtype_of(a);
         pysim_status status = bytes_of(names[i], a, pysim_dtype_bytes(dtype), steps[i], own[i], sizes[i], &bytes);
         if (status == PYSIM_OK) status = pysim_check_operand(names[i], memory[i], dtype);
         if (status != PYSIM_OK) return status;
@@ -164,7 +168,7 @@ pysim_status pysim_run_attention(const pysim_attention *a, int32_t threads, cons
     attention_run r = {.of = a, .q = q, .k = k, .v = v, .y = y, .workspace = workspace};
     int64_t needed;
     pysim_status status = pysim_attention_workspace_bytes(a, threads, &needed);
-    if (status == PYSIM_OK) status = pysim_loops_of(a->dtype, &r.loops);
+    if (status == PYSIM_OK) status = pysim_loops_of_values(a->dtype, &r.loops);
     if (status == PYSIM_OK) status = check_operands(a, q, k, v, y);
     if (status == PYSIM_OK && (!workspace || workspace_bytes < needed))
         status = pysim_fail(PYSIM_BAD_ARGUMENT, "attention's workspace has %lld bytes; it needs %lld",

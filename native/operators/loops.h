@@ -95,7 +95,7 @@ static inline int64_t pysim_attention_elements(int64_t size, int64_t width) {
 }
 
 /* The loops of the best target that runs on this CPU, for results of a dtype (f32, f64 or, if the CPU has it, bf16); NULL for other dtypes. Those of bf16 have
- * finish, map, pool, pair, widen and narrow: values are bf16, scales and shifts floats. */
+ * finish, map, pool, pair, attention, widen and narrow: values are bf16, scales and shifts floats, and so are all operands of attention. */
 const pysim_loops *pysim_loops_for(int32_t dtype);
 
 /* Prefetches rows of `bytes` bytes, `pitch` bytes apart, that a tile reads or writes after its kernel, so that the kernel hides their

@@ -22,6 +22,24 @@ enum { PIECE = 1024, BLOCK = 2048, SLACK = 4 * LANES, AHEAD = 1024 };
 #include "loops/blocks.h"
 #include "loops/pairs.h"
 
+INLINE VEC combined(const int largest, VEC a, VEC b) { return largest ? v_larger(a, b) : v_add(a, b); }
+
+/* Of one vector: lane l with lane l + LANES / 2, and so on. Folds along rows have the same tree. */
+INLINE NUMBER across(const int largest, VEC v) {
+#pragma GCC unroll 4
+    for (int n = LANES; n > 1; n /= 2) v = combined(largest, v_interleave_low(v, v), v_interleave_high(v, v));
+    return v[0];
+}
+
+/* The maximum of SUMS partial results, or their sum: that of l with that of l + SUMS / 2, and so on, whatever the width of a vector. */
+INLINE NUMBER across_parts(const int largest, VEC part[PARTS]) {
+#pragma GCC unroll 4
+    for (int n = PARTS / 2; n > 0; n /= 2)
+#pragma GCC unroll 8
+        for (int v = 0; v < n; v++) part[v] = combined(largest, part[v], part[v + n]);
+    return across(largest, part[0]);
+}
+
 #ifdef STORED_NARROW
 static void pool_planes(const pysim_pool *p, const void *from, void *to) { pool_blocks(p, from, to); }
 
@@ -43,12 +61,15 @@ static void narrow_values(const void *from, int64_t count, void *to) {
     if (whole < count) v_store_mask(y + whole, v_load_numbers_mask(x + whole, rest), rest);
 }
 
-#define DEFINED(target, dtype)                                                  \
-    const pysim_loops pysim_loops_##dtype##__##target = {.finish = finish_rows, \
-                                                         .map = map_planes,     \
-                                                         .pool = pool_planes,   \
-                                                         .pair = pair_arrays,   \
-                                                         .widen = widen_values, \
+#include "loops_attention.h"
+
+#define DEFINED(target, dtype)                                                        \
+    const pysim_loops pysim_loops_##dtype##__##target = {.finish = finish_rows,       \
+                                                         .map = map_planes,           \
+                                                         .pool = pool_planes,         \
+                                                         .pair = pair_arrays,         \
+                                                         .attention = attention_rows, \
+                                                         .widen = widen_values,       \
                                                          .narrow = narrow_values};
 #else
 #if DOUBLE
@@ -91,30 +112,12 @@ static void rescale(const pysim_rescale *r, const int32_t *sums, int64_t sums_pi
 
 /* ---- rows to one number ---- */
 
-INLINE VEC combined(const int largest, VEC a, VEC b) { return largest ? v_larger(a, b) : v_add(a, b); }
-
 /* The first `count` lanes of v and the other lanes of `rest`. */
 INLINE VEC first_lanes(VEC v, int64_t count, VEC rest) {
     VEC number;
     for (int i = 0; i < LANES; i++) number[i] = (T)i;
     const BITS first = (BITS)(number < v_set1((T)count));
     return (VEC)((first & (BITS)v) | (~first & (BITS)rest));
-}
-
-/* Of one vector: lane l with lane l + LANES / 2, and so on. Folds along rows have the same tree. */
-INLINE T across(const int largest, VEC v) {
-#pragma GCC unroll 4
-    for (int n = LANES; n > 1; n /= 2) v = combined(largest, v_interleave_low(v, v), v_interleave_high(v, v));
-    return v[0];
-}
-
-/* The maximum of SUMS partial results, or their sum: that of l with that of l + SUMS / 2, and so on, whatever the width of a vector. */
-INLINE T across_parts(const int largest, VEC part[PARTS]) {
-#pragma GCC unroll 4
-    for (int n = PARTS / 2; n > 0; n /= 2)
-#pragma GCC unroll 8
-        for (int v = 0; v < n; v++) part[v] = combined(largest, part[v], part[v + n]);
-    return across(largest, part[0]);
 }
 
 /* What a row is reduced to: the sum of its elements, of their squares about the mean, or the maximum. */

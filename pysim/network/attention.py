@@ -5,7 +5,7 @@
 
 attributes: `of`, the quantities of q and k if both are bytes, whose Dequantize is part of the operator, else None; `alpha`, the factor of
 the scores; `orders` and `result`, the transpositions of the products (`native_ops.arrays`); `zero_rows`: Where(IsNaN(shares), 0, shares)
-stood behind the Softmax. Nothing else may read the values between.
+stood behind the Softmax; `narrow`: q, k, v and shares are bf16 in the model. Nothing else may read the values between.
 
 Worked number: 12 heads of 128 queries and keys have 196,608 scores, 768 KiB; in blocks of 64 keys and 6 rows, 1.5 KiB.
 """
@@ -107,7 +107,8 @@ def attention(out: Array, inputs: Sequence[Array], attributes: Mapping[str, Any]
     result = attributes["result"]
     y = out if result is None else out.transpose(np.argsort(result))
     mask = inputs[3] if len(inputs) > 3 else None
-    return attention_step(y, q, k, v, mask, attributes["alpha"], attributes["zero_rows"], attributes["of"])
+    of, narrow = attributes.get("of"), attributes.get("narrow", False)
+    return attention_step(y, q, k, v, mask, attributes["alpha"], attributes["zero_rows"], of, narrow)
 
 
 def _bound(graph: Graph, node: Node) -> Step | None:

@@ -25,7 +25,7 @@ from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.fingerprint import entry
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Array, Graph, Node, Tensor
-from pysim.network.halves.ends import as_declared, declared, dense
+from pysim.network.halves.ends import Ends, with_ends
 from pysim.network.halves.narrow import prepared_type
 from pysim.network.integers.layers import INTEGER_LAYERS, IntegerLayer
 from pysim.network.native_ops.along import SEVERAL
@@ -64,10 +64,8 @@ class Network:
     about: Mapping[str, Any] = {}  # what a front end has saved with it
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
-        ends = [name in graph.narrow for name in graph.outputs], graph.narrow.intersection(graph.inputs)
-        graph = rewritten(graph, Target(on, threads, accuracy, self.blocks))
-        narrow = frozenset(name for name, one in zip(graph.outputs, ends[0], strict=True) if one) | ends[1]
-        self._graph = graph = graph._replace(constants=(constants := dict(graph.constants)), narrow=narrow)
+        graph = with_ends(rewritten(graph, Target(on, threads, accuracy, self.blocks)), graph)
+        self._graph, self._ends = (graph := graph._replace(constants=(constants := dict(graph.constants)))), Ends(graph)
         self.threads, self.accuracy, self._idle, self._calling = threads, accuracy, list[_Run](), _calling(accuracy)
         buffers = _buffers_of(graph)
         self.plan = NetworkPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
@@ -88,7 +86,7 @@ class Network:
         """The network that `save` wrote."""
         made, (graph, layers, natives, accuracy, about) = cls.__new__(cls), saved.load(path, on, threads)
         made.about = about
-        made._graph, made._natives, made.threads, made._idle = graph, natives, threads, []
+        made._graph, made._ends, made._natives, made.threads, made._idle = graph, Ends(graph), natives, threads, []
         made.accuracy, made._calling = accuracy, _calling(accuracy)
         made.plan = NetworkPlan(layers, _buffers_of(graph), on.name)
         return made
@@ -104,11 +102,11 @@ class Network:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        return {name: declared(self._graph, name) for name in self._graph.inputs}
+        return {name: self._ends.declared(name) for name in self._graph.inputs}
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        return {name: declared(self._graph, name) for name in self._graph.outputs}
+        return {name: self._ends.declared(name) for name in self._graph.outputs}
 
     def _prepared(self, layer: Layer) -> Prepared | IntegerLayer | None:
         if layer.plan is None or layer.node.op in OF_TWO:  # which have no constant weights
@@ -129,7 +127,7 @@ class Network:
         inputs = self._inputs_by_name(arrays, named)
         first = next(iter((*arrays, *named.values())), None)
         results = zip(self._graph.outputs, self._results(inputs), strict=True)
-        outputs = [cpu.like(first, as_declared(self._graph, name, y)) for name, y in results]
+        outputs = [cpu.like(first, self._ends.as_declared(name, y)) for name, y in results]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def results(self, arrays: Sequence[Array]) -> list[Array]:
@@ -202,7 +200,7 @@ class Network:
             given[name] = x
         if missing := [printable(name) for name in names if name not in given]:
             raise OperandError(f"the model's inputs {', '.join(missing)} are not given")
-        return {name: dense(given[name], name, self._graph) for name in names}
+        return {name: self._ends.dense(given[name], name) for name in names}
 
 
 def _calling(accuracy: Accuracy) -> Callable[[], AbstractContextManager[None]]:

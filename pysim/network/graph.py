@@ -79,7 +79,7 @@ class Quantized(NamedTuple):
 
 class Graph(NamedTuple):
     """`quantized`: the constants among `constants` that were made of integers. `narrow`: the values that are bf16 in the model; the graph
-    computes in float32, and may round them to bf16 or not."""
+    computes in float32, and may round them to bf16 or not. `half`: those that are float16 in it."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
@@ -88,6 +88,7 @@ class Graph(NamedTuple):
     constants: Mapping[str, Array] = {}
     quantized: Mapping[str, Quantized] = {}
     narrow: frozenset[str] = frozenset()
+    half: frozenset[str] = frozenset()
 
     def users(self) -> dict[str, list[int]]:
         """For each value, the positions of the nodes that read it, once per read. A graph output is read at the end."""

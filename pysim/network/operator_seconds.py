@@ -36,6 +36,7 @@ from pysim.network.fusion import RESIDUAL_INPUT, activation_of
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
 from pysim.registry.cpu import loop_targets, rows_kinds
 from pysim.runtime.operators import BITS
 
@@ -164,7 +165,7 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
         waiting = reductions * 2 * log2(lanes) * unit.fma_latency_cycles.value
         return float(rows * (-(-size // lanes) * operations / vectors + waiting))
     if node.op == "Attention":
-        return _attending_cycles(node, graph, unit, lanes)
+        return _attending_cycles(node, graph, on, unit)
     if node.op == "Take" and prod(x.shape[node.attributes["axis"] + 1 :]) == 1:
         return float(elements * (2 if len(node.inputs) == 2 else 3 * len(graph.constants[node.inputs[2]])) / unit.loads_per_cycle.value)
     if node.op == "Transpose":
@@ -189,17 +190,20 @@ def _stepping_cycles(node: Node, graph: Graph, on: Machine) -> float:
     return float(steps * max(products, weights.nbytes / level.read_bytes_per_cycle.value))
 
 
-def _attending_cycles(node: Node, graph: Graph, unit: Unit, lanes: int) -> float:
-    """Core cycles of an Attention, whose operands may be transposed."""
+def _attending_cycles(node: Node, graph: Graph, on: Machine, unit: Unit) -> float:
+    """Core cycles of an Attention, whose operands may be transposed; of bf16 two elements are multiplied at once."""
     shapes = [graph.tensors[name].shape for name in node.inputs[:3]]
     q, k, v = ([shape[axis] for axis in order or range(len(shape))] for shape, order in zip(shapes, node.attributes["orders"], strict=True))
-    vectors = -(-k[-1] // lanes)
-    products = vectors * q[-1] + k[-1] * -(-v[-1] // lanes)
     tensor = graph.tensors[node.output]
     rate, item = DTYPES[tensor.dtype.name], tensor.dtype.itemsize
-    shares = vectors * rows_kinds()["softmax"][1] / unit.vector_rate(rate, item)
+    lanes, each = unit.lanes(item), 1 / unit.vector_rate(rate, item)
+    vectors = -(-k[-1] // lanes)
+    products = (vectors * q[-1] + k[-1] * -(-v[-1] // lanes)) * each
+    if "narrow" in node.attributes:
+        pairs = next(filter(None, map(on.unit, loop_targets("bf16"))))
+        products *= unit.vector_rate(rate, item) / (2 * pairs.vector_rate("bf16", SIZES["bf16"]))
     rows = prod(q[:-2]) * (-(-q[-2] // ATTENTION_GROUP) * ATTENTION_GROUP)
-    return float(rows * (products / unit.vector_rate(rate, item) + shares))
+    return float(rows * (products + vectors * rows_kinds()["softmax"][1] * each))
 
 
 def _is_planned(node: Node) -> bool:

@@ -137,6 +137,7 @@ def save(path: Path, parts: Parts, machine: str, threads: int) -> None:
         "inputs": graph.inputs,
         "outputs": graph.outputs,
         "narrow": sorted(graph.narrow),
+        "half": sorted(graph.half),
         "tensors": {name: [tensor.shape, tensor.dtype.str] for name, tensor in graph.tensors.items()},
         "constants": {name: kept(array) for name, array in graph.constants.items()},
         "layers": [_layer_of(layer, native, kept) for layer, native in zip(parts.layers, parts.natives, strict=True)],
@@ -179,14 +180,14 @@ def load(path: Path, on: Machine, threads: int) -> Parts:
             constants = {name: value(array) for name, array in document["constants"].items()}
             layers = tuple(_layer(one, on, value) for one in document["layers"])
             tensors = {name: Tensor(tuple(shape), np.dtype(kind)) for name, (shape, kind) in document["tensors"].items()}
-            narrow = frozenset(map(str, document["narrow"]))
+            narrow, half = (frozenset(map(str, document[which])) for which in ("narrow", "half"))
             natives = [_native(one, layer, threads, arrays, tensors) for one, layer in zip(document["layers"], layers, strict=True)]
     except OSError as error:
         raise ProblemError(f"{_name(path)} cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
         raise ProblemError(f"{_name(path)} is no whole network of pysim's: {error}; save it again from the model's file") from None
     nodes = tuple(layer.node for layer in layers)
-    graph = Graph(nodes, tuple(document["inputs"]), tuple(document["outputs"]), tensors, constants, narrow=narrow)
+    graph = Graph(nodes, tuple(document["inputs"]), tuple(document["outputs"]), tensors, constants, narrow=narrow, half=half)
     return Parts(graph, layers, natives, accuracy, document["about"])
 
 

@@ -49,14 +49,14 @@ def _graph_of(model: "onnx.ModelProto") -> Graph:
     constants = {tensor.name: array_of(tensor) for tensor in model.graph.initializer}
     declared = shape_inference.undeclared(model.graph)
     model = without_fused(shape_inference.infer(model), opset)
-    narrow = widened(model, constants, declared)
+    short = widened(model, constants, declared)
     check_utf8(model.graph)
     check_names(model.graph)
     check_nodes(model)
     outputs = tuple(value.name for value in model.graph.output)
     if not outputs:
         raise ModelError(" has no outputs; expected at least one")
-    read, graph = _settled(model, opset, Graph((), (), outputs, {}, constants, narrow=narrow))
+    read, graph = _settled(model, opset, Graph((), (), outputs, {}, constants, narrow=short.narrow, half=short.half))
     while (taken := with_branches(model, graph.constants)) is not None:
         model = taken
         constants |= {tensor.name: array_of(tensor) for tensor in model.graph.initializer if tensor.name not in constants}

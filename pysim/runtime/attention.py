@@ -36,12 +36,14 @@ def attention_step(
     alpha: float = 1.0,
     zero_rows: bool = False,
     of: tuple[Quantity, Quantity] | None = None,
+    narrow: bool = False,
 ) -> Step | None:
     """out = softmax(alpha q k + mask) v over the last two axes, where k is [..., size, keys]; the other axes are heads. With zero_rows a
-    row whose shares are NaN is 0. `of`: what q and k stand for if they are bytes. None if these arrays are unsupported."""
+    row whose shares are NaN is 0. `of`: what q and k stand for if they are bytes. `narrow`: q, k, v and shares of float32 are rounded to
+    bf16 before they are multiplied. None if these arrays are unsupported."""
     arrays = [q, k, v, out, *([] if mask is None else [mask])]
     dtypes = [*((x.dtype for x in of) if of else [out.dtype] * 2), *[out.dtype] * (len(arrays) - 2)]
-    if out.dtype not in NATIVE_DTYPES or (of and (out.dtype != np.float32 or q.shape[-1] > _MOST_BYTES)):
+    if out.dtype not in NATIVE_DTYPES or (of and (narrow or out.dtype != np.float32 or q.shape[-1] > _MOST_BYTES)):
         return None
     if any(x.dtype != dtype or not x.size or min(x.strides) < 0 for x, dtype in zip(arrays, dtypes, strict=True)):
         return None
@@ -59,7 +61,7 @@ def attention_step(
     about: dict[str, Any] = dict(zip(("q_steps", "k_steps", "v_steps", "m_steps", "y_steps"), steps, strict=True))
     about |= {"rows": rows, "keys": keys, "size": size, "width": width, "counts": counts, "axes": len(axes)}
     about |= {"q_row": of_q[0], "k_row": of_k[1], "k_step": of_k[0], "v_row": of_v[0], "y_row": of_y[0]}
-    about |= {"alpha": alpha, "zero_rows": zero_rows, "dtype": getattr(lib, NATIVE_DTYPES[out.dtype])}
+    about |= {"alpha": alpha, "zero_rows": zero_rows, "dtype": lib.PYSIM_BF16 if narrow else getattr(lib, NATIVE_DTYPES[out.dtype])}
     if of:
         about |= {name: [one.scale, one.zero, one.dtype == np.int8] for name, one in zip(("q_of", "k_of"), of, strict=True)}
     if mask is not None:

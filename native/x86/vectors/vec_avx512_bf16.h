@@ -43,6 +43,11 @@ INLINE VEC v_element(const T *p) {
     memcpy(&pair, p, sizeof pair);
     return _mm512_castsi512_ps(_mm512_set1_epi32(pair));
 }
+/* Element i of both in lane i. */
+INLINE void v_store_pairs(T *p, VEC first, VEC second) {
+    const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(v_bits_of(second)), 16);
+    _mm512_storeu_si512(p, _mm512_or_si512(high, _mm512_cvtepu16_epi32(v_bits_of(first))));
+}
 INLINE VEC v_filters(const T *p) { return _mm512_castsi512_ps(_mm512_loadu_si512(p)); }
 INLINE VEC v_products(VEC filters, VEC elements, VEC sums) {
     return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_castps_si512(filters), (__m512bh)_mm512_castps_si512(elements));

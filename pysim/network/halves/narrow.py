@@ -74,7 +74,7 @@ def computes_narrow(on: Machine) -> bool:
 
 
 def with_narrow(graph: Graph) -> Graph:
-    """Marks the layers with constant weights whose results are bf16 in the model (attribute `narrow`)."""
+    """Marks the layers with constant weights, and the attention, whose results are bf16 in the model (attribute `narrow`)."""
     if not graph.narrow:
         return graph
     marked = (node.having(narrow=True) if _may_narrow(node, graph) else node for node in graph.nodes)
@@ -82,6 +82,8 @@ def with_narrow(graph: Graph) -> Graph:
 
 
 def _may_narrow(node: Node, graph: Graph) -> bool:
+    if node.op == "Attention":
+        return graph.narrow.issuperset((*node.inputs[:3], node.output)) and graph.tensors[node.output].dtype == np.float32
     weighted = node.op in ("Conv", "Linear") and "reference" not in node.attributes and node.inputs[1] in graph.constants
     return weighted and node.output in graph.narrow and graph.tensors[node.inputs[0]].dtype == np.float32
 

@@ -16,6 +16,7 @@ import numpy as np
 from pysim.network.graph import Graph, Node, live
 
 _NEAR = 1e-6  # relative: constants are float32
+_NEAR_SHORT = {"narrow": 2.0**-8, "half": 2.0**-11}  # of constants rounded to bf16 and to float16
 
 
 def with_patterns(graph: Graph) -> Graph:
@@ -34,25 +35,26 @@ class _Patterns:
     def gelu(self, last: Node) -> Node | None:
         """The Gelu that ends with this node."""
         half, operands = self._product(last)
+        near = max((near for which, near in _NEAR_SHORT.items() if last.output in getattr(self._graph, which)), default=_NEAR)
         for x, other in (operands, operands[::-1]) if len(operands) == 2 and isclose(half, 0.5, rel_tol=_NEAR) else ():
             gate = self._by(self._alone(other, "Add"), ("Add",), 1.0)
             inner = self._alone(gate, "Erf", "Tanh")
             if inner is None or not self._graph.tensors[x].native or self._graph.tensors[x] != self._graph.tensors[last.output]:
                 continue
             scale, (of, *more) = self._factors(inner.inputs[0])
-            if inner.op == "Erf" and (of, *more) == (x,) and isclose(scale, sqrt(0.5), rel_tol=_NEAR):
+            if inner.op == "Erf" and (of, *more) == (x,) and isclose(scale, sqrt(0.5), rel_tol=near):
                 return Node("Gelu", last.name, (x,), last.outputs)
-            if inner.op == "Tanh" and not more and self._is_cubic(of, x) and isclose(scale, sqrt(2 / pi), rel_tol=_NEAR):
+            if inner.op == "Tanh" and not more and self._is_cubic(of, x, near) and isclose(scale, sqrt(2 / pi), rel_tol=near):
                 return Node("Gelu", last.name, (x,), last.outputs, {"approximate": b"tanh"})
         return None
 
-    def _is_cubic(self, name: str, x: str) -> bool:
+    def _is_cubic(self, name: str, x: str, near: float) -> bool:
         """Whether a value, read once, is x + 0.044715 x^3."""
         total = self._alone(name, "Add")
         for one, other in (total.inputs, total.inputs[::-1]) if total and x in total.inputs else ():
             if one == x:
                 scale, of = self._factors(other)
-                return of == (x, x, x) and isclose(scale, 0.044715, rel_tol=_NEAR)
+                return of == (x, x, x) and isclose(scale, 0.044715, rel_tol=near)
         return False
 
     def _factors(self, name: str) -> tuple[float, tuple[str, ...]]:

@@ -19,7 +19,18 @@ from pysim.network.lowering.conv_transpose import transposed_by_phases
 from pysim.network.operator_seconds import DTYPES
 from pysim.problem.windows import conv_of
 from pysim.torch.capture.forms import Form
-from pysim.torch.capture.lowering import Arguments, Lowering, Made, Operator, UnknownError, array_of, conversion, name_of
+from pysim.torch.capture.lowering import (
+    Arguments,
+    Lowering,
+    Made,
+    Operator,
+    UnknownError,
+    array_of,
+    conversion,
+    converted,
+    name_of,
+    same,
+)  # fmt: skip
 
 
 def _pair_of(numbers: Any, count: int) -> list[int]:
@@ -364,16 +375,9 @@ def _view(low: Lowering, node: fx.Node, given: Arguments) -> str:
     return low.view(x, shape)
 
 
-def _same(low: Lowering, node: fx.Node, given: Arguments) -> str:
-    x, form = low[given["self"]], _form(node)
-    if low.shape(x) != form.shape or low.dtype(x) != form.tensor.dtype:
-        raise UnknownError("it makes other elements")
-    return x
-
-
 def _restrided(low: Lowering, node: fx.Node, given: Arguments) -> str:
     """Other strides of axes of one element."""
-    x, of, form = _same(low, node, given), given["self"].meta["form"], _form(node)
+    x, of, form = same(low, node, given), given["self"].meta["form"], _form(node)
     if any(a != b for a, b, size in zip(of.stride, form.stride, form.shape, strict=True) if size != 1) or given["storage_offset"]:
         raise UnknownError("it sees memory in another order")
     return x
@@ -464,11 +468,11 @@ def _resize(mode: bytes) -> Operator:
 OPERATORS: dict[str, Operator] = {
     "dequantize_per_tensor": conversion("Dequantize"), "quantize_per_tensor": conversion("Quantize"),
     "_adaptive_avg_pool2d": _adaptive_pool, "_native_batch_norm_legit": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention, "_softmax": _softmax, "_to_copy": _same, "_unsafe_view": _view,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention, "_softmax": _softmax, "_to_copy": converted, "_unsafe_view": _view,
     "_log_softmax": _softmax,
-    "abs": _unary("Abs"), "add": _arithmetic("Add"), "addcmul": _addcmul, "addmm": _addmm, "alias": _same, "as_strided": _restrided,
+    "abs": _unary("Abs"), "add": _arithmetic("Add"), "addcmul": _addcmul, "addmm": _addmm, "alias": same, "as_strided": _restrided,
     "avg_pool2d": _pool("AveragePool"), "baddbmm": _baddbmm, "bmm": _mm, "cat": _cat, "clamp": _clip, "clamp_max": _clip,
-    "clamp_min": _clip, "clone": _same, "constant_pad_nd": _pad, "convolution": _convolution, "copy": _copied, "detach": _same,
+    "clamp_min": _clip, "clone": same, "constant_pad_nd": _pad, "convolution": _convolution, "copy": _copied, "detach": same,
     "div": _arithmetic("Div"), "erf": _unary("Erf"), "exp": _unary("Exp"), "expand": _expand, "gelu": _gelu, "hardsigmoid": _hard_sigmoid,
     "hardswish": _unary("HardSwish"), "hardtanh": _clip, "leaky_relu": _leaky_relu, "linalg_vector_norm": _length, "log": _unary("Log"),
     "max_pool2d_with_indices": _pool("MaxPool"), "maximum": _arithmetic("Max"), "mean": _means, "minimum": _arithmetic("Min"),

@@ -20,6 +20,7 @@ from pysim.errors import ProblemError
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
 from pysim.network.native_ops.along import split_at
 from pysim.runtime.integer_steps import BYTES, Quantity
+from pysim.runtime.operators import BITS
 from pysim.torch.capture.forms import Form, forms_in
 
 Made = str | tuple[str, ...]
@@ -302,6 +303,10 @@ def array_of(value: Any) -> Array:
 
 
 _COMPUTED = (torch.float32, torch.float64, torch.bfloat16)
+# What computes in float32 where some of its values are bfloat16
+_MIXED = (
+    "_native_batch_norm_legit_no_training", "_to_copy", "add", "div", "mul", "native_batch_norm", "native_layer_norm", "sub",
+)  # fmt: skip
 
 
 def _check_types(node: fx.Node) -> None:
@@ -312,8 +317,36 @@ def _check_types(node: fx.Node) -> None:
     forms = [*read, *forms_in(node.meta.get("form"))[:1]]
     if any(not isinstance(one, Form) or one.dtype not in _COMPUTED or not math.prod(one.shape) for one in forms):
         raise UnknownError("its values are no floating-point numbers of 32 or 64 bits and no bfloat16, or none at all")
-    if len({one.dtype for one in forms}) > 1:
+    kinds = {one.dtype for one in forms}
+    if len(kinds) > 1 and not (name_of(node) in _MIXED and kinds == {torch.float32, torch.bfloat16}):
         raise UnknownError("its values are of different types")
+
+
+def same(low: Lowering, node: fx.Node, given: Arguments) -> str:
+    """The same elements."""
+    x, form = low[given["self"]], node.meta["form"]
+    if low.shape(x) != form.shape or low.dtype(x) != form.tensor.dtype:
+        raise UnknownError("it makes other elements")
+    return x
+
+
+_MULTIPLY = ("_scaled_dot_product_flash_attention_for_cpu", "addmm", "baddbmm", "bmm", "convolution", "mm")
+_MOVE = ("_unsafe_view", "clone", "expand", "permute", "t", "transpose", "view")
+
+
+def _is_multiplied(node: fx.Node) -> bool:
+    """Whether a value is an operand of products and nothing else, which kernels of bf16 round themselves."""
+    return all(name_of(user) in _MULTIPLY or (name_of(user) in _MOVE and _is_multiplied(user)) for user in node.users)
+
+
+def converted(low: Lowering, node: fx.Node, given: Arguments) -> str:
+    """The same elements, also as bfloat16, to which those of float32 are rounded, and back."""
+    x, shape = same(low, node, given), node.meta["form"].shape
+    if not node.meta["form"].is_narrow or given["self"].meta["form"].is_narrow:
+        return x
+    if _is_multiplied(node):
+        return low.add("View", (x,), shape)  # a value of its own, which is bf16
+    return low.add("Cast", (low.add("Cast", (x,), shape, BITS),), shape, low.dtype(x))
 
 
 def conversion(op: str) -> Operator:

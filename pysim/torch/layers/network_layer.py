@@ -38,14 +38,14 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         self._places, (output,) = graph.graph.find_nodes(op="placeholder"), graph.graph.find_nodes(op="output")
         self._outputs = output.all_input_nodes
         self.forms: list[Form] = [one.meta["form"] for one in self._outputs]  # of the results
-        self.derived = ParameterCache(_CACHE_SIZE)
+        self.derived, self._casts = ParameterCache(_CACHE_SIZE), casts() if accuracy != "reproducible" else None
         self.decisions: list[Decision] = []
         self.is_faster = False
 
     def forward(self, *given: Any) -> Any:
         parameters, inputs = given[: self.parameter_count], given[self.parameter_count :]
         # parameters that are a graph's inputs are plain
-        if needs_pytorch(given[-1], inputs if self.derived.watched else given) or torch.is_autocast_enabled("cpu"):
+        if needs_pytorch(given[-1], inputs if self.derived.watched else given) or casts() is not self._casts:
             return self._by_pytorch(given, "its tensors or settings need PyTorch's operators")
         threads = torch.get_num_threads()
         try:
@@ -97,6 +97,11 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
             seconds = layer.predicted_seconds, pytorch_seconds(replaced, problems, on)
             name = module_name(nodes[_operator(layer.node.name)])
             self.decisions.append(Decision(name, one.problem, runs, kept or one.name, *seconds))
+
+
+def casts() -> Any:
+    """The type that autocast gives operators on the CPU, if it is on. A region has the conversions of the one that it was traced under."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
 def numbers_of(x: Any) -> Any:

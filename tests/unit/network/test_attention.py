@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention in blocks of keys is that of a whole matrix of scores, element by element, and touches nothing behind its arrays."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -9,7 +10,9 @@ from native_library import native
 from onnx import helper
 
 import pysim
+from pysim.calibration import host
 from pysim.errors import NativeError
+from pysim.network.halves.narrow import computes_narrow
 from pysim.runtime.attention import attention_step
 from pysim.runtime.integer_steps import Quantity
 
@@ -51,6 +54,28 @@ def test_attention_is_its_definition_whatever_the_shapes_and_strides(seed, dtype
     for zero_rows in (False, True):
         attention_step(out, q, k, v, mask, 0.3, zero_rows)()
         assert near(out, definition(q, k, v, mask, 0.3, zero_rows), dtype), (heads, rows, keys, size, width)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_attention_of_bf16_rounds_operands_and_shares_once(seed):
+    if not computes_narrow(host.runnable("host")):
+        pytest.skip("no kernels of bf16")
+    rng = np.random.default_rng(seed)
+    heads = tuple(int(n) for n in rng.integers(1, 4, int(rng.integers(0, 3))))
+    rows, keys, size, width = (int(n) for n in rng.choice([1, 2, 5, 6, 7, 16, 31, 33, 64, 65, 130, 400], 4))
+    size, width = min(size, 70), min(width, 70)
+    q, k, v = (rng.standard_normal((*heads, *shape)).astype(np.float32) for shape in ((rows, size), (size, keys), (keys, width)))
+    q, k, v = guarded(q), guarded(np.ascontiguousarray(k.swapaxes(-1, -2))).swapaxes(-1, -2) if seed % 2 else guarded(k), guarded(v)
+    mask = guarded(np.where(rng.random((rows, keys)) > 0.7, -np.inf, 0).astype(np.float32)) if seed % 3 else None
+    if mask is not None:
+        mask[0] = -np.inf
+    out = guarded(np.full((*heads, rows, width), 7, np.float32))
+    for zero_rows in (False, True):
+        attention_step(out, q, k, v, mask, 0.3, zero_rows, narrow=True)()
+        of = [x.astype(ml_dtypes.bfloat16).astype(np.float32) for x in (q, k, v)]
+        wanted, scale = definition(*of, mask, 0.3, zero_rows), definition(*of[:2], np.abs(of[2]), mask, 0.3, zero_rows)
+        within = np.abs(out - wanted) <= 2.0**-8 * scale + 1e-6  # each share by at most 2^-9 of it, and so their sum
+        assert (within | (np.isnan(out) & np.isnan(wanted))).all(), (heads, rows, keys, size, width)
 
 
 @pytest.mark.parametrize("rows", [1, 97, 197, 500])

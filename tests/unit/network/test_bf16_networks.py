@@ -159,3 +159,50 @@ def test_conversions_to_bfloat16_round():
         wanted = exact.astype(np.float32).astype(NARROW).astype(np.float32)
         assert (wanted != exact).any()
         assert np.array_equal(found, wanted)
+
+
+def block_of_a_transformer(tokens=50, size=64):
+    """Attention of two heads and a GELU by erf, as exporters write them, of bfloat16: so with rounded constants."""
+    random = np.random.default_rng(6)
+
+    def number(name, *shape, scale=1.0):
+        return numpy_helper.from_array((random.standard_normal(shape) * scale).astype(NARROW), name)
+
+    def one(name, value):
+        return numpy_helper.from_array(np.asarray(value, np.float32).astype(NARROW), name)
+
+    steps, weights = list[onnx.NodeProto](), [one("half", 0.5), one("unit", 1), one("root", np.sqrt(2)), one("alpha", 1 / np.sqrt(32))]
+    weights.append(numpy_helper.from_array(np.array([1, tokens, 2, size // 2]), "heads"))
+    weights.append(numpy_helper.from_array(np.array([1, tokens, size]), "joined"))
+    for name in "qkv":
+        weights.append(number(f"w{name}", size, size, scale=0.2))
+        steps.append(helper.make_node("MatMul", ["x", f"w{name}"], [f"{name}0"]))
+        steps.append(helper.make_node("Reshape", [f"{name}0", "heads"], [f"{name}1"]))
+        steps.append(helper.make_node("Transpose", [f"{name}1"], [name], perm=[0, 2, 3, 1] if name == "k" else [0, 2, 1, 3]))
+    for op, inputs, output, more in (
+        ("Mul", ["q", "alpha"], "scaled", {}), ("MatMul", ["scaled", "k"], "scores", {}), ("Softmax", ["scores"], "shares", {"axis": -1}),
+        ("MatMul", ["shares", "v"], "heads0", {}), ("Transpose", ["heads0"], "heads1", {"perm": [0, 2, 1, 3]}),
+        ("Reshape", ["heads1", "joined"], "z", {}), ("Div", ["z", "root"], "z1", {}), ("Erf", ["z1"], "z2", {}),
+        ("Add", ["z2", "unit"], "z3", {}), ("Mul", ["z", "z3"], "z4", {}), ("Mul", ["z4", "half"], "y", {}),
+    ):  # fmt: skip
+        steps.append(helper.make_node(op, inputs, [output], **more))
+    ends = [helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [1, tokens, size]) for name in "xy"]
+    return helper.make_model(helper.make_graph(steps, "block", ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 22)])
+
+
+def test_attention_and_gelu_of_bfloat16_are_one_operator_each(tmp_path):
+    proto, x = block_of_a_transformer(), np.random.default_rng(7).standard_normal((1, 50, 64)).astype(NARROW)
+    model, wide = model_of(proto), onnx.ModelProto.FromString(proto.SerializeToString())
+    attention = [layer.node for layer in model.plan.layers if layer.node.op == "Attention"]
+    assert len(attention) == 1
+    assert attention[0].attributes.get("narrow", False) == computes_narrow(host.runnable("host"))
+    assert not any(layer.node.op in ("Erf", "Softmax") for layer in model.plan.layers)
+    for tensor in wide.graph.initializer:
+        if tensor.data_type == TensorProto.BFLOAT16:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    for value in (*wide.graph.input, *wide.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+    assert_near(model(x), by_onnxruntime(wide.SerializeToString(), x.astype(np.float32)), steps=4)
+    model.save(tmp_path / "network.pysim")
+    again = type(model).of_file(tmp_path / "network.pysim", *machine_and_threads(model))
+    np.testing.assert_array_equal(again(x), model(x))

@@ -168,12 +168,14 @@ def test_text_is_refused_before_anything_runs():
 
 
 def test_a_definition_that_contradicts_shape_inference_is_named():
-    """It would be spread over a larger result without a word."""
+    """It would be spread over a larger result without a word. The model quantises halves, so that its operators are run as defined."""
     half = helper.np_dtype_to_tensor_dtype(np.dtype(np.float16))
     wide = helper.make_node("Conv", ["hx", "hw"], ["hy"], name="wide", kernel_shape=[1, 1, 5], strides=[1, 1, 3])
     casts = [helper.make_node("Cast", [name], [f"h{name}"], to=half) for name in ("x", "w")]
-    nodes = [*casts, wide, helper.make_node("Cast", ["hy"], ["y"], to=onnx.TensorProto.FLOAT)]
-    proto = exported(nodes, (1, 1, 2, 2, 3), {"w": np.ones((1, 1, 1, 1, 5))})
+    quantised = helper.make_node("QuantizeLinear", ["hx", "hs"], ["q"])
+    casts.append(helper.make_node("Cast", ["s"], ["hs"], to=half))
+    nodes = [*casts, wide, quantised, helper.make_node("Cast", ["hy"], ["y"], to=onnx.TensorProto.FLOAT)]
+    proto = exported(nodes, (1, 1, 2, 2, 3), {"w": np.ones((1, 1, 1, 1, 5)), "s": np.ones(())}, opset=19)
     model = model_of(proto)
     with pytest.raises(ProblemError, match='Conv "wide" cannot be run: its result has the shape'):
         model(given(proto))

@@ -53,11 +53,16 @@ def test_an_optimized_model_is_exported_as_pytorchs():
         assert_close(torch.export.export(optimized, (x,)).module()(x), optimized(x))
 
 
-def test_autocast_on_a_cpu_is_pytorchs():
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_under_autocast_on_a_cpu_results_have_its_type_and_are_as_exact(kind):
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert (optimized(x) == model(x)).all() and optimized(x).dtype == model(x).dtype
+    with torch.no_grad():
+        wanted = copy.deepcopy(model).double()(x.double())
+        with torch.autocast("cpu", kind):
+            found, theirs = optimized(x), model(x)
+    assert found.dtype == theirs.dtype
+    assert (found - wanted).square().mean() <= 1.2**2 * (theirs - wanted).square().mean()
 
 
 def test_modules_with_hooks_keep_them():
