@@ -18,6 +18,7 @@ enum { FARTHEST = sizeof(VEC) <= 32 ? 2 : 0 }; /* blocks between pixels up to wh
 enum { TILES_AHEAD = 2, ROWS_AHEAD = 96, LINE = 64 / sizeof(T), LINE_VECTORS = 64 / (LANES * sizeof(T)), WIDE = LANES * DEPTH };
 INLINE void fetch_tile(const int P, const int F, const T *at, int64_t vector, int64_t vectors) {
     for (int f = 0; f < F && f < vectors; f++)
+#pragma GCC unroll 1
         for (int p = 0; p < P; p += LINE_VECTORS) __builtin_prefetch(at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
 }
 
@@ -29,17 +30,31 @@ INLINE void multiply_pixel(const int F, const VEC filter[MAX_FILTER_VECTORS], co
     for (int f = 0; f < F; f++) acc[f][p] = v_products(filter[f], v, acc[f][p]);
 }
 
+/* Bytes between pixels: x86 addressing scales an index register by 1, 2, 4 or 8, so these three and one pointer reach seven pixels. */
+enum { REACH = 7 };
+typedef struct {
+    int64_t one, three, five;
+} PITCHES;
+INLINE PITCHES pitches_of(const pysim_nchwc_tile *t) {
+    PITCHES by = {t->pixel * (int64_t)sizeof(T), 3 * t->pixel * (int64_t)sizeof(T), 5 * t->pixel * (int64_t)sizeof(T)};
+    __asm__("" : "+r"(by.one), "+r"(by.three), "+r"(by.five)); /* otherwise GCC takes a register for each pixel */
+    return by;
+}
+INLINE const char *pixel_at(const char *const from[MAX_PIXELS / REACH], const PITCHES *by, const int p) {
+    const int rest = p % REACH;
+    const int64_t odd = rest % 3 ? rest == 5 ? by->five : by->one : by->three;
+    return from[p / REACH] + (rest == 5 ? odd : rest % 3 ? rest * odd : rest / 3 * odd);
+}
+
 /* Adds one tap of a kernel row, `inner` channels. x: the first pixel's elements; w: filters. `next`: lines of the next kernel row, one of which is
- * prefetched per channel. With EDGES the first and the last pixel are left out if their flags are 0. Pixel p is addressed as pointer p/3 plus
- * 0, 1 or 2 times the pixel stride: x86 addressing scales one index register by 1 or 2. */
-INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, int with_last, const pysim_nchwc_tile *t, const char *x,
-                    const T *w, const T **next, const T *next_end, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
-    const int64_t pixel = t->pixel * (int64_t)sizeof(T);
-    const char *third[MAX_PIXELS / 3 + 1];
-#pragma GCC unroll 10
-    for (int p = 0; p < P; p += 3) third[p / 3] = x + p * pixel;
+ * prefetched per channel. With EDGES the first and the last pixel are left out if their flags are 0. */
+INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, int with_last, const PITCHES *by, int64_t inner,
+                    const char *x, const T *w, const T **next, const T *next_end, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
+    const char *from[MAX_PIXELS / REACH];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p += REACH) from[p / REACH] = x + p * by->one;
 #pragma GCC unroll 2
-    for (int64_t i = 0; i < t->inner; i += DEPTH, w += F * WIDE) {
+    for (int64_t i = 0; i < inner; i += DEPTH, w += F * WIDE) {
         VEC filter[MAX_FILTER_VECTORS];
 #pragma GCC unroll 4
         for (int f = 0; f < F; f++) __builtin_prefetch(w + (ROWS_AHEAD * F + f) * WIDE);
@@ -48,12 +63,11 @@ INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, i
         __builtin_prefetch(*next);
         *next += *next < next_end ? LINE : 0;
         if (EDGES) __asm__("" : "+r"(with_first), "+r"(with_last)); /* otherwise GCC compiles the loop four times */
-        if (!EDGES || with_first) multiply_pixel(F, filter, third[0], acc, 0);
 #pragma GCC unroll 28
-        for (int p = 1; p < P - 1; p++) multiply_pixel(F, filter, third[p / 3] + p % 3 * pixel, acc, p);
-        if (P > 1 && (!EDGES || with_last)) multiply_pixel(F, filter, third[(P - 1) / 3] + (P - 1) % 3 * pixel, acc, P - 1);
-#pragma GCC unroll 10
-        for (int p = 0; p < P; p += 3) third[p / 3] += DEPTH * sizeof(T);
+        for (int p = 0; p < P; p++)
+            if (!EDGES || (p == 0 ? with_first : p < P - 1 || with_last)) multiply_pixel(F, filter, pixel_at(from, by, p), acc, p);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p += REACH) from[p / REACH] += DEPTH * sizeof(T);
     }
 }
 
@@ -92,6 +106,7 @@ INLINE const char *add_pointwise(const int P, const int F, const int STEP, const
 /* Adds all blocks, kernel rows and taps of a tile. STEP: blocks between pixels, 0 if unknown. Returns what is prefetched next. */
 INLINE const char *add_blocks(const int P, const int F, const int STEP, const int EDGES, const pysim_nchwc_tile *t, const T *input,
                               const char *ahead, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
+    const PITCHES by = pitches_of(t);
     const int64_t run = (P - 1) * t->pixel + (t->taps - 1) * t->tap + t->inner;
     for (int64_t b = 0; b < t->blocks; b++)
         for (int64_t r = 0; r < t->rows; r++) {
@@ -104,8 +119,9 @@ INLINE const char *add_blocks(const int P, const int F, const int STEP, const in
                 const T *x = row + s * t->tap, *w = (const T *)t->filters + b * t->filter_block + r * t->filter_row + s * t->filter_tap;
                 const int with_last = s < t->taps - t->without_last, with_first = s >= t->without_first && (P > 1 || with_last);
                 for (int64_t l = 0; l < t->ahead_lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-                if (STEP == 0 && (!EDGES || (with_first && with_last))) add_tap(P, F, 0, 1, 1, t, (const char *)x, w, &next, next_end, acc);
-                else if (STEP == 0) add_tap(P, F, 1, with_first, with_last, t, (const char *)x, w, &next, next_end, acc);
+                if (STEP == 0 && (!EDGES || (with_first && with_last)))
+                    add_tap(P, F, 0, 1, 1, &by, t->inner, (const char *)x, w, &next, next_end, acc);
+                else if (STEP == 0) add_tap(P, F, 1, with_first, with_last, &by, t->inner, (const char *)x, w, &next, next_end, acc);
                 else if (!EDGES || (with_first && with_last)) add_block(0, P, F, STEP, x, away, w, acc);
                 else if (with_first) add_block(0, P - 1, F, STEP, x, away, w, acc);
                 else if (with_last) add_block(1, P, F, STEP, x, away, w, acc);
@@ -114,6 +130,12 @@ INLINE const char *add_blocks(const int P, const int F, const int STEP, const in
         }
     return ahead;
 }
+
+#ifdef STORED_NARROW
+enum { ONE_SET = 1 }; /* results are rounded once */
+#else
+enum { ONE_SET = 0 };
+#endif
 
 /* Adds a channel set to the results of a tile: bias, residual, bounds. `out_vector` elements between vectors of both. */
 INLINE void store_tile(const int P, const int F, const pysim_nchwc_tile *t, T *out, const T *residual,
@@ -125,15 +147,16 @@ INLINE void store_tile(const int P, const int F, const pysim_nchwc_tile *t, T *o
     for (int f = 0; f < F; f++, out += t->out_vector) {
         if (f >= t->vectors) break;
         const VEC start = bias ? v_load_numbers(bias + f * LANES) : v_zero();
-        if (t->first)
+        const T *sums = out, *const last = residual ? residual + f * t->out_vector : NULL;
+        if (t->first || ONE_SET) {
 #pragma GCC unroll 28
             for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], start);
-        else
+            sums = last;
+        }
+#pragma GCC unroll 1 /* sums before, then the residual, by the same code */
+        for (const T *more = sums; more; more = more == last ? NULL : last)
 #pragma GCC unroll 28
-            for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], v_load(out + p * LANES));
-        if (residual)
-#pragma GCC unroll 28
-            for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], v_load(residual + f * t->out_vector + p * LANES));
+            for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], v_load(more + p * LANES));
         if (bounded)
 #pragma GCC unroll 28
             for (int p = 0; p < P; p++) acc[f][p] = v_between(low, high, acc[f][p]);
@@ -232,8 +255,8 @@ INLINE void each_size(const int P, const pysim_nchwc_tile *t, tiles_function com
 static const pysim_nchwc_kernel ROWS_OF_VECTORS[MAX_FILTER_VECTORS + 1]; /* by vectors of filters */
 
 /* Defines a row of the registry: tiles of up to P pixels x F vectors. A last panel of fewer vectors is computed by their row. Tiles that leave out
- * pixels have functions of their own: in a common one GCC allocates registers differently, and tiles that leave out nothing take up to 5 %
- * longer (Zen 4, 1x1, tiles of 12 x 8 on AVX2). */
+ * pixels have functions of their own where there are 16 registers: in a common one GCC allocates them differently, and tiles that leave out
+ * nothing take up to 5 % longer (Zen 4, 1x1, tiles of 12 x 8 on AVX2). With 32 registers one is as fast. */
 #define DEFINE_NCHWC(name, P, F)                                                                       \
     NCHWC_TILES(name##_any, P, F, 0, 0)                                                                \
     NCHWC_TILES(name##_any_edge, P, F, 0, 1)                                                           \
@@ -244,6 +267,7 @@ static const pysim_nchwc_kernel ROWS_OF_VECTORS[MAX_FILTER_VECTORS + 1]; /* by v
         const int64_t step = t->inner == LANES && t->pixel <= FARTHEST * LANES ? t->pixel / LANES : 0; \
         if (t->panels > 1) one_pixel(F, t);                                                            \
         else if (t->vectors < F) ROWS_OF_VECTORS[t->vectors](t);                                       \
+        else if (!FARTHEST) each_size(P, t, name##_any_edge, name##_any_edge);                         \
         else if (FARTHEST && step == 1) each_size(P, t, name##_1, name##_1_edge);                      \
         else if (FARTHEST && step == 2) each_size(P, t, name##_2, name##_any_edge);                    \
         else each_size(P, t, name##_any, name##_any_edge);                                             \
