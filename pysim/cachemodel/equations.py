@@ -319,10 +319,10 @@ class Program(NamedTuple):
     def _constants(self, *problem: Any) -> Array:
         if not self.questions:
             return self.constants
-        if (known := self.numbers.get(*problem)) is None:
+        if (known := self.numbers.get(problem)) is None:
             known = self.constants.copy()
             known[-len(self.questions) :] = [question.answer(*problem) for question in self.questions]
-            self.numbers.put(*problem, known)
+            self.numbers.put(problem, known)
         return known
 
 
@@ -335,7 +335,7 @@ class Programs:
     def of(self, trace: Callable[[], Program], *problem: Any) -> Program | None:
         """The program for a problem; None where the equations are to be called themselves: without the library, and before the `OFTEN`th
         evaluation that had no program."""
-        if problem and (known := self.known.get(*problem)):
+        if problem and (known := self.known.get(problem)):
             return known
         if not (program := next((one for one in self.recorded if not problem or one.holds(*problem)), None)):
             self.without += 1
@@ -343,7 +343,7 @@ class Programs:
                 return None
             self.without = 0
             self.recorded.append(program := trace())
-        return self.known.put(*problem, program) if problem else program
+        return self.known.put(problem, program) if problem else program
 
 
 class OfEach:
