@@ -346,20 +346,18 @@ class Programs:
         return self.known.put(problem, program) if problem else program
 
 
-class OfEach:
-    """Equations of each number of an array of any shape, and of what else is known for all of them: an array [results, shape]. They are
-    traced once for what is known."""
+class OfRows:
+    """Equations of the rows of a table [rows, columns], and of what else is known for all of it. They are traced once for what is known and
+    so many rows."""
 
-    def __init__(self, equations: Callable[..., Array]) -> None:
+    def __init__(self, equations: Callable[..., Sequence[Array]]) -> None:
         self.equations, self.programs = equations, LruCache[Programs](64)
 
-    def __call__(self, numbers: Array, *known: Any) -> Array:
-        if (programs := self.programs.get(known)) is None:
-            programs = self.programs.put(known, Programs())
-        if (program := programs.of(lambda: Program.of(lambda rows: ((self.equations(rows[0], *known),), None), 1))) is None:
-            return self.equations(numbers, *known)
-        (found,) = program(np.ascontiguousarray(numbers).reshape(1, -1))
-        return found.reshape(-1, *numbers.shape)
+    def __call__(self, rows: Array, *known: Any) -> Sequence[Array]:
+        if (programs := self.programs.get(key := (len(rows), *known))) is None:
+            programs = self.programs.put(key, Programs())
+        program = programs.of(lambda: Program.of(lambda traced: (self.equations(traced, *known), None), len(rows)))
+        return self.equations(rows, *known) if program is None else program(np.ascontiguousarray(rows))
 
 
 def _registered(made: dict[tuple[Any, ...], int], results: Sequence[int]) -> tuple[list[tuple[Any, ...]], list[tuple[str, Any]], int]:

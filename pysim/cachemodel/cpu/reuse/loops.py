@@ -45,7 +45,7 @@ from pysim.cachemodel.cpu.reuse.counts import AGAIN, Factored, OperandStructure,
 from pysim.cachemodel.cpu.reuse.distances import Array as Array
 from pysim.cachemodel.cpu.reuse.distances import Distances, Factors, Fixed, distances_of, evaluate_products
 from pysim.cachemodel.cpu.reuse.distances import Use as Use
-from pysim.cachemodel.equations import OfEach, Program, Programs, Recorder, as_rows, empty
+from pysim.cachemodel.equations import OfRows, Program, Programs, Recorder, as_rows, empty
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
@@ -140,12 +140,12 @@ class Reuse(NamedTuple):
 
 def miss_share(levels: Sequence[Level], distance: Array) -> Array:
     """Share of lines that miss each level (levels x any shape) if they are reused after `distance` bytes."""
-    return _miss_share(distance, tuple(levels))
+    return _miss_share(distance.reshape(1, -1), tuple(levels))[0].reshape(len(levels), *distance.shape)
 
 
-@OfEach
-def _miss_share(distance: Array, levels: tuple[Level, ...]) -> Array:
-    return np.stack([_share(level, distance / level.way_bytes) for level in levels])
+@OfRows
+def _miss_share(rows: Array, levels: tuple[Level, ...]) -> tuple[Array]:
+    return (np.stack([_share(level, rows[0] / level.way_bytes) for level in levels]),)
 
 
 def _share(level: Level, ways: Array) -> Array:
@@ -168,12 +168,12 @@ def fits(level: Level, size: float) -> bool:
 
 def scattered_miss_share(level: Level, ways: Array) -> Array:
     """Share of lines that miss a level if scattered pages that fill `ways` ways (any shape) were touched since their last use."""
-    return _scattered_share(ways, level)[0]
+    return _scattered_share(ways.reshape(1, -1), level)[0].reshape(ways.shape)
 
 
-@OfEach
-def _scattered_share(ways: Array, level: Level) -> Array:
-    return np.stack([_scattered(ways, level)])
+@OfRows
+def _scattered_share(rows: Array, level: Level) -> tuple[Array]:
+    return (_scattered(rows[0], level),)
 
 
 def _scattered(ways: Array, level: Level) -> Array:
