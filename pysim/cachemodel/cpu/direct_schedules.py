@@ -129,8 +129,8 @@ class ListedAlgorithm(NamedTuple):
     def least_cycles(self, request: Request, best: float) -> float:
         """A lower bound: `fewest` if that is above `best`, else the compute terms."""
         if self.fewest and request.threads == 1:
-            able = [kernel for kernel in self.of_type(request) if request.cpu.unit(kernel.target)]
-            if (least := min((self.fewest(request.problem, kernel, request.cpu) for kernel in able), default=0.0)) > best:
+            least = min((self.fewest(request.problem, kernel, request.cpu) for kernel in self.able(request)), default=0.0)
+            if least > best:
                 return least
         found = self.candidates(request) if request.threads == 1 else None
         return float(found.terms.sum(axis=0).min()) if isinstance(found, Listed) else 0.0
