@@ -128,6 +128,8 @@ SCHEDULE = ("keeps_windows", "packed", "channels", "k2", "k3")  # columns of a t
 
 def select(table: Table, rows: Any) -> Table:
     """Some rows of a table."""
+    if isinstance(rows, np.ndarray) and rows.dtype == bool:
+        rows = np.flatnonzero(rows)  # once, not for every column
     rates, keeps, kernel, packed, channels, k2, k3 = table
     return Table(rates.of(rows), keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
 

@@ -201,7 +201,7 @@ class _Search:
             new = ~before[within][which]  # the schedules of a set always have the same order
             bounds, known = self.bounds[within][which], np.zeros(which.size, bool)
             if np.count_nonzero(new) > FEW:
-                bounds[new] = _bounds(select(self.schedules, new), tiled=True)
+                bounds[new] = _bounds(self.schedules if new.all() else select(self.schedules, new), tiled=True)
             bounds[~new], known[~new] = self.schedule_bounds, self.known
             self.schedule_bounds, self.known = bounds, known
 
