@@ -424,3 +424,15 @@ def compute_cycles(table: Table) -> dict[str, Array]:
         "store": of.store * sets + of.reload * (sets - 1),
         "pack": pack,
     }
+
+
+def computed(table: Table) -> dict[str, Array]:
+    """`compute_cycles` of a table of numbers, by a program."""
+    cycles, names = _computed(table)
+    return dict(zip(names, cycles, strict=True))
+
+
+@OfTable
+def _computed(table: Table) -> tuple[Sequence[Array], tuple[str, ...]]:
+    terms = compute_cycles(table)
+    return tuple(terms.values()), tuple(terms)
