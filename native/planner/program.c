@@ -47,7 +47,8 @@ static pysim_status check(const pysim_program *p) {
     for (int64_t i = 0; i < width; i++) to[i] = (expression); \
     break
 
-CLONES static void operate(int32_t operation, int64_t width, double *restrict to, const double *a, const double *b, const double *c) {
+static inline __attribute__((always_inline)) void operate(int32_t operation, int64_t width, double *restrict to, const double *a,
+                                                          const double *b, const double *c) {
     switch (operation) {
     case PYSIM_ROW_ADD: EACH(a[i] + b[i]);
     case PYSIM_ROW_SUBTRACT: EACH(a[i] - b[i]);
@@ -68,21 +69,28 @@ CLONES static void operate(int32_t operation, int64_t width, double *restrict to
     }
 }
 
-// The columns from `start` on, `count` of them; the last is repeated until whole vectors are full.
-static void evaluate(const pysim_program *p, int64_t columns, int64_t start, int64_t count, const double *inputs, double *outputs,
-                     double *work) {
-    const int64_t width = (count + WIDTH - 1) / WIDTH * WIDTH;
-    for (int64_t at = 0; at < p->length; at++) {
-        const pysim_instruction one = p->instructions[at];
-        double *to = work + (int64_t)one.to * LANES;
-        const double *a = work + (int64_t)one.a * LANES;
-        if (one.operation == PYSIM_ROW_INPUT) {
-            const double *from = inputs + (int64_t)one.a * columns + start;
+// The columns from `start` on, `count` of them, as `width` columns: the last is repeated until whole vectors are full.
+static inline __attribute__((always_inline)) void evaluate(const pysim_program *p, int64_t columns, int64_t start, int64_t count,
+                                                           int64_t width, const double *inputs, double *outputs, double *work) {
+    const pysim_instruction *end = p->instructions + p->length;
+    for (const pysim_instruction *one = p->instructions; one < end; one++) {
+        double *to = work + (int64_t)one->to * LANES;
+        const double *a = work + (int64_t)one->a * LANES;
+        if (one->operation == PYSIM_ROW_INPUT) {
+            const double *from = inputs + (int64_t)one->a * columns + start;
             memcpy(to, from, (size_t)count * sizeof *to);
             for (int64_t i = count; i < width; i++) to[i] = from[count - 1];
-        } else if (one.operation == PYSIM_ROW_OUTPUT) memcpy(outputs + (int64_t)one.to * columns + start, a, (size_t)count * sizeof *to);
-        else operate(one.operation, width, to, a, work + (int64_t)one.b * LANES, work + (int64_t)one.c * LANES);
+        } else if (one->operation == PYSIM_ROW_OUTPUT) memcpy(outputs + (int64_t)one->to * columns + start, a, (size_t)count * sizeof *to);
+        else operate(one->operation, width, to, a, work + (int64_t)one->b * LANES, work + (int64_t)one->c * LANES);
     }
+}
+
+// All columns; loops over LANES of them have a constant length.
+CLONES static void evaluate_all(const pysim_program *p, int64_t columns, const double *inputs, double *outputs, double *work) {
+    int64_t start = 0;
+    for (; start + LANES <= columns; start += LANES) evaluate(p, columns, start, LANES, LANES, inputs, outputs, work);
+    const int64_t rest = columns - start;
+    if (rest) evaluate(p, columns, start, rest, (rest + WIDTH - 1) / WIDTH * WIDTH, inputs, outputs, work);
 }
 
 pysim_status pysim_evaluate(const pysim_program *p, int64_t columns, const double *constants, const double *inputs, double *outputs,
@@ -93,7 +101,6 @@ pysim_status pysim_evaluate(const pysim_program *p, int64_t columns, const doubl
     if (status != PYSIM_OK) return status;
     for (int32_t k = 0; k < p->constants; k++)
         for (int64_t i = 0; i < LANES; i++) work[k * LANES + i] = constants[k];
-    for (int64_t start = 0; start < columns; start += LANES)
-        evaluate(p, columns, start, columns - start < LANES ? columns - start : LANES, inputs, outputs, work);
+    evaluate_all(p, columns, inputs, outputs, work);
     return PYSIM_OK;
 }

@@ -112,8 +112,8 @@ class SevenProducts(NamedTuple):
 
     # The sums
 
-    def passes(self, problem: Any, machine: Machine, state: State, half: int) -> tuple[Pass, Pass]:
-        """The sums of operands, and those of results."""
+    def in_core(self, problem: Any, machine: Machine, half: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The cycles of the sums of operands with all data in L1, and of those of results."""
         of, unit = self.sizes(problem), max(machine.core.units, key=lambda one: one.vector_bytes)
         lanes, elements = unit.lanes(problem.element_bytes), of.images * ceil_div(of.rows, 2) / 2  # of a quarter, for each channel
 
@@ -123,11 +123,14 @@ class SevenProducts(NamedTuple):
             called = calls * ceil_div(run, CHUNK) / run * machine.core.call_cycles.value
             return {"pack": np.array([elements * each * moved / lanes]), "call": np.array([elements * each * called])}
 
-        before, after = self.conversions(problem, half)
-        return (
-            pass_of(before, machine, terms(of.operands, OPERAND_LOADS, OPERAND_STORES, OPERAND_CALLS), state),
-            pass_of(after, machine, terms(of.results, RESULT_LOADS, RESULT_STORES, RESULT_CALLS), state),
-        )
+        before = terms(of.operands, OPERAND_LOADS, OPERAND_STORES, OPERAND_CALLS)
+        return before, terms(of.results, RESULT_LOADS, RESULT_STORES, RESULT_CALLS)
+
+    def passes(self, problem: Any, machine: Machine, state: State, half: int) -> tuple[Pass, Pass]:
+        """The sums of operands, and those of results."""
+        nests, terms = self.conversions(problem, half), self.in_core(problem, machine, half)
+        before, after = (pass_of(nest, machine, of, state) for nest, of in zip(nests, terms, strict=True))
+        return before, after
 
     def conversions(self, problem: Any, half: int) -> tuple[LoopNest, LoopNest]:
         """The loops of the sums of operands, and of those of results."""
@@ -227,7 +230,7 @@ class SevenProducts(NamedTuple):
         if request.threads > 1 or self._inaccurate(request):
             return 0.0
         of, half = self.sizes(request.problem), ceil_div(self.sizes(request.problem).rows, 2)
-        around = sum(float(one.compute[0]) for one in self.passes(request.problem, request.cpu, request.state, half))
+        around = sum(float(one[0]) for terms in self.in_core(request.problem, request.cpu, half) for one in terms.values())
         inner: Algorithm = self.inner(request.layout)
         times = PRODUCTS * of.images
         least = least_cycles(inner, self._product(request, half), max(0.0, best - around) / times)

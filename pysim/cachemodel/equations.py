@@ -26,13 +26,15 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from pysim.caches import once
+from pysim.caches import LruCache, once
 from pysim.errors import MissingError, NativeError
 
 Array = NDArray[np.float64]
 # Evaluations by NumPy before equations are traced: tracing takes ten times as long as a program saves each time, and a process that plans a
 # few problems should not pay for it. With 2, 4, 8 and 20 the slowest tenth of 300 products takes 6.5, 6.8, 7.5 and 8.5 ms (Zen 4)
 OFTEN = 4
+_PROBLEMS = 16  # whose answers are kept: those of the nests that one plan compares
+_ALIGNED = 8  # numbers of a cache line, on which rows of the work array start
 _Rows = NDArray[np.int64]
 
 _OPERATIONS: dict[Any, str] = {
@@ -57,6 +59,8 @@ _SWAPPED: dict[Any, Any] = {np.less: np.greater, np.less_equal: np.greater_equal
 _NEUTRAL = {"ADD": (0.0, True), "SUBTRACT": (0.0, False), "MULTIPLY": (1.0, True), "DIVIDE": (1.0, False)}  # and whether on both sides
 _POWERS: dict[float, Callable[[Any], Any]] = {2.0: lambda x: x * x, 1.0: lambda x: x, 0.5: np.sqrt}
 _INPUT, _CONSTANT, _ASKED = "INPUT", "constant", "asked"  # values that no operation makes
+_GIVEN, _UNMADE = (_CONSTANT, _ASKED), frozenset((_INPUT, _CONSTANT, _ASKED))
+_UNUSED = (0, 0, 0)  # operands of an instruction
 
 
 @once
@@ -149,22 +153,21 @@ class Recorder:
         return np.array([self.value(_CONSTANT, one) for one in of_rows.ravel().tolist()], np.int64).reshape(of_rows.shape)
 
     def apply(self, name: str, *operands: Any) -> "Traced":
+        """The values of an operation on rows; a value that is one of its operands (x + 0, x / 1) is that operand."""
         rows = [self.rows(one) for one in operands]
         if any(one.shape != rows[0].shape for one in rows):
             rows = [*np.broadcast_arrays(*rows)]
-        made = map(self._made, itertools.repeat(name), *(one.ravel().tolist() for one in rows))
-        return Traced(self, np.fromiter(made, np.int64, rows[0].size).reshape(rows[0].shape))
-
-    def _made(self, name: str, *values: int) -> int:
-        """A value, unless it is one of its operands."""
+        values, made = zip(*(one.ravel().tolist() for one in rows), strict=True), self.made
         if neutral := _NEUTRAL.get(name):
             number, both = neutral
-            known = self.made.get((_CONSTANT, number))
-            if values[1] == known:
-                return values[0]
-            if both and values[0] == known:
-                return values[1]
-        return self.value(name, *values)
+            known = made.get((_CONSTANT, number), -1)
+            found = [
+                one if other == known else other if both and one == known else made.setdefault((name, one, other), len(made))
+                for one, other in values
+            ]
+        else:
+            found = [made.setdefault((name, *of), len(made)) for of in values]
+        return Traced(self, np.array(found, np.int64).reshape(rows[0].shape))
 
 
 class Traced(NDArrayOperatorsMixin):
@@ -263,7 +266,8 @@ def as_rows(columns: Any, *rows: Any) -> Array:
 
 class Program(NamedTuple):
     """A recorded function: the library's struct and its instructions, its constants and questions, its numbers of elements, the part and
-    shape of each result, and the answers for which it holds."""
+    shape of each result, and the answers for which it holds. `numbers`: constants with the answers of the last problems, which are frozen
+    values."""
 
     struct: Any
     instructions: Any
@@ -274,6 +278,7 @@ class Program(NamedTuple):
     results: tuple[tuple[slice, tuple[int, ...]], ...]
     found: tuple[tuple[Question, Any], ...]
     about: Any
+    numbers: LruCache[Array]
 
     @classmethod
     def of(cls, equations: Callable[..., tuple[Sequence[Array], Any]], inputs: int, *problem: Any) -> "Program":
@@ -291,8 +296,8 @@ class Program(NamedTuple):
         parts = tuple((slice(end - one.size, end), one.shape) for end, one in zip(ends, rows, strict=True))
         constants = np.array([number for kind, number in first if kind == _CONSTANT] + [0.0] * sum(kind == _ASKED for kind, _ in first))
         questions = tuple(question for kind, question in first if kind == _ASKED)
-        lanes = registers * lib.PYSIM_PROGRAM_LANES
-        return cls(struct, listed, constants, questions, lanes, ends[-1], parts, tuple(recorder.found.items()), about)
+        lanes, found = registers * lib.PYSIM_PROGRAM_LANES, tuple(recorder.found.items())
+        return cls(struct, listed, constants, questions, lanes, ends[-1], parts, found, about, LruCache(_PROBLEMS))
 
     def holds(self, problem: Any) -> bool:
         """Whether equations of this problem are the recorded ones."""
@@ -301,58 +306,88 @@ class Program(NamedTuple):
     def __call__(self, inputs: Array, *problem: Any) -> list[Array]:
         """The results for a table of inputs [rows, columns]."""
         ffi, lib = cast("tuple[Any, Any]", _library())
-        constants = self.constants
-        if self.questions:
-            constants = constants.copy()
-            constants[-len(self.questions) :] = [question.answer(*problem) for question in self.questions]
         columns = inputs.shape[1]
-        found, work = np.empty((self.outputs, columns)), np.empty(self.work)
-        pointers = (ffi.from_buffer("double *", array) for array in (constants, inputs, found, work))
-        if lib.pysim_evaluate(self.struct, columns, *pointers):
+        found, work = np.empty((self.outputs, columns)), np.empty(self.work + _ALIGNED)
+        constants, values, results, room = (
+            ffi.from_buffer("double *", array) for array in (self._constants(*problem), inputs, found, work)
+        )
+        room += -(int(ffi.cast("uintptr_t", room)) // found.itemsize) % _ALIGNED  # vectors that cross lines take twice as long
+        if lib.pysim_evaluate(self.struct, columns, constants, values, results, room):
             raise NativeError(ffi.string(lib.pysim_last_error()).decode())
         return [found[part].reshape(*shape, columns) for part, shape in self.results]
+
+    def _constants(self, *problem: Any) -> Array:
+        if not self.questions:
+            return self.constants
+        if (known := self.numbers.get(problem)) is None:
+            known = self.constants.copy()
+            known[-len(self.questions) :] = [question.answer(*problem) for question in self.questions]
+            self.numbers.put(problem, known)
+        return known
 
 
 class Programs:
     """Programs of the same equations, each for the problems whose answers are those that it was recorded with."""
 
     def __init__(self) -> None:
-        self.recorded, self.without = list[Program](), 0
+        self.recorded, self.without, self.known = list[Program](), 0, LruCache[Program](_PROBLEMS)
 
     def of(self, trace: Callable[[], Program], *problem: Any) -> Program | None:
         """The program for a problem; None where the equations are to be called themselves: without the library, and before the `OFTEN`th
         evaluation that had no program."""
-        for program in self.recorded:
-            if not problem or program.holds(*problem):
-                return program
-        self.without += 1
-        if self.without < OFTEN or not evaluable():
-            return None
-        self.without = 0
-        self.recorded.append(trace())
-        return self.recorded[-1]
+        if problem and (known := self.known.get(problem)):
+            return known
+        if not (program := next((one for one in self.recorded if not problem or one.holds(*problem)), None)):
+            self.without += 1
+            if self.without < OFTEN or not evaluable():
+                return None
+            self.without = 0
+            self.recorded.append(program := trace())
+        return self.known.put(problem, program) if problem else program
+
+
+class OfRows:
+    """Equations of the rows of a table [rows, columns], and of what else is known for all of it. They are traced once for what is known and
+    so many rows."""
+
+    def __init__(self, equations: Callable[..., Sequence[Array]]) -> None:
+        self.equations, self.programs = equations, LruCache[Programs](64)
+
+    def __call__(self, rows: Array, *known: Any) -> Sequence[Array]:
+        if (programs := self.programs.get(key := (len(rows), *known))) is None:
+            programs = self.programs.put(key, Programs())
+        program = programs.of(lambda: Program.of(lambda traced: (self.equations(traced, *known), None), len(rows)))
+        return self.equations(rows, *known) if program is None else program(np.ascontiguousarray(rows))
 
 
 def _registered(made: dict[tuple[Any, ...], int], results: Sequence[int]) -> tuple[list[tuple[Any, ...]], list[tuple[str, Any]], int]:
     """The instructions (operation, to, a, b, c) that make some values, the constants and then the questions of the first registers, and the
     number of registers. A register is used again once its value was read last."""
-    keys, given = [*made], (_CONSTANT, _ASKED)
-    last = dict.fromkeys(results, len(keys))  # the place where each needed value is read last
+    keys = [*made]
+    last = [-1] * len(keys)  # the place where each value is read last; -1: it is not needed
+    for at in results:
+        last[at] = len(keys)
     for at in range(len(keys) - 1, -1, -1):
-        if at in last and keys[at][0] not in (*given, _INPUT):
+        if last[at] >= 0 and keys[at][0] not in _UNMADE:
             for operand in keys[at][1:]:
-                last.setdefault(operand, at)
-    needed = sorted(last)
-    first = [at for kind in given for at in needed if keys[at][0] == kind]
+                if last[operand] < 0:
+                    last[operand] = at
+    needed = [at for at, read in enumerate(last) if read >= 0]
+    first = [at for kind in _GIVEN for at in needed if keys[at][0] == kind]
     place, free, registers = {at: register for register, at in enumerate(first)}, list[int](), len(first)
-    instructions = list[tuple[Any, ...]]()
-    for at in (at for at in needed if at not in place):
+    kept, instructions = {*first}, list[tuple[Any, ...]]()
+    for at in (at for at in needed if at not in kept):
         name, *operands = keys[at]
-        place[at] = free.pop() if free else registers
-        registers = max(registers, place[at] + 1)
+        if free:
+            place[at] = free.pop()
+        else:
+            place[at], registers = registers, registers + 1
         read = operands if name == _INPUT else [place[one] for one in operands]
-        instructions.append((name, place[at], *read, *(0,) * (3 - len(read))))
+        instructions.append((name, place[at], *read, *_UNUSED[len(read) :]))
         if name != _INPUT:
-            free += [place[one] for one in dict.fromkeys(operands) if last[one] == at and keys[one][0] not in given]
+            for one in operands:
+                if last[one] == at and one not in kept:
+                    free.append(place[one])
+                    last[one] = -1  # an operand that occurs twice is free once
     instructions += [("OUTPUT", row, place[at], 0, 0) for row, at in enumerate(results)]
     return instructions, [keys[at] for at in first], max(registers, 1)

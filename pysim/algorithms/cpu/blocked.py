@@ -129,8 +129,7 @@ def least_cycles(request: Request, best: float) -> float:
     """Multiplications at the highest rate and conversions in L1. If that is at most `best`: the bound of the best kernel; and if that is,
     too: conversions with their transfers."""
     w, on = request.conv, request.cpu
-    able = [kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request)]
-    if request.threads > 1 or not able:
+    if request.threads > 1 or not (able := _LISTED.able(request)):
         return 0.0
     rows, columns = live_taps(w)
     fastest = max(unit.rate(w.dtype) * unit.vector_bytes / w.element_bytes for unit in on.core.units)

@@ -98,6 +98,16 @@ def _row_cycles(w: Conv, kernel: Kernel, unit: Unit) -> float:
     return sum(count * taps * unit.step_cycles(w.dtype, vectors, kernel.filters) for count, vectors in tiles)
 
 
+def _calls(w: Conv, kernel: Kernel) -> int:
+    """Rows of outputs of all panels of filters."""
+    return w.batch * w.groups * w.out_h * ceil_div(w.group_filters, kernel.filters)
+
+
+def _fewest(w: Conv, kernel: Kernel, machine: Machine) -> float:
+    """Kernel cycles of all schedules of a kernel."""
+    return _calls(w, kernel) * _row_cycles(w, kernel, machine.unit_of(kernel.target))
+
+
 def terms(w: Conv, group: Rows, machine: Machine, layout: Layout) -> tuple[Array | float, ...]:
     """kernel, call, store, pack."""
     (kernel,) = group.kernels
@@ -105,7 +115,7 @@ def terms(w: Conv, group: Rows, machine: Machine, layout: Layout) -> tuple[Array
     repeats, size, split = w.batch * w.groups, w.element_bytes, SplitRows.of(w, group.k2)
     filters, blocks = w.group_filters, np.ceil(w.out_h / group.k2)
     lanes = unit.lanes(size)
-    calls = repeats * w.out_h * ceil_div(filters, kernel.filters)
+    calls = _calls(w, kernel)
     runs = repeats * blocks * w.group_channels * ceil_div(split.pitch, SPLIT_COLUMNS)
     gather = 1 / unit.loads_per_cycle.value + min(w.stride_w, lanes) if w.stride_w > 1 else 0.0
     packed = repeats * blocks * split.size_bytes / size / lanes
@@ -185,7 +195,7 @@ def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Sizes]:
     return [(problem.group_channels, rows) for rows in sorted(blocks)]
 
 
-_LISTED = ListedAlgorithm(NAME, phases_kernels, _schedules, _nearest, terms, passed, pack="tiles")
+_LISTED = ListedAlgorithm(NAME, phases_kernels, _schedules, _nearest, terms, passed, pack="tiles", fewest=_fewest)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 

@@ -62,7 +62,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, computed
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.nest_loops import OPERANDS, streams_of
@@ -130,8 +130,8 @@ def predict(table: Table, state: State = "hot") -> Prediction:
     inner, streams = machine.levels[0], streams_of(table, state)
     holds = state == "hot" and not inner.starts_cold and inner.page_share == 1  # then runs that fit L1 miss nothing
     if holds and streams.working_set.sum(axis=0).max() < inner.size_bytes - len(OPERANDS):
-        return assemble(table, compute_cycles(table), none)
-    compute = compute_cycles(table)
+        return assemble(table, computed(table), none)
+    compute = computed(table)
     return assemble(table, compute, traffic(table, streams, sum(compute.values())))
 
 

@@ -109,7 +109,8 @@ class ListedAlgorithm(NamedTuple):
     `nearest`: the sizes of the legal schedule nearest to a named one; the same ones if it is legal. `terms`: TERMS of schedules of one
     kernel. `passed`: the pass of schedules of kernels of one form, from their terms. `unfit`: why a kernel cannot run a problem.
     `latencies`: whether costs use latencies of levels. `besides`: passes before or after that every schedule has. `layout_of`: the layout
-    that a kernel reads and writes; the functions get that one. `pack`: of every schedule.
+    that a kernel reads and writes; the functions get that one. `pack`: of every schedule. `fewest`: a lower bound on the cycles of a
+    kernel's schedules, which needs no list of them.
     """
 
     name: str
@@ -123,9 +124,14 @@ class ListedAlgorithm(NamedTuple):
     besides: Callable[[Any, Machine, State], tuple[Pass, ...]] = lambda problem, machine, state: ()
     layout_of: Callable[[Kernel, Layout], Layout] = lambda kernel, layout: layout
     pack: Literal["tiles", "none"] = "none"
+    fewest: Callable[[Any, Kernel, Machine], float] | None = None
 
     def least_cycles(self, request: Request, best: float) -> float:
-        """A lower bound: the compute terms."""
+        """A lower bound: `fewest` if that is above `best`, else the compute terms."""
+        if self.fewest and request.threads == 1:
+            least = min((self.fewest(request.problem, kernel, request.cpu) for kernel in self.able(request)), default=0.0)
+            if least > best:
+                return least
         found = self.candidates(request) if request.threads == 1 else None
         return float(found.terms.sum(axis=0).min()) if isinstance(found, Listed) else 0.0
 
@@ -135,6 +141,15 @@ class ListedAlgorithm(NamedTuple):
 
     def candidates(self, request: Request, limit: Array | float = 0.0) -> Listed | NoneLegal:
         return _listed(self, request if request.most is None else request._replace(most=None))
+
+    def of_type(self, request: Request) -> list[Kernel]:
+        """The kernels of the problem's type."""
+        return [kernel for kernel in self.kernels() if kernel.dtype == request.problem.dtype]
+
+    def able(self, request: Request) -> list[Kernel]:
+        """The kernels that can run."""
+        refused = _refused(self, request._replace(most=None))
+        return [kernel for kernel in self.of_type(request) if kernel not in refused]
 
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
         """Why a kernel of the problem's type cannot run."""
@@ -148,15 +163,12 @@ class ListedAlgorithm(NamedTuple):
 
     def rows(self, request: Request) -> tuple[Rows, tuple[Rejected, ...]]:
         """The schedules of the kernels that can run, or a named plan's only. Raises PlanError if that is not legal."""
-        problem, dtype = request.problem, request.problem.dtype
-        known = {kernel.name: kernel for kernel in self.kernels() if kernel.dtype == dtype}
-        refused = {kernel: reason for kernel in known.values() if (reason := self.refuses(kernel, request))}
+        problem, dtype, refused = request.problem, request.problem.dtype, _refused(self, request)
         if request.schedule is None:
-            able = (kernel for kernel in known.values() if kernel not in refused)
-            groups = ((kernel, self.schedules(problem, kernel, self.request_of(kernel, request))) for kernel in able)
+            groups = ((kernel, self.schedules(problem, kernel, self.request_of(kernel, request))) for kernel in self.able(request))
             return Rows.of(*groups), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items())
         name = getattr(request.schedule, "kernel", "")
-        if not (kernel := known.get(name)):
+        if not (kernel := next((one for one in self.of_type(request) if one.name == name), None)):
             raise PlanError(f"{self.name} has no kernel {name} for {dtype}; `pysim kernels` lists them")
         if kernel in refused:
             raise PlanError(f"{kernel.name}: {refused[kernel].sentence}")
@@ -202,6 +214,12 @@ class ListedAlgorithm(NamedTuple):
             cost=cost,
             assumed=lambda row: assumed(machine, rows.kernels[kernel[row]].target, self.latencies, UNUSED_CONSTANTS),
         )
+
+
+@lru_cache(maxsize=8)
+def _refused(algorithm: ListedAlgorithm, request: Request) -> dict[Kernel, Reason]:
+    """The kernels of the problem's type that cannot run, and why."""
+    return {kernel: reason for kernel in algorithm.of_type(request) if (reason := algorithm.refuses(kernel, request))}
 
 
 @lru_cache(maxsize=8)

@@ -128,6 +128,8 @@ SCHEDULE = ("keeps_windows", "packed", "channels", "k2", "k3")  # columns of a t
 
 def select(table: Table, rows: Any) -> Table:
     """Some rows of a table."""
+    if isinstance(rows, np.ndarray) and rows.dtype == bool:
+        rows = np.flatnonzero(rows)  # once, not for every column
     rates, keeps, kernel, packed, channels, k2, k3 = table
     return Table(rates.of(rows), keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
 
@@ -422,3 +424,15 @@ def compute_cycles(table: Table) -> dict[str, Array]:
         "store": of.store * sets + of.reload * (sets - 1),
         "pack": pack,
     }
+
+
+def computed(table: Table) -> dict[str, Array]:
+    """`compute_cycles` of a table of numbers, by a program."""
+    cycles, names = _computed(table)
+    return dict(zip(names, cycles, strict=True))
+
+
+@OfTable
+def _computed(table: Table) -> tuple[Sequence[Array], tuple[str, ...]]:
+    terms = compute_cycles(table)
+    return tuple(terms.values()), tuple(terms)

@@ -20,7 +20,7 @@ from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import csa, tilings
 from pysim.cachemodel.cpu.bounds import least_traffic
 from pysim.cachemodel.cpu.cost import Pass, Prediction, assemble, assumed, cost_of, one_schedule, predict, schedule_of
-from pysim.cachemodel.cpu.incore import Array, OfTable, Table, compute_cycles, products_per_cycle, rates, select
+from pysim.cachemodel.cpu.incore import Array, OfTable, Table, compute_cycles, computed, products_per_cycle, rates, select
 from pysim.cachemodel.cpu.nest import Nest, live_taps
 from pysim.errors import PlanError
 from pysim.machine.cpu import Csa, Machine
@@ -170,7 +170,7 @@ class _Search:
     def __init__(self, sets: Table, state: State, kind: int | None) -> None:
         self.sets, self.state, self.kind, self.tight = sets, state, kind, False
         self.prediction: Prediction | None = None
-        self.bounds = np.sum([*compute_cycles(sets).values()], axis=0) / ROUNDING
+        self.bounds = np.sum([*computed(sets).values()], axis=0) / ROUNDING
         self.opened = np.zeros(self.bounds.size, bool)
         self.schedules, self.schedule_bounds = select(sets, slice(0)), np.empty(0)
         self.known = np.empty(0, bool)
@@ -201,7 +201,7 @@ class _Search:
             new = ~before[within][which]  # the schedules of a set always have the same order
             bounds, known = self.bounds[within][which], np.zeros(which.size, bool)
             if np.count_nonzero(new) > FEW:
-                bounds[new] = _bounds(select(self.schedules, new), tiled=True)
+                bounds[new] = _bounds(self.schedules if new.all() else select(self.schedules, new), tiled=True)
             bounds[~new], known[~new] = self.schedule_bounds, self.known
             self.schedule_bounds, self.known = bounds, known
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles, select
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
@@ -196,7 +196,8 @@ def tiled(sets: Table) -> tuple[Table, NDArray[np.int64]]:
     new[:, 1:] &= ~one_loop[:, None]
     last, column = np.nonzero(new)
     row = pair[last]
-    return select(sets, row)._replace(k2=k2[last], k3=k3[last, column]), row
+    of, packed, channels = rates.of(row), sets.packed[row], sets.channels[row]
+    return Table(of, swap[row], sets.kernel[row], packed, channels, k2[last], k3[last, column]), row
 
 
 def _level(rates: Rates, at: int) -> Level:

@@ -10,7 +10,7 @@ import pytest
 import pysim
 from pysim.cachemodel import equations
 from pysim.cachemodel.cpu import nest_loops, nest_schedules
-from pysim.cachemodel.equations import Program, Programs, as_rows, asked, empty
+from pysim.cachemodel.equations import OfRows, Program, Programs, as_rows, asked, empty
 from pysim.cachemodel.gpu import waves
 from pysim.errors import NativeError
 from pysim.planner.plan import forget
@@ -80,6 +80,33 @@ def test_equations_are_traced_once_they_are_evaluated_often():
     programs = Programs()
     made = [programs.of(lambda: Program.of(lambda rows: ((rows + 1,), None), 1)) for _ in range(equations.OFTEN + 1)]
     assert made[:-2] == [None] * (equations.OFTEN - 1) and made[-2] is made[-1] is not None
+
+
+def test_equations_of_rows_are_traced_for_what_is_known_and_so_many_rows(monkeypatch):
+    monkeypatch.setattr(equations, "OFTEN", 2)
+    scaled = OfRows(lambda rows, by: (rows.sum(axis=0) * by, rows[0] - by))
+    for rows, by in ((2, 3.0), (3, 3.0), (2, 4.0)):
+        table = numbers(2 * rows, 70)[::2]  # rows apart in memory
+        untraced, traced = scaled(table, by), scaled(table, by)
+        for ours, want in zip(traced, untraced, strict=True):
+            np.testing.assert_array_equal(ours, want)
+    assert [len(of.recorded) for of in scaled.programs.values()] == [1, 1, 1]
+
+
+def test_a_problem_is_asked_once_however_often_its_program_runs(monkeypatch):
+    monkeypatch.setattr(equations, "OFTEN", 1)
+    asked_of, programs, rows = [], Programs(), numbers(1, 5)
+
+    @asked
+    def noted(sizes):
+        asked_of.append(sizes)
+        return sizes.rows
+
+    for _ in range(3):
+        sizes = Sizes(7, True)
+        program = programs.of(lambda sizes=sizes: Program.of(lambda rows, sizes: ((rows * noted(sizes),), None), 1, sizes), sizes)
+        np.testing.assert_array_equal(program(rows, sizes)[0], rows * 7)
+    assert len(asked_of) == 2  # traced, and answered for its numbers
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from pysim.cachemodel.cpu.reuse.counts import AGAIN, Factored, OperandStructure,
 from pysim.cachemodel.cpu.reuse.distances import Array as Array
 from pysim.cachemodel.cpu.reuse.distances import Distances, Factors, Fixed, distances_of, evaluate_products
 from pysim.cachemodel.cpu.reuse.distances import Use as Use
-from pysim.cachemodel.equations import Program, Programs, Recorder, as_rows, empty
+from pysim.cachemodel.equations import OfRows, Program, Programs, Recorder, as_rows, empty
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
@@ -140,17 +140,19 @@ class Reuse(NamedTuple):
 
 def miss_share(levels: Sequence[Level], distance: Array) -> Array:
     """Share of lines that miss each level (levels x any shape) if they are reused after `distance` bytes."""
-    shares = np.empty((len(levels), *distance.shape))
-    for level, share in zip(levels, shares, strict=True):
-        np.divide(distance, level.way_bytes, out=share)
-        if level.page_share < 1:
-            scattered_miss_share(level, share)
-        else:
-            share -= level.ways - 1
-            share /= 2
-            np.maximum(share, 0.0, out=share)
-            np.minimum(share, 1.0, out=share)
-    return shares
+    return _miss_share(distance.reshape(1, -1), tuple(levels))[0].reshape(len(levels), *distance.shape)
+
+
+@OfRows
+def _miss_share(rows: Array, levels: tuple[Level, ...]) -> tuple[Array]:
+    return (np.stack([_share(level, rows[0] / level.way_bytes) for level in levels]),)
+
+
+def _share(level: Level, ways: Array) -> Array:
+    """Of lines that are reused after so many ways of a level."""
+    if level.page_share < 1:
+        return _scattered(ways, level)
+    return np.minimum(np.maximum((ways - (level.ways - 1)) / 2, 0.0), 1.0)
 
 
 def crowding(level: Level, cycles: Array | float, working_set: Array) -> Array | float:
@@ -165,20 +167,27 @@ def fits(level: Level, size: float) -> bool:
 
 
 def scattered_miss_share(level: Level, ways: Array) -> Array:
-    """Share of lines that miss a level if scattered pages that fill `ways` ways were touched since their last use; in place."""
+    """Share of lines that miss a level if scattered pages that fill `ways` ways (any shape) were touched since their last use."""
+    return _scattered_share(ways.reshape(1, -1), level)[0].reshape(ways.shape)
+
+
+@OfRows
+def _scattered_share(rows: Array, level: Level) -> tuple[Array]:
+    return (_scattered(rows[0], level),)
+
+
+def _scattered(ways: Array, level: Level) -> Array:
     deviation = np.sqrt(np.maximum(1e-9, ways) * (1 - level.page_share))
-    ways -= level.ways - 1 / 3  # the median of a Poisson distribution is a third below its mean
-    ways /= deviation
-    return normal_distribution(ways)
+    # the median of a Poisson distribution is a third below its mean
+    return normal_distribution((ways - (level.ways - 1 / 3)) / deviation)
 
 
 def normal_distribution(z: Array) -> Array:
-    """Phi(z) within 1e-7, in place (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26). Plans import no SciPy."""
-    x = np.abs(z) / math.sqrt(2)
+    """Phi(z) within 1e-7 (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26). Plans import no SciPy."""
+    x = np.maximum(z, 0.0 - z) / math.sqrt(2)
     t = 1 / (1 + 0.3275911 * x)
-    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))) * np.exp(-x * x) / 2
-    z[...] = np.where(z < 0, tail, 1 - tail)
-    return z
+    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))) * np.exp(0.0 - x * x) / 2
+    return np.where(z < 0, tail, 1 - tail)
 
 
 _ONE = Extent(1.0, 1.0)

@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.nest_loops import OPERANDS, TableStreams
 from pysim.cachemodel.cpu.reuse.loops import crowding, scattered_miss_share
+from pysim.cachemodel.equations import OfRows
 from pysim.machine.cpu import Level
 from pysim.record.state import NEVER
 
@@ -132,7 +133,21 @@ def overflow_probability(room: int, ways: Array, spread: Array, own: NDArray[np.
     One column for each reuse: `ways` of each operand in between (above 0), `spread` the variances of the operands that lie `in_planes`, at
     least inputs and outputs.
     """
-    contiguous = [at for at in range(len(ways)) if at not in in_planes]
+    (probability, mean, var), extra, met, clusters = _overflow(np.concatenate([ways, spread, own[None]]), room, in_planes)
+    others = clusters > 0
+    if (some := np.flatnonzero(others.any(axis=0))).size:
+        chance = others[:, some] * (ways[list(in_planes)][:, some] / met[:, some])
+        probability[some] = _above_clustered(room, mean[some], var[some], extra[:, some], chance, met[:, some])
+    return probability
+
+
+@OfRows
+def _overflow(rows: Array, room: int, in_planes: tuple[int, ...]) -> tuple[Array, Array, Array, Array]:
+    """Of the rows `ways`, `spread` and `own`: the probability without clusters, and the mean and variance of the lines in a set; the
+    probabilities of one line more of each contiguous operand; the lines of chunks in a set that has any; where other chunks cluster."""
+    operands, own = len(rows) - 1 - len(in_planes), rows[-1]
+    ways, spread = rows[:operands], rows[operands:-1]
+    contiguous = [at for at in range(operands) if at not in in_planes]
     runs, chunks = ways[contiguous], ways[list(in_planes)]
     whole = np.floor(runs)
     extra = (runs - whole) * np.where(own == np.array(contiguous)[:, None], (whole + 1) / runs, 1.0)
@@ -141,12 +156,7 @@ def overflow_probability(room: int, ways: Array, spread: Array, own: NDArray[np.
     clusters = spread > np.maximum(1.0, chunks * chunks) * (1 + 1e-9)  # tolerant: rounding depends on the size of the table
     mean = np.where(mine, met, np.where(clusters, 0.0, chunks)).sum(axis=0) + whole.sum(axis=0)
     var = np.where(clusters, 0.0, spread - mine * np.minimum(spread, chunks * np.maximum(0.0, 1 - chunks))).sum(axis=0)
-    probability = _above(room, mean, var, extra)
-    clusters &= ~mine
-    if (some := np.flatnonzero(clusters.any(axis=0))).size:
-        chance = clusters[:, some] * (chunks[:, some] / met[:, some])
-        probability[some] = _above_clustered(room, mean[some], var[some], extra[:, some], chance, met[:, some])
-    return probability
+    return np.stack([_above(room, mean, var, extra), mean, var]), extra, met, clusters & ~mine
 
 
 def _above_clustered(room: int, mean: Array, var: Array, extra: Array, chance: Array, met: Array) -> Array:
@@ -165,7 +175,7 @@ def _above(room: int, mean: Array, var: Array, extra: Array) -> Array:
     part = mean - np.floor(mean)
     slope = 1 / np.sqrt(1 + 12 * np.maximum(0.0, var - part * (1 - part)))
     at = (mean - (room + 0.5)) * slope + 0.5
-    none, first, second = np.minimum(np.maximum(at + np.multiply.outer((0.0, 1.0, 2.0), slope), 0.0), 1.0)
+    none, first, second = np.minimum(np.maximum(at + np.array([[0.0], [1.0], [2.0]]) * slope, 0.0), 1.0)
     more = first - none
     one, both = (extra[0] + extra[1], extra[0] * extra[1]) if len(extra) == 2 else (extra[0], 0.0)
     return none + one * more + both * (second - first - more)
