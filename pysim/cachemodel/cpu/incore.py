@@ -35,7 +35,7 @@ SPREAD_CYCLES = 0.55
 RUN_SETUP_CYCLES = 22
 MASK_CYCLES = 15
 # Of a vector that a run of windows does not fill: AVX2 stores it in parts, behind branches, AVX-512 under a mask. 405 plans of random
-# volumes, whose rows are a few elements (Zen 4): error 10.0 -> 8.8, 9.1 -> 8.6 % in the median, 46 -> 33, 49 -> 33 % at the 90th percentile
+# volumes, whose rows are a few elements (Zen 4): error 10.0 -> 8.8, 9.1 -> 8.7 % in the median, 46 -> 33, 49 -> 33 % at the 90th percentile
 PARTIAL_CYCLES = {"avx2": 7.0, "avx512": 2.0}
 # Of native/x86/pack.h: strides up to PHASES have their taps separated together; shuffles that shift a pair of vectors by one tap
 PHASES, SHIFTS = 4, 2
