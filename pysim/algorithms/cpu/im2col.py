@@ -32,7 +32,7 @@ from pysim.algorithms.interface import DIRECT_SUM, Array, Bound, Nests, Prepared
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import nest_schedules, nest_text, tilings
 from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
-from pysim.cachemodel.cpu.incore import MASK_CYCLES, PHASES, stride_cycles
+from pysim.cachemodel.cpu.incore import MASK_CYCLES, apart, stride_cycles
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, nest_of, packed_filter_bytes
 from pysim.cachemodel.cpu.nest import workspace_bytes as panel_bytes
 from pysim.cachemodel.cpu.nest_loops import OPERANDS
@@ -73,10 +73,9 @@ def copy_cycles(w: Conv, machine: Machine, packer: Unit, prepares: bool = True) 
     calls = w.channels * w.kernel_h * w.batch * nest.out_h
     lanes = packer.lanes(nest.element_bytes)
     vectors = ceil_div(nest.out_w, lanes)
-    together = w.dilation_w == 1 and w.stride_w <= PHASES and vectors <= CHAIN
     each = 1 / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + core.pack_cycles.value
     each += stride_cycles(w, packer, nest.out_w, vectors)
-    masks = 0.0 if together else MASK_CYCLES
+    masks = MASK_CYCLES if apart(w, packer) or vectors > CHAIN else 0.0
     preparing = SEGMENT_CYCLES + nest.kernel_w * vectors * masks if prepares else 0.0
     return calls * (nest.kernel_w * vectors * each + core.pack_call_cycles.value + preparing)
 

@@ -17,7 +17,8 @@ store   Output vectors / stores_per_cycle, once per channel set; after the first
         store_run_cycles if it is beyond L2.
 pack    Packed vectors x (1 / stores_per_cycle + pack_cycles), and pack_call_cycles for each run and kernel row. A run is the part
         of a tile in one row of outputs; short runs fill vectors badly (`segments`). Each run and kernel row also takes RUN_SETUP_CYCLES,
-        and with a dilation MASK_CYCLES a vector, shared by the channels of a set. A stride adds loads and permutes (`stride_cycles`).
+        and MASK_CYCLES a vector where each tap is packed by itself (`apart`), shared by the channels of a set. A stride adds loads and
+        permutes (`stride_cycles`), a vector that is not full PARTIAL_CYCLES.
         Transposed operand: log2(lanes) shuffles a vector. Each input line that misses L1 stalls packing for pack_line_cycles,
         since its short runs leave nothing to compute meanwhile. Input stationary packs each window tile once per channel set,
         weight stationary once per set of K3 filter tiles. A matrix product also packs its filters, with the roles exchanged; form tiles

@@ -12,6 +12,7 @@ Worked number: 56x56 outputs of a 3x3 kernel with one row of padding, tiles of 3
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -375,23 +376,24 @@ def ceil_div(a: int, b: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def segments(windows: int, row: int, tile: int, lanes: int) -> tuple[int, int]:
-    """Runs of windows that lie in one tile and one row of `row` outputs: (their number, the vectors of `lanes` that they fill)."""
+def segments(windows: int, row: int, tile: int, lanes: int, filled: Callable[[int, int], int] = ceil_div) -> tuple[int, int]:
+    """Runs of windows that lie in one tile and one row of `row` outputs: (their number, the vectors of `lanes` that they fill, or the sum
+    of `filled` of each run and `lanes`)."""
     rows, rest = divmod(windows, row)
     period = tile // math.gcd(tile, row)  # rows after which the tiles' borders lie in the same places again
-    runs, vectors = _runs_of_row(rows * row, rest, tile, lanes)
+    runs, vectors = _runs_of_row(rows * row, rest, tile, lanes, filled)
     for number in range(min(period, rows)):
-        some, filled = _runs_of_row(number * row, row, tile, lanes)
+        some, more = _runs_of_row(number * row, row, tile, lanes, filled)
         repeated = (rows - number - 1) // period + 1
-        runs, vectors = runs + some * repeated, vectors + filled * repeated
+        runs, vectors = runs + some * repeated, vectors + more * repeated
     return runs, vectors
 
 
-def _runs_of_row(first: int, windows: int, tile: int, lanes: int) -> tuple[int, int]:
+def _runs_of_row(first: int, windows: int, tile: int, lanes: int, filled: Callable[[int, int], int]) -> tuple[int, int]:
     """`segments` of consecutive windows from number `first` on, all in one row."""
     head = min(windows, -first % tile)
     full, tail = divmod(windows - head, tile)
-    return (head > 0) + full + (tail > 0), ceil_div(head, lanes) + full * ceil_div(tile, lanes) + ceil_div(tail, lanes)
+    return (head > 0) + full + (tail > 0), filled(head, lanes) + full * filled(tile, lanes) + filled(tail, lanes)
 
 
 def line_rest(line: int, *strides: int) -> int:
