@@ -79,6 +79,7 @@ static work work_of(const pysim_store *store, const void *out, int64_t out_pitch
 static void store_waiting(work *x, int64_t filters) {
     pysim_waiting *w = x->waiting;
     const int64_t first = x->stored;
+    if (first >= w->nf) return;
     x->stored = pysim_min(first + filters, w->nf);
     finish((const SUM *)(const void *)w->sums[!w->turn], w->out, w->out_pitch, w->nw, first, x->stored, &w->store);
 }
