@@ -289,9 +289,10 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
             const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end), parts = f_end - f2;
+            const int first = packs && f2 == n->filter_begin, near = f2 > n->filter_begin && (w_end - w3) * set.windows.bytes <= NEAR_BYTES;
             if (n->pack_filters && !x->ready) pack_filters(n, x, c0, nc, f2, f_end, x->filters), set.filters.first = f2;
             for (int64_t w = w3; w < w_end; w++) {
-                const int more = w + 1 < w_end, pack_next = more && packs && f2 == n->filter_begin;
+                const int more = w + 1 < w_end, pack_next = more && first;
                 if (packs) {
                     set.windows.first = keep ? w3 : w;
                     if (f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, x->windows + (w - set.windows.first) * x->window_panel);
@@ -301,10 +302,11 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
                     if (on_tiles) {
                         memset(set.store.ahead, 0, sizeof set.store.ahead);
                         if (pack_next && fetch) windows_ahead(&set, w + 1, f - f2, parts);
-                        if (more && (keep || !packs)) panel_ahead(&set, 1, &set.windows, w + 1, s->windows, f - f2, parts);
+                        if (more && (keep || !packs) && !near) panel_ahead(&set, 1, &set.windows, w + 1, s->windows, f - f2, parts);
                         set.store.ahead[1].written = pack_next;
                         if (f + 1 == f_end && !pack_next) rows_in_place_ahead(&set, 0, f_end, w - w3, w_end - w3);
                         else if (w == w3) rows_in_place_ahead(&set, 0, f + 1, 0, 1);
+                        if (!pack_next && !x->ready) next_set_ahead(&set, f, parts, first ? 0 : w - w3, first ? 1 : w_end - w3);
                     }
                     tile(&set, w, f);
                 }

@@ -7,6 +7,9 @@
 
 enum { ALIGN = 64 };
 
+/* Panels that a pass over a set of filters leaves in L2, 2 MiB on every CPU with tiles: the next passes do not fetch them. */
+enum { NEAR_BYTES = 3 << 19 };
+
 typedef struct {
     char *windows, *filters;            /* packed panels */
     int64_t window_panel, filter_panel; /* bytes of one */
@@ -98,5 +101,21 @@ static void rows_in_place_ahead(channel_set *set, int at, int64_t next, int64_t 
     if (next >= set->n->filter_end) return;
     pysim_nest_filters_of(set->n, next, &f0, &nf);
     if (in_rows(set->n, set->nc, f0, nf)) filters_ahead(set, at, next, part, parts);
+}
+
+/* Form tiles, filters in sets of `parts`: those in place of tile `f` in the next set, or the rows that they are packed from, beside the products with all
+ * windows, or if L2 does not hold two sets, with the last. */
+static void next_set_ahead(channel_set *set, int64_t f, int64_t parts, int64_t window, int64_t windows) {
+    const pysim_nest *n = set->n;
+    const int64_t next = f + parts;
+    int64_t f0, nf;
+    if (next >= n->filter_end) return;
+    if (2 * parts * set->filters.bytes > NEAR_BYTES) {
+        if (window + 1 < windows) return;
+        window = 0, windows = 1;
+    }
+    pysim_nest_filters_of(n, next, &f0, &nf);
+    if (!n->pack_filters) panel_ahead(set, 0, &set->filters, next, n->schedule.filters, window, windows);
+    else if (n->filter_row && !in_rows(n, set->nc, f0, nf)) filters_ahead(set, 0, next, window, windows);
 }
 #endif

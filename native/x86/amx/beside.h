@@ -6,26 +6,29 @@
  *   STORES  in how many of them results are stored */
 #include "finish.h"
 
+/* Of a panel that is read every so many lines are asked for: its prefetcher brings those between, and asking takes L1's few places for lines that come. */
+enum { APART = 4 };
+INLINE int64_t apart(const pysim_lines *of) { return of->pitch == 0 && !of->written ? APART : 1; }
+
 /* What goes on beside the products, in STEPS steps of each block of k: pieces this small hardly delay a product. */
 typedef struct {
     const pysim_lines *ahead, *end;
     int64_t row, left, fetches; /* of `ahead`: the next row; lines left of the last one, from `line` on; and lines to fetch in a step */
     const char *line, *out;
+    int64_t step;                             /* bytes from a line that is fetched to the next */
     int64_t out_pitch, rows, asks, row_bytes; /* rows of `out` whose lines are not asked for yet, and to ask for beside a block */
 } beside;
 
-static beside beside_of(const pysim_store *store, const void *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
+/* Fields are set one by one: a struct copied by vectors waits for the stores of its fields, and these for all stores before, which may miss L1. */
+INLINE void begin_beside(beside *x, const pysim_store *store, const void *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
     const int64_t of = pysim_max(blocks, 1);
     int64_t lines = 0;
-    for (int i = 0; i < PYSIM_AHEAD; i++) lines += store->ahead[i].rows * store->ahead[i].lines;
-    return (beside){.ahead = store->ahead,
-                    .end = store->ahead + PYSIM_AHEAD,
-                    .fetches = pysim_ceil_div(lines, STEPS * of),
-                    .out = out,
-                    .out_pitch = out_pitch * result_bytes(store),
-                    .rows = nf,
-                    .asks = pysim_ceil_div(nf, of),
-                    .row_bytes = nw * result_bytes(store)};
+    for (int i = 0; i < PYSIM_AHEAD; i++) lines += store->ahead[i].rows * pysim_ceil_div(store->ahead[i].lines, apart(&store->ahead[i]));
+    x->ahead = store->ahead, x->end = store->ahead + PYSIM_AHEAD;
+    x->row = x->left = 0, x->line = NULL;
+    x->fetches = pysim_ceil_div(lines, STEPS * of);
+    x->out = out, x->out_pitch = out_pitch * result_bytes(store);
+    x->rows = nf, x->asks = pysim_ceil_div(nf, of), x->row_bytes = nw * result_bytes(store);
 }
 
 /* Goes to the next row of lines; 0 if there is none. */
@@ -33,7 +36,8 @@ static int next_row(beside *x) {
     while (x->ahead < x->end && x->row == x->ahead->rows) x->ahead++, x->row = 0;
     if (x->ahead == x->end) return 0;
     x->line = x->ahead->at + x->row++ * x->ahead->pitch;
-    x->left = x->ahead->lines;
+    x->step = 64 * apart(x->ahead);
+    x->left = pysim_ceil_div(x->ahead->lines, apart(x->ahead));
     return 1;
 }
 
@@ -44,12 +48,12 @@ INLINE void fetch(beside *x) {
             return;
         }
         const int64_t now = pysim_min(more, x->left);
-        const char *line = x->line, *end = line + 64 * now;
+        const char *line = x->line, *end = line + x->step * now;
         x->line = end, x->left -= now, more -= now;
         if (x->ahead->written)
             for (; line < end; line += 64) __builtin_prefetch(line, 1);
         else
-            for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
+            for (; line < end; line += x->step) __builtin_prefetch(line, 0, 2);
     }
 }
 
@@ -71,14 +75,16 @@ typedef struct {
     int64_t stored, each; /* filters of the tile that waits: stored, and to store in a step that stores */
 } work;
 
-static work work_of(const pysim_store *store, const void *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
-    pysim_waiting *w = store->waiting;
-    return (work){beside_of(store, out, out_pitch, nw, nf, blocks), w, 0, w ? pysim_ceil_div(w->nf, STORES * pysim_max(blocks, 1)) : 0};
+INLINE void begin_work(work *x, const pysim_store *store, const void *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
+    begin_beside(&x->lines, store, out, out_pitch, nw, nf, blocks);
+    x->waiting = store->waiting, x->stored = 0;
+    x->each = x->waiting ? pysim_ceil_div(x->waiting->nf, STORES * pysim_max(blocks, 1)) : 0;
 }
 
 static void store_waiting(work *x, int64_t filters) {
     pysim_waiting *w = x->waiting;
     const int64_t first = x->stored;
+    if (first >= w->nf) return;
     x->stored = pysim_min(first + filters, w->nf);
     finish((const SUM *)(const void *)w->sums[!w->turn], w->out, w->out_pitch, w->nw, first, x->stored, &w->store);
 }
@@ -91,13 +97,31 @@ INLINE void work_step(work *x, const int step) {
 /* Where the sums of this call go. */
 static SUM *sums_beside(const work *x, SUM *own) { return x->waiting ? (SUM *)(void *)x->waiting->sums[x->waiting->turn] : own; }
 
-/* Stores what is left of the tile before, and this one or leaves it waiting. */
-static void end_beside(work *x, const SUM *sums, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
+typedef uint64_t STORE_WORD __attribute__((may_alias));
+
+/* Word by word: a vector over words that were written just now would wait until these, and with them all stores before, have reached L1. */
+INLINE void keep_store(pysim_store *to, const pysim_store *from) {
+    enum { COUNT = sizeof *to / sizeof(STORE_WORD) };
+    _Static_assert(sizeof *to % sizeof(STORE_WORD) == 0, "whole words");
+    for (int i = 0; i < COUNT; i++) {
+        STORE_WORD word = ((const STORE_WORD *)(const void *)from)[i];
+        __asm__("" : "+r"(word)); /* no vectors */
+        ((STORE_WORD *)(void *)to)[i] = word;
+    }
+}
+
+/* Stores what is left of the tile before, and this one or leaves it waiting; `added`: its sums began at the old results. */
+static void end_beside(work *x, const SUM *sums, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store,
+                       int added) {
     pysim_waiting *w = x->waiting;
     if (!w) {
-        finish(sums, out, out_pitch, nw, 0, nf, store);
+        pysim_store rest = *store;
+        if (added) rest.old = NULL;
+        finish(sums, out, out_pitch, nw, 0, nf, &rest);
         return;
     }
     store_waiting(x, w->nf);
-    w->store = *store, w->out = out, w->out_pitch = out_pitch, w->nw = nw, w->nf = nf, w->turn = !w->turn;
+    keep_store(&w->store, store);
+    if (added) w->store.old = NULL;
+    w->out = out, w->out_pitch = out_pitch, w->nw = nw, w->nf = nf, w->turn = !w->turn;
 }

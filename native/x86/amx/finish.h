@@ -100,59 +100,79 @@ INLINE void store_rescaled(const pysim_rescale *r, ADDENDS sums, const float *by
     store_vector(r, sums, r->window_step ? _mm512_maskz_loadu_ps(first, by) : _mm512_set1_ps(*by), out, residual, first);
 }
 
-/* Rows of sums, with or without a bias, as bytes: most tiles of networks of bytes. `adds` and `whole` are constants. */
-INLINE void store_rows(const int adds, const int whole, const SUM *sums, char *out, int64_t out_pitch, int64_t nw, int64_t f, int64_t end,
-                       const SUM *bias, const pysim_rescale *given) {
-    const pysim_byte_sum sum = adds ? *given->sum : (pysim_byte_sum){0};
-    const __mmask16 first[] = {whole ? 0xFFFF : lanes_of(nw), whole ? 0xFFFF : lanes_of(pysim_max(nw - LANES, 0))};
-    pysim_rescale r = *given; /* stores of bytes may change what pointers point to */
-    r.result = PYSIM_U8, r.sum = adds ? &sum : NULL;
-    for (; f < end; f++) {
-        const __m512 by = _mm512_set1_ps(r.scales[f * r.filter_step]);
-        const __m512i b = _mm512_set1_epi32(bias ? bias[f] : 0);
-        for (int i = 0; i < 2; i++) {
-            const __m512i x = _mm512_add_epi32(_mm512_load_si512(sums + f * WIDE + i * LANES), b);
-            const int64_t at = f * out_pitch + i * LANES;
-            if (whole || first[i]) store_vector(&r, (ADDENDS)x, by, out + at, adds ? r.residual + at : NULL, first[i]);
-        }
+/* What bytes of a tile are made with. Where scales and biases are those of windows, those of the first and the second 16; else those of a filter. */
+typedef struct {
+    __m512 by[2];
+    __m512i bias[2];
+    __m512i least;    /* of results, in 16 bits */
+    __m256i zero;     /* to add to bytes */
+    __mmask32 stored; /* of a row */
+} byte_store;
+
+/* The second 16 of rows of up to 16 are not read. */
+INLINE byte_store byte_store_of(const int columns, const pysim_rescale *r, int64_t nw, const SUM *bias) {
+    byte_store of = {
+        .least = _mm512_set1_epi16((short)_mm_cvtss_si32(_mm_max_ss(_mm_set_ss(r->sum ? INT16_MIN : r->low), _mm_set_ss(INT16_MIN)))),
+        .zero = _mm256_set1_epi8((char)(r->sum ? r->sum->zero : r->zero)),
+        .stored = (__mmask32)(~0u >> (WIDE - nw))};
+    for (int i = 0; columns && i < 2; i++) {
+        const __mmask16 some = (__mmask16)(of.stored >> i * LANES);
+        of.by[i] = r->window_step ? _mm512_maskz_loadu_ps(some, r->scales + i * LANES) : _mm512_set1_ps(*r->scales);
+        of.bias[i] = bias ? _mm512_maskz_loadu_epi32(some, bias + i * LANES) : _mm512_setzero_si512();
     }
+    return of;
+}
+
+/* 16 results as whole numbers, without the zero point; sums are not below what the caller bounds them by. */
+INLINE __m512i whole_sums(const int adds, const pysim_rescale *r, __m512i sums, __m512 by, const uint8_t *residual, __mmask16 some) {
+    const __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), by);
+    if (adds) return _mm512_cvtps_epi32(with_residual(r->sum, f_between(r->low, y, r->high), residual, some));
+    return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_set1_ps(r->high), y));
+}
+
+/* Rows of sums as bytes, 32 at a time: most tiles of networks of bytes. `columns`, `adds`, `whole`: constants. */
+INLINE void store_bytes(const int columns, const int adds, const int whole, const SUM *sums, char *out, int64_t out_pitch, int64_t nw,
+                        int64_t f, int64_t end, const SUM *bias, const pysim_rescale *given) {
+    const __m512i order = _mm512_castsi256_si512(
+        _mm256_set_epi64x(0x3E3C3A382E2C2A28, 0x1E1C1A180E0C0A08, 0x3634323026242220, 0x1614121006040200)); /* packs go by 128 bits */
+    const pysim_byte_sum sum = adds ? *given->sum : (pysim_byte_sum){0};
+    pysim_rescale r = *given; /* stores of bytes may change what pointers point to */
+    r.sum = adds ? &sum : NULL;
+    byte_store of = byte_store_of(columns, &r, nw, bias);
+    for (; f < end; f++) {
+        const int64_t at = f * out_pitch;
+        __m512i x[2] = {0};
+        for (int i = 0; !columns && i < 2; i++)
+            of.by[i] = _mm512_set1_ps(r.scales[f * r.filter_step]), of.bias[i] = _mm512_set1_epi32(bias ? bias[f] : 0);
+        for (int i = 0; i < 2; i++) {
+            const __mmask16 some = whole ? 0xFFFF : (__mmask16)(of.stored >> i * LANES);
+            const __m512i own = _mm512_add_epi32(_mm512_load_si512(sums + f * WIDE + i * LANES), of.bias[i]);
+            if (whole || some) x[i] = whole_sums(adds, &r, own, of.by[i], adds ? r.residual + at + i * LANES : NULL, some);
+        }
+        const __m512i both = _mm512_max_epi16(_mm512_packs_epi32(x[0], x[1]), of.least);
+        const __m256i bytes = _mm256_add_epi8(_mm512_castsi512_si256(_mm512_permutexvar_epi8(order, both)), of.zero);
+        if (whole) _mm256_storeu_si256((__m256i *)(void *)(out + at), bytes);
+        else _mm256_mask_storeu_epi8(out + at, of.stored, bytes);
+    }
+}
+
+INLINE void store_all_bytes(const int columns, const SUM *sums, char *out, int64_t out_pitch, int64_t nw, int64_t f, int64_t end,
+                            const SUM *bias, const pysim_rescale *r) {
+    if (r->sum && nw == WIDE) store_bytes(columns, 1, 1, sums, out, out_pitch, nw, f, end, bias, r);
+    else if (r->sum) store_bytes(columns, 1, 0, sums, out, out_pitch, nw, f, end, bias, r);
+    else if (nw == WIDE) store_bytes(columns, 0, 1, sums, out, out_pitch, nw, f, end, bias, r);
+    else store_bytes(columns, 0, 0, sums, out, out_pitch, nw, f, end, bias, r);
 }
 
 static void store_byte_rows(const SUM *sums, char *out, int64_t out_pitch, int64_t nw, int64_t f, int64_t end, const SUM *bias,
                             const pysim_rescale *r) {
-    if (r->sum && nw == WIDE) store_rows(1, 1, sums, out, out_pitch, nw, f, end, bias, r);
-    else if (r->sum) store_rows(1, 0, sums, out, out_pitch, nw, f, end, bias, r);
-    else if (nw == WIDE) store_rows(0, 1, sums, out, out_pitch, nw, f, end, bias, r);
-    else store_rows(0, 0, sums, out, out_pitch, nw, f, end, bias, r);
+    store_all_bytes(0, sums, out, out_pitch, nw, f, end, bias, r);
 }
 
 /* The same where scales and biases are those of windows. */
-INLINE void store_columns(const int adds, const int whole, const SUM *sums, char *out, int64_t out_pitch, int64_t nw, int64_t f,
-                          int64_t end, const SUM *bias, const pysim_rescale *given) {
-    const pysim_byte_sum sum = adds ? *given->sum : (pysim_byte_sum){0};
-    const __mmask16 first[] = {whole ? 0xFFFF : lanes_of(nw), whole ? 0xFFFF : lanes_of(pysim_max(nw - LANES, 0))};
-    __m512 by[2];
-    __m512i b[2];
-    pysim_rescale r = *given;
-    r.result = PYSIM_U8, r.sum = adds ? &sum : NULL;
-    for (int i = 0; i < 2; i++) {
-        by[i] = r.window_step ? _mm512_maskz_loadu_ps(first[i], r.scales + i * LANES) : _mm512_set1_ps(*r.scales);
-        b[i] = bias ? _mm512_maskz_loadu_epi32(first[i], bias + i * LANES) : _mm512_setzero_si512();
-    }
-    for (; f < end; f++)
-        for (int i = 0; i < 2; i++) {
-            const __m512i x = _mm512_add_epi32(_mm512_load_si512(sums + f * WIDE + i * LANES), b[i]);
-            const int64_t at = f * out_pitch + i * LANES;
-            if (whole || first[i]) store_vector(&r, (ADDENDS)x, by[i], out + at, adds ? r.residual + at : NULL, first[i]);
-        }
-}
-
 static void store_byte_columns(const SUM *sums, char *out, int64_t out_pitch, int64_t nw, int64_t f, int64_t end, const SUM *bias,
                                const pysim_rescale *r) {
-    if (r->sum && nw == WIDE) store_columns(1, 1, sums, out, out_pitch, nw, f, end, bias, r);
-    else if (r->sum) store_columns(1, 0, sums, out, out_pitch, nw, f, end, bias, r);
-    else if (nw == WIDE) store_columns(0, 1, sums, out, out_pitch, nw, f, end, bias, r);
-    else store_columns(0, 0, sums, out, out_pitch, nw, f, end, bias, r);
+    store_all_bytes(1, sums, out, out_pitch, nw, f, end, bias, r);
 }
 #else
 INLINE float f_between(float low, float x, float high) { return x < low ? low : x > high ? high : x; }

@@ -76,21 +76,21 @@ INLINE void multiply(const int mi, const int ni, const int signs, int64_t blocks
         tile_zero(3);
     }
     if (blocks) {
-        tile_load(4, f, row);
-        tile_load(6, w, WINDOW_PITCH);
-        if (ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
-        if (mi > 1) tile_load(5, f + second, row);
+        tile_pass(4, f, row);
+        tile_pass(6, w, WINDOW_PITCH);
+        if (ni > 1) tile_pass(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
+        if (mi > 1) tile_pass(5, f + second, row);
     }
     while (blocks-- > 0) {
         f += step, w += BLOCK_BYTES;
         PRODUCT(0, 4, 6)
         if (ni > 1) { PRODUCT(1, 4, 7) }
-        if (blocks) tile_load(4, f, row);
+        if (blocks) tile_pass(4, f, row);
         if (mi > 1) { PRODUCT(2, 5, 6) }
-        if (blocks) tile_load(6, w, WINDOW_PITCH);
+        if (blocks) tile_pass(6, w, WINDOW_PITCH);
         if (mi > 1 && ni > 1) { PRODUCT(3, 5, 7) }
-        if (blocks && ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
-        if (blocks && mi > 1) tile_load(5, f + second, row);
+        if (blocks && ni > 1) tile_pass(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
+        if (blocks && mi > 1) tile_pass(5, f + second, row);
         work_step(x, 0);
     }
     tile_store(0, sums, bytes);
@@ -114,7 +114,8 @@ INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM 
     const int adds = store->old == out && !of.scales && store->beta >= 1 && store->beta <= 1;
     const int direct = nw % LANES == 0 && nf % TILE_ROWS == 0 && !of.scales && !of.bounded && !store->bias_filters &&
                        !store->bias_windows && !store->rescale.scales && (adds || !store->old);
-    work x = work_of(store, out, out_pitch, nw, nf, blocks);
+    work x;
+    begin_work(&x, store, out, out_pitch, nw, nf, blocks);
     SUM *sums = direct ? out : sums_beside(&x, own);
     const int64_t pitch = direct ? out_pitch : WIDE;
     if (adds && !direct) load_part(out, out_pitch, nw, nf, own);
@@ -122,10 +123,7 @@ INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM 
     else if (nf > TILE_ROWS) multiply(2, 1, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
     else if (nw > LANES) multiply(1, 2, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
     else multiply(1, 1, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
-    if (direct) return;
-    pysim_store rest = *store;
-    if (adds) rest.old = NULL;
-    end_beside(&x, sums, out, out_pitch, nw, nf, &rest);
+    if (!direct) end_beside(&x, sums, out, out_pitch, nw, nf, store, adds);
 }
 
 #define INTERLEAVED8(x, half)                                                                                                    \

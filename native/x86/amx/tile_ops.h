@@ -3,6 +3,7 @@
  * same bits on any CPU. A function declares TILES before it uses any; tile numbers are constants.
  *
  *   tile_zero(t)  tile_load(t, from, pitch)  tile_store(t, to, pitch)      rows lie `pitch` bytes apart
+ *   tile_pass(t, from, pitch)             tile_load of what comes from L2 and need not stay in L1
  *   tile_bf16(c, a, b)                    c[m][n] += sum over p < 16, q < 2 of a[m][2p + q] b[p][2n + q]; c is FP32
  *   tile_ss, tile_su, tile_us(c, a, b)    the same with q < 4 of bytes, INT32 modulo 2^32; s signed, u unsigned: first a, then b
  *
@@ -76,6 +77,7 @@ static inline void emulate_store(const tile *t, void *to, int64_t pitch) {
 #define TILES tile tiles[8]
 #define tile_zero(t) memset(&tiles[t], 0, sizeof tiles[t])
 #define tile_load(t, from, pitch) emulate_load(&tiles[t], from, pitch)
+#define tile_pass(t, from, pitch) tile_load(t, from, pitch)
 #define tile_store(t, to, pitch) emulate_store(&tiles[t], to, pitch)
 #define tile_bf16(c, a, b) emulate_bf16(&tiles[c], &tiles[a], &tiles[b])
 #define tile_ss(c, a, b) emulate_bytes(&tiles[c], &tiles[a], &tiles[b], 1, 1)
@@ -88,6 +90,7 @@ static inline void emulate_store(const tile *t, void *to, int64_t pitch) {
 #define TILES __asm__ volatile("" ::: "memory")
 #define tile_zero(t) _tile_zero(t)
 #define tile_load(t, from, pitch) _tile_loadd(t, from, pitch)
+#define tile_pass(t, from, pitch) _tile_stream_loadd(t, from, pitch)
 #define tile_store(t, to, pitch)           \
     do {                                   \
         _tile_stored(t, to, pitch);        \

@@ -82,6 +82,7 @@ ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # (1,512 plans of 108 products, Zen 4: 1, 2 and 3 rows predict 90 % of them within 42, 34 and 34 %, with a regret of 1.033, 1.032, 1.032)
 ROWS_UNFETCHED = 2
 PAGE_BYTES = 4096  # of translations
+NEAR_BYTES = 3 << 19  # of native/algorithms/nest/ahead.h: panels that are left in L2
 
 
 class Pass:
@@ -335,13 +336,14 @@ def _page_stalls(table: Table, costs: ShortCalls, tiled: bool) -> Array:
 
 def _fetch_cycles(table: Table, costs: ShortCalls, tiled: bool) -> Array:
     """To fetch the lines of the next panels in a set of channels (native/algorithms/nest/ahead.h): of the inner tiles in each iteration of
-    the loop over sets of k2 others, and of these once for each set of k3."""
+    the loop over sets of k2 others, unless these leave them in L2, and of these once for each set of k3."""
     rates, nest = table.rates, table.rates.nest
     line = nest.taps * table.channels * nest.element_bytes / rates.machine.line_bytes
     windows, filters = rates.windows * line * rates.window_tiles, rates.filters * line * rates.filter_tiles
     of_sets, kept = np.where(table.keeps_windows, rates.filter_tiles, rates.window_tiles), np.where(table.keeps_windows, windows, filters)
     others, blocks = np.where(table.keeps_windows, filters, windows), np.where(table.keeps_windows, rates.window_tiles, rates.filter_tiles)
-    times = np.ceil(of_sets / table.k2) if tiled else 1.0
+    near = table.keeps_windows & (rates.windows * line * rates.machine.line_bytes * table.k3 <= NEAR_BYTES)
+    times = np.where(near, 1.0, np.ceil(of_sets / table.k2)) if tiled else 1.0
     cycles: Array = costs.fetch_line_cycles.value * (kept * times + others * np.ceil(blocks / table.k3))
     return cycles
 
