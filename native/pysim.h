@@ -237,7 +237,7 @@ typedef struct {
 } pysim_pair;
 pysim_status pysim_run_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y);
 
-/* Of each row of `size` elements x, `inner` apart, where softmax, log_softmax and local have as many rows beside each other ([rows][size][inner]):
+/* Of each row of `size` elements x, `inner` apart, where all but lengths have as many rows beside each other ([rows][size][inner]):
  *   softmax    y[i] = exp(x[i] - max) / sum of those
  *   log_softmax  y[i] = x[i] - max - log(sum of exp(x[i] - max))
  *   standard   y[i] = (x[i] - mean) / sqrt(variance + epsilon) scale[i] + shift[i]; scale and shift, of `size` elements, may be NULL

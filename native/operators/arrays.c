@@ -127,7 +127,7 @@ static pysim_status check_rows(const pysim_rows *r, const void *x, const void *s
                           "alpha at least 0, beta a number",
                           (long long)r->window, r->epsilon, r->alpha, r->beta);
     pysim_status status = pysim_check_positive("rows, their size and inner", sizes, 3);
-    if (status == PYSIM_OK && r->inner > 1 && r->kind != PYSIM_ROWS_SOFTMAX && r->kind != PYSIM_ROWS_LOG_SOFTMAX && !is_local)
+    if (status == PYSIM_OK && r->inner > 1 && is_length)
         status = pysim_fail(PYSIM_UNSUPPORTED, "rows of kind %d have elements %lld apart; they have them one by one", (int)r->kind,
                             (long long)r->inner);
     if (status == PYSIM_OK) status = pysim_product("the bytes of rows, rows x size x inner x element", 4, all, &bytes);

@@ -121,12 +121,51 @@ static void standard_rows(const pysim_rows *r, const T *x, const T *scale, const
     }
 }
 
+/* Of `vectors` vectors of rows beside each other, or of the lanes `in` of one. */
+INLINE void standard_columns(const int vectors, const pysim_rows *r, const T *x, const T *scale, const T *shift, T *y, MASK in) {
+    const VEC size = v_set1((T)r->size);
+    VEC mean[TOGETHER], factor[TOGETHER];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) mean[v] = factor[v] = v_zero();
+    for (int64_t i = 0; i < r->size; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) mean[v] += v_load_mask(x + i * r->inner + v * LANES, in);
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) mean[v] /= size;
+    for (int64_t i = 0; i < r->size; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            const VEC apart = v_load_mask(x + i * r->inner + v * LANES, in) - mean[v];
+            factor[v] = v_fused(apart, apart, factor[v]);
+        }
+    for (int v = 0; v < vectors; v++)
+        for (int l = 0; l < LANES; l++) factor[v][l] = (T)(1 / sqrt(factor[v][l] / (T)r->size + r->epsilon));
+    for (int64_t i = 0; i < r->size; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            VEC one = (v_load_mask(x + i * r->inner + v * LANES, in) - mean[v]) * factor[v];
+            if (scale) one *= v_set1(scale[i]);
+            if (shift) one += v_set1(shift[i]);
+            v_store_mask(y + i * r->inner + v * LANES, one, in);
+        }
+}
+
+static void standard_beside(const pysim_rows *r, const T *x, const T *scale, const T *shift, T *y) {
+    for (int64_t k = 0; k < r->rows; k++, x += r->size * r->inner, y += r->size * r->inner) {
+        int64_t n = 0;
+        for (; n + TOGETHER * LANES <= r->inner; n += TOGETHER * LANES)
+            standard_columns(TOGETHER, r, x + n, scale, shift, y + n, v_lanes(0, LANES));
+        for (; n < r->inner; n += LANES) standard_columns(1, r, x + n, scale, shift, y + n, v_lanes(0, pysim_min(LANES, r->inner - n)));
+    }
+}
+
 static void rows_of(const pysim_rows *r, const void *from, const void *scale, const void *shift, void *to) {
     const int64_t step = r->size * r->inner;
     const T *x = from;
     T *y = to;
     if (r->kind == PYSIM_ROWS_STANDARD) {
-        standard_rows(r, x, scale, shift, y);
+        if (r->inner == 1) standard_rows(r, x, scale, shift, y);
+        else standard_beside(r, x, scale, shift, y);
         return;
     }
     for (int64_t k = 0; k < r->rows; k++, x += step) {

@@ -18,7 +18,7 @@ from pysim.network.halves.narrow import computes_narrow, with_narrow
 from pysim.network.integers.fusion import with_integers
 from pysim.network.integers.residuals import with_residuals
 from pysim.network.lowering.parallel import add_parallel
-from pysim.network.native_ops.arrays import fuse_transpositions
+from pysim.network.native_ops.arrays import fuse_transpositions, norms_in_place
 from pysim.network.operator_seconds import reordering_seconds
 from pysim.network.phases import with_phases
 from pysim.network.plan import adds_bytes, integer_rows, seconds_of, with_layouts
@@ -62,6 +62,8 @@ def _phases(graph: Graph, target: Target) -> Graph:
 
 def _fused(graph: Graph, target: Target) -> Graph:
     graph = fuse(graph, supports)
+    if target.threads == 1 and not target.is_reproducible:  # rows beside each other are not divided among threads
+        graph = norms_in_place(graph)
     return fuse_attention(fuse_transpositions(graph if target.is_reproducible else add_parallel(graph)))
 
 

@@ -77,9 +77,9 @@ def rows_step(
     local: Local = ALONE,
 ) -> Step | None:
     """Operators on the rows of x along an axis: softmax, log_softmax, `standard` (with scale and shift), length, or local (`epsilon` is its
-    bias). Only softmax, log_softmax and local accept another axis than the last. None if these arrays are unsupported."""
+    bias). A length is along the last axis. None if these arrays are unsupported."""
     of = [one for one in (scale, shift) if one is not None]
-    if not takes(out, x, *of) or any(one.shape != x.shape[-1:] for one in of):
+    if not takes(out, x, *of) or any(one.shape != (x.shape[axis],) for one in of):
         return None
     size, inner = x.shape[axis], int(np.prod(x.shape[axis % x.ndim + 1 :], dtype=np.int64))
     sizes = [x.size // size // inner, size, inner, local.window]

@@ -5,11 +5,12 @@ Operators in NATIVE_ONLY have no NumPy form: front ends emit them only for nonem
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from pysim.network.graph import Array, Graph, Node
+from pysim.network.graph import Array, Graph, Node, live
 from pysim.network.numpy_ops.selecting import widened
 from pysim.record.plan import blocked_shape
 from pysim.runtime.array_steps import Local, Products, pair_step, rows_step, take_each_step, take_step
@@ -66,9 +67,10 @@ def lrn(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | N
 
 def layer_norm(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
     x, scale, *shift = inputs
-    rows = (-1, int(np.prod(x.shape[attributes["axis"] :])))
+    axes = attributes.get("axes") or range(attributes["axis"], x.ndim)
+    rows = (-1, prod(x.shape[axis] for axis in axes), prod(x.shape[axes[-1] + 1 :]))
     last = shift[0].reshape(-1) if shift else None
-    return rows_step(out.reshape(rows), x.reshape(rows), "standard", scale.reshape(-1), last, attributes["epsilon"])
+    return rows_step(out.reshape(rows), x.reshape(rows), "standard", scale.reshape(-1), last, attributes["epsilon"], axis=1)
 
 
 def length(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
@@ -142,6 +144,27 @@ NATIVE_ONLY: dict[str, Bind] = {
     "Take": take,
     "Tile": tile,
 }
+
+
+def norms_in_place(graph: Graph) -> Graph:
+    """Layer norms between a transposition of their axis to the last and the one back, along that axis where it is (attribute `axes`): of
+    channels in planes."""
+    users, makers, nodes = graph.users(), graph.makers(), list[Node | None](graph.nodes)
+    for at, node in enumerate(graph.nodes):
+        if node.op != "LayerNormalization" or "reference" in node.attributes:
+            continue
+        rank = len(graph.tensors[node.output].shape)
+        before = graph.nodes[makers[node.inputs[0]]] if node.inputs[0] in makers and node.attributes["axis"] == rank - 1 else None
+        readers = users[node.output]
+        behind = graph.nodes[readers[0]] if len(readers) == 1 and readers[0] < len(nodes) else None
+        if before is None or behind is None or not before.op == behind.op == "Transpose":
+            continue
+        order = [*before.attributes["perm"]]
+        if [order[axis] for axis in behind.attributes["perm"]] != [*range(rank)] or order[:-1] != sorted(order[:-1]):
+            continue
+        made = node._replace(inputs=(before.inputs[0], *node.inputs[1:]), outputs=behind.outputs).having(axes=(order[-1],))
+        nodes[at], nodes[readers[0]] = made._replace(absorbed=(*node.absorbed, before.name, behind.name)), None
+    return live(graph._replace(nodes=tuple(node for node in nodes if node is not None)))
 
 
 def fuse_transpositions(graph: Graph) -> Graph:

@@ -19,18 +19,7 @@ from pysim.network.lowering.conv_transpose import transposed_by_phases
 from pysim.network.operator_seconds import DTYPES
 from pysim.problem.windows import conv_of
 from pysim.torch.capture.forms import Form
-from pysim.torch.capture.lowering import (
-    Arguments,
-    Lowering,
-    Made,
-    Operator,
-    UnknownError,
-    array_of,
-    conversion,
-    converted,
-    name_of,
-    same,
-)  # fmt: skip
+from pysim.torch.capture.lowering import Arguments, Lowering, Made, Operator, UnknownError, array_of, conversion, converted, name_of, same
 
 
 def _pair_of(numbers: Any, count: int) -> list[int]:

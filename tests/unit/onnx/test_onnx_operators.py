@@ -296,3 +296,21 @@ def test_norms_of_planes_are_native(shape, scaled):
     model = model_of(proto)
     assert_close(model(x), by_onnxruntime(content, x))
     assert [layer.node.op for layer in model.plan.layers] == ["LayerNormalization", "Affine"][: 1 + scaled]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_norm_over_channels_between_transpositions_runs_in_place(read):
+    """`read`: something else reads what the first transposition makes."""
+    nodes = [helper.make_node("Transpose", ["x"], ["a"], perm=[0, 2, 3, 1]),
+             helper.make_node("LayerNormalization", ["a", "s", "b"], ["c"], axis=-1, epsilon=1e-6),
+             helper.make_node("Transpose", ["c"], ["d"], perm=[0, 3, 1, 2]), helper.make_node("Relu", ["d"], ["e"])]  # fmt: skip
+    if read:
+        nodes += [helper.make_node("Transpose", ["a"], ["f"], perm=[0, 3, 2, 1]), helper.make_node("Add", ["e", "f"], ["y"])]
+    else:
+        nodes.append(helper.make_node("Identity", ["e"], ["y"]))
+    proto = exported(nodes, (2, 24, 9, 9), {name: RANDOM.standard_normal(24) for name in "sb"})
+    model = model_of(proto)
+    (norm,) = [layer.node for layer in model.plan.layers if layer.node.op == "LayerNormalization"]
+    assert norm.attributes["axes"] == (1,) and norm.inputs[0] == "x"
+    assert sum(layer.node.op == "Transpose" for layer in model.plan.layers) == 2 * read
+    assert_close(model(given(proto)), by_onnxruntime(proto.SerializeToString(), given(proto)))

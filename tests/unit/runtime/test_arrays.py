@@ -115,6 +115,23 @@ def test_rows_beside_each_other_are_softmax_and_local(shape, dtype):
         assert np.abs(out - right).max() <= 40 * unit * np.abs(right).max()
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("beside", [1, 3, 16, 49, 64, 100, 200])
+@pytest.mark.parametrize("factors", [0, 1, 2])
+def test_layer_norms_of_rows_beside_each_other(kind, beside, factors):
+    rng = np.random.default_rng(beside)
+    for size in (1, 7, 40, 130):
+        x, of = guarded((rng.standard_normal((2, size, beside)) * 3 + 5).astype(kind)), rng.standard_normal((2, size)).astype(kind)
+        out, scale, shift = guarded(np.empty_like(x)), *(one if at < factors else None for at, one in enumerate(of))
+        rows_step(out, x, "standard", scale, shift, 1e-5, axis=1)()
+        wide = x.astype(np.float64)
+        wanted = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+        wanted = wanted * (1 if scale is None else scale[:, None]) + (0 if shift is None else shift[:, None])
+        assert np.abs(out - wanted).max() <= (2e-5 if kind == np.float32 else 1e-12) * max(1, np.abs(wanted).max())
+        rows_step(x, x, "standard", scale, shift, 1e-5, axis=1)()
+        assert (x == out).all()
+
+
 def test_rows_that_are_not_finite_are_numpys():
     """Minus infinity is no probability; a NaN, an infinity and nothing but minus infinity make a row that is none."""
     row = np.linspace(-3, 3, 21, dtype=np.float32)
@@ -199,7 +216,7 @@ def test_what_is_no_pair_no_rows_and_no_table_is_refused_before_anything_is_writ
                          ("int64", {"sizes": [1 << 62]}), ("at least 0", {"a_steps": [-1]}), ("f32 and f64", {"dtype": 4})):  # fmt: skip
         refused(pair_step(y, x, x, "Add"), message, of="pair", **fields)
     for message, fields in (("kind of rows is 5", {"kind": 5}), ("epsilon", {"epsilon": float("nan")}), ("at least 1", {"size": 0}),
-                         ("int64", {"rows": 1 << 62}), ("local rows", {"kind": 3}), ("one by one", {"kind": 1, "inner": 2})):  # fmt: skip
+                         ("int64", {"rows": 1 << 62}), ("local rows", {"kind": 3}), ("one by one", {"kind": 2, "inner": 2})):  # fmt: skip
         refused(rows_step(y, x, "softmax"), message, of="rows", **fields)
     out = np.ones((2, 8), np.float32)
     for message, fields in (
