@@ -294,7 +294,8 @@ typedef enum {
     PYSIM_STEP_BEST = 19, /* third: the places */
     PYSIM_STEP_HALVES = 20,
     PYSIM_STEP_SAMPLE = 21,
-    PYSIM_STEP_RECURRENT = 22
+    PYSIM_STEP_RECURRENT = 22,
+    PYSIM_STEP_BYTE_MEANS = 23
 } pysim_step_kind;
 typedef struct {
     int32_t kind, threads;          /* which function; threads: 0 is the caller alone. only RUN to REORDER, PRODUCTS, ATTENTION read them */

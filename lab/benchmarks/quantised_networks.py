@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised networks beside ONNX Runtime and OpenVINO, interleaved: what `pysim.network.integers` is worth.
 
-    python lab/benchmarks/quantised_networks.py [MODEL:FORM ...] [--folder FOLDER] [--seconds 6] [--threads 1] [-o FILE]
+    python lab/benchmarks/quantised_networks.py [MODEL:FORM ...] [--folder FOLDER] [--seconds 6] [--threads 1] [--float32] [-o FILE]
 
 MODEL is a name of timm's (random weights, calibrated with random images), FORM how ONNX Runtime's tool writes it: qdq (u8 x s8, by
 channel), qdq7 (the same with weights of 7 bits, for CPUs without VNNI), qoperator (by tensor) or dynamic; or nncf, how OpenVINO's does.
-Files are made once, in FOLDER. A sample is the CPU time of one call of each library, one after another: wall time of long calls is never
-undisturbed on a shared computer. Of several threads it is the wall time, after a rest.
+Files are made once, in FOLDER. OpenVINO computes what a file leaves in float32 in bfloat16 where a CPU has that, but with --float32.
+A sample is the CPU time of one call of each library, one after another: wall time of long calls is never undisturbed on a shared computer.
+Of several threads it is the wall time, after a rest.
 Columns: the 10th percentile of each in ms, the peers' time over pysim's (median of the samples' ratios; above 1: pysim is faster), and
 whether results are ONNX Runtime's to the bit. Pin it to a core: `taskset -c 1`. JSON lines go to FILE, a header first.
 """
@@ -97,7 +98,7 @@ def by_nncf(name: str, ready: Path, path: Path) -> None:
     onnx.save(nncf.quantize(onnx.load(ready), images, subset_size=4, model_type=kind), path)
 
 
-def libraries(path: Path, threads: int = 1) -> dict[str, Callable[[Any], Any]]:
+def libraries(path: Path, threads: int = 1, float32: bool = False) -> dict[str, Callable[[Any], Any]]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
@@ -112,6 +113,8 @@ def libraries(path: Path, threads: int = 1) -> dict[str, Callable[[Any], Any]]:
         return found
     core = openvino.Core()
     core.set_property("CPU", {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False})
+    if float32:
+        core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     try:
         request = core.compile_model(str(path), "CPU").create_infer_request()
     except RuntimeError as error:  # it reads no operators of com.microsoft
@@ -120,9 +123,9 @@ def libraries(path: Path, threads: int = 1) -> dict[str, Callable[[Any], Any]]:
     return found | {"openvino": lambda x: next(iter(request.infer({0: x}).values()))}
 
 
-def measure(path: Path, seconds: float, threads: int = 1) -> dict[str, Any]:
+def measure(path: Path, seconds: float, threads: int = 1, float32: bool = False) -> dict[str, Any]:
     clock = time.process_time if threads == 1 else time.perf_counter
-    calls, x = libraries(path, threads), np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
+    calls, x = libraries(path, threads, float32), np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
     results = {name: np.array(call(x)) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
@@ -149,6 +152,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "pysim-quantised")
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--float32", action="store_true")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -157,7 +161,7 @@ def main() -> None:
     lines = [json.dumps({"kind": "header", "environment": environment()})]
     for model in given.models:
         name, form = model.split(":")
-        row = measure(quantised(name, form, given.folder), given.seconds, given.threads)
+        row = measure(quantised(name, form, given.folder), given.seconds, given.threads, given.float32)
         lines.append(json.dumps(row))
         times = "  ".join(f"{who} {ms:7.2f}" for who, ms in row["ms"].items())
         ratios = "  ".join(f"{who} {ratio:.2f}" for who, ratio in row["ratios"].items())

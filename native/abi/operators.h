@@ -17,7 +17,7 @@ pysim_status pysim_run_dequantize(const pysim_quantized *q, const void *x, void 
 /* DynamicQuantizeLinear of f32 to unsigned bytes: the range of x and 0 is that of the result; also its scale (f32) and zero (a byte). */
 pysim_status pysim_run_quantize_range(int64_t count, const void *x, void *y, float *scale, uint8_t *zero);
 /* y = saturate(round(t) + zero) within low..high, or y = t in f32, of sums x[outer][channels][inner], s32 or whole numbers in f32, where
- * t = (x + input_zero offset[c]) (input_scale scale[c]) + shift[c]. An input's scale or zero that is NULL is 1. */
+ * t = (x + input_zero offset[c]) (input_scale scale[c]) + shift[c]. An input's scale or zero that is NULL is 1. from_float 2: any numbers. */
 typedef struct {
     int64_t outer, channels, inner;
     const float *scale, *shift;
@@ -46,6 +46,13 @@ typedef struct {
     pysim_quantity from, to;
 } pysim_byte_pool;
 pysim_status pysim_run_byte_pool(const pysim_byte_pool *p, const void *x, void *y);
+/* The mean of each plane of `size` quantised elements, as a float: scale (sum - size zero) / size, of an exact sum. `block`: 1, or so many planes lie element by
+ * element beside each other. */
+typedef struct {
+    int64_t planes, size, block;
+    pysim_quantity from;
+} pysim_byte_means;
+pysim_status pysim_run_byte_means(const pysim_byte_means *m, const void *x, float *y);
 /* Planes of bytes with `value` around each, or with the byte at `zero` if that is not NULL; the bits of `flip` are flipped in all of these,
  * but not in `value`. */
 typedef struct {

@@ -124,11 +124,30 @@ static pysim_status check_pair(const pysim_byte_pair *p, const void *a, const vo
     return status == PYSIM_OK ? pysim_check_apart(spans, 3) : status;
 }
 
+enum { REPEATED = 4096 }; /* bytes of a row that all rows of the other operand meet, as often as they fit */
+
+/* Rows of a, beside each other, that all meet one row of b: many of them as one, since the loops take whole vectors. */
+static void pair_repeated(const pysim_byte_pair *p, int64_t rows, int64_t size, const uint8_t *a, const uint8_t *b, uint8_t *y) {
+    uint8_t row[REPEATED];
+    const int64_t most = pysim_min(rows, REPEATED / size);
+    for (int64_t i = 0; i < most; i++) memcpy(row + i * size, b, (size_t)size);
+    for (int64_t i = 0; i < rows; i += most) {
+        const int64_t count = pysim_min(most, rows - i) * size;
+        pysim_integers_here()->pair(p, count, 1, 1, a + i * size, row, y + i * size);
+    }
+}
+
 static uint8_t *pair_axes(const pysim_byte_pair *p, int32_t axis, const uint8_t *a, const uint8_t *b, uint8_t *y) {
     const int64_t size = p->sizes[axis], a_step = p->a_steps[axis], b_step = p->b_steps[axis];
     if (axis + 1 == p->axes) {
         pysim_integers_here()->pair(p, size, a_step, b_step, a, b, y);
         return y + size;
+    }
+    const int64_t inner = p->sizes[axis + 1];
+    if (axis + 2 == p->axes && a_step == inner && b_step == 0 && p->a_steps[axis + 1] == 1 && p->b_steps[axis + 1] == 1 &&
+        inner <= REPEATED / 2) {
+        pair_repeated(p, size, inner, a, b, y);
+        return y + size * inner;
     }
     for (int64_t i = 0; i < size; i++) y = pair_axes(p, axis + 1, a + i * a_step, b + i * b_step, y);
     return y;
@@ -228,6 +247,33 @@ pysim_status pysim_run_byte_pad(const pysim_byte_pad *p, const void *x, void *y)
     return status;
 }
 
+/* Planes of bytes, `block` of them beside each other. */
+static pysim_status check_planes(int64_t planes, int64_t size, int64_t block, int64_t *count) {
+    const int64_t sizes[] = {planes, size, block};
+    pysim_status status = pysim_check_positive("planes, their size and block", sizes, 3);
+    if (status == PYSIM_OK) status = pysim_product("the elements, planes x size", 2, sizes, count);
+    if (status == PYSIM_OK && (planes % block || size > INT32_MAX / UINT8_MAX))
+        status =
+            pysim_fail(PYSIM_UNSUPPORTED, "%lld planes of %lld elements in blocks of %lld; expected whole blocks, and at most %d elements",
+                       (long long)planes, (long long)size, (long long)block, INT32_MAX / UINT8_MAX);
+    return status;
+}
+
+pysim_status pysim_run_byte_means(const pysim_byte_means *m, const void *x, float *y) {
+    int64_t count = 0;
+    if (!m) return pysim_fail(PYSIM_BAD_ARGUMENT, "the means are NULL");
+    pysim_status status = check_planes(m->planes, m->size, m->block, &count);
+    if (status == PYSIM_OK) status = check_quantity("x", &m->from);
+    if (status == PYSIM_OK) status = pysim_check_operand("x", x, PYSIM_S8);
+    if (status == PYSIM_OK) status = pysim_check_operand("y", y, PYSIM_F32);
+    const pysim_span spans[] = {{"y", y, m->planes * (int64_t)sizeof *y, 1}, {"x", x, count, 0}};
+    if (status == PYSIM_OK) status = pysim_check_apart(spans, 2);
+    if (status != PYSIM_OK) return status;
+    for (int64_t p = 0; p < m->planes; p += m->block)
+        pysim_integers_here()->means(m->block, m->size, pysim_byte_of(&m->from), (const uint8_t *)x + p * m->size, y + p);
+    return status;
+}
+
 pysim_status pysim_run_integer_step(const pysim_step *s) {
     const pysim_quantized *q = s->of;
     if (!q) return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's operator is NULL");
@@ -239,6 +285,7 @@ pysim_status pysim_run_integer_step(const pysim_step *s) {
     case PYSIM_STEP_TABLE: return pysim_run_table(q->count, s->second, s->first, s->result);
     case PYSIM_STEP_BYTE_PAIR: return pysim_run_byte_pair(s->of, s->first, s->second, s->result);
     case PYSIM_STEP_BYTE_POOL: return pysim_run_byte_pool(s->of, s->first, s->result);
+    case PYSIM_STEP_BYTE_MEANS: return pysim_run_byte_means(s->of, s->first, s->result);
     default: return pysim_run_byte_pad(s->of, s->first, s->result);
     }
 }

@@ -28,6 +28,8 @@ typedef struct {
     void (*quantize)(int64_t count, pysim_byte to, const float *x, uint8_t *y);
     /* y = scale (x - zero) */
     void (*dequantize)(int64_t count, pysim_byte from, const uint8_t *x, float *y);
+    /* Means of `channels` planes of `size` elements that lie element by element beside each other. */
+    void (*means)(int64_t channels, int64_t size, pysim_byte from, const uint8_t *x, float *y);
     void (*range)(int64_t count, const float *x, float *low, float *high); /* of x and 0 */
     /* Outer rows begin..end. */
     void (*sums)(const pysim_sums *s, int64_t begin, int64_t end, const void *x, void *y);

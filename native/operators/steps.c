@@ -32,13 +32,14 @@ static pysim_status run_step(const pysim_step *s) {
     case PYSIM_STEP_TABLE:
     case PYSIM_STEP_BYTE_PAIR:
     case PYSIM_STEP_BYTE_POOL:
+    case PYSIM_STEP_BYTE_MEANS:
     case PYSIM_STEP_BYTE_PAD: return pysim_run_integer_step(s);
     case PYSIM_STEP_FOLD: return pysim_run_fold(s->of, s->first, s->result);
     case PYSIM_STEP_BEST: return pysim_run_best(s->of, s->first, s->result, (int64_t *)s->third);
     case PYSIM_STEP_HALVES: return pysim_run_halves(s->of, s->first, s->result);
     case PYSIM_STEP_SAMPLE: return pysim_run_sample(s->of, s->first, s->second, s->result);
     case PYSIM_STEP_RECURRENT: return pysim_run_recurrent(s->of, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
-    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 22 (recurrent)", (int)s->kind);
+    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 23 (means of bytes)", (int)s->kind);
     }
 }
 

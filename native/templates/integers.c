@@ -34,6 +34,33 @@ static void dequantize(int64_t count, pysim_byte from, const uint8_t *restrict x
     for (int64_t i = 0; i < count; i++) y[i] = (float)((int32_t)(uint8_t)(x[i] ^ from.flip) - from.zero) * from.scale;
 }
 
+enum { BESIDE = 128, PAIRED = 256 }; /* planes whose sums are made at once; bytes whose sum fits 16 bits */
+
+/* Sums of `count` planes. */
+INLINE void sums_beside(const int64_t count, int64_t channels, int64_t size, uint8_t flip, const uint8_t *restrict x,
+                        int32_t *restrict to) {
+    for (int64_t i = 0; i < size; i += PAIRED) {
+        uint16_t few[BESIDE] = {0};
+        for (int64_t j = i; j < size && j < i + PAIRED; j++)
+            for (int64_t k = 0; k < count; k++) few[k] = (uint16_t)(few[k] + (x[j * channels + k] ^ flip));
+        for (int64_t k = 0; k < count; k++) to[k] += few[k];
+    }
+}
+
+static void means(int64_t channels, int64_t size, pysim_byte from, const uint8_t *restrict x, float *restrict y) {
+    for (int64_t c = 0; c < channels; c += BESIDE) {
+        const int64_t at =
+            channels < BESIDE || c + BESIDE <= channels ? c : channels - BESIDE; /* the last ones together with some before them */
+        const int64_t some = channels < BESIDE ? channels : BESIDE;
+        int32_t sums[BESIDE] = {0};
+        if (channels == 1)
+            for (int64_t i = 0; i < size; i++) sums[0] += x[i] ^ from.flip;
+        else if (some == BESIDE) sums_beside(BESIDE, channels, size, from.flip, x + at, sums);
+        else sums_beside(some, channels, size, from.flip, x + at, sums);
+        for (int64_t k = 0; k < some; k++) y[at + k] = (float)(sums[k] - (int32_t)size * from.zero) * from.scale / (float)size;
+    }
+}
+
 static void range(int64_t count, const float *x, float *low, float *high) {
     enum { WIDE = 64 };
     float least[WIDE] = {0}, most[WIDE] = {0};
@@ -57,6 +84,8 @@ static void range(int64_t count, const float *x, float *low, float *high) {
 
 INLINE int32_t moved(int32_t sum, int32_t factor, int32_t offset) { return (int32_t)((uint32_t)sum + (uint32_t)factor * (uint32_t)offset); }
 
+enum { WHOLE_FLOATS = 1, NUMBERS = 2 }; /* what else than INT32 is rescaled: pysim_sums.from_float */
+
 /* A row of one channel, or of as many channels as elements. */
 INLINE void sums_row(const pysim_sums *s, const int each, const int floats, int64_t count, int32_t factor, float by, const float *scale,
                      const float *shift, const int32_t *offset, const void *restrict from, void *restrict y) {
@@ -68,16 +97,18 @@ INLINE void sums_row(const pysim_sums *s, const int each, const int floats, int6
         float *restrict out = y;
         for (int64_t i = 0; i < count; i++) {
             const int64_t c = each ? i : 0;
-            const int32_t x = floats ? (int32_t)numbers[i] : whole[i];
-            out[i] = (float)moved(x, factor, offset[c]) * (by * scale[c]) + shift[c];
+            const int32_t x = floats == NUMBERS ? 0 : floats ? (int32_t)numbers[i] : whole[i];
+            const float sum = floats == NUMBERS ? numbers[i] : (float)moved(x, factor, offset[c]);
+            out[i] = sum * (by * scale[c]) + shift[c];
         }
         return;
     }
     uint8_t *restrict out = y;
     for (int64_t i = 0; i < count; i++) {
         const int64_t c = each ? i : 0;
-        const int32_t x = floats ? (int32_t)numbers[i] : whole[i];
-        const float v = (float)moved(x, factor, offset[c]) * (by * scale[c]) + shift[c];
+        const int32_t x = floats == NUMBERS ? 0 : floats ? (int32_t)numbers[i] : whole[i];
+        const float sum = floats == NUMBERS ? numbers[i] : (float)moved(x, factor, offset[c]);
+        const float v = sum * (by * scale[c]) + shift[c];
         out[i] = (uint8_t)(rounded(bounded(v, low, high)) + to.zero) ^ to.flip;
     }
 }
@@ -97,7 +128,8 @@ INLINE void sums_rows(const pysim_sums *s, const int floats, int64_t begin, int6
 }
 
 static void sums(const pysim_sums *s, int64_t begin, int64_t end, const void *x, void *y) {
-    if (s->from_float) sums_rows(s, 1, begin, end, x, y);
+    if (s->from_float == NUMBERS) sums_rows(s, NUMBERS, begin, end, x, y);
+    else if (s->from_float) sums_rows(s, WHOLE_FLOATS, begin, end, x, y);
     else sums_rows(s, 0, begin, end, x, y);
 }
 
@@ -355,9 +387,9 @@ static void pad(const pysim_byte_pad *p, const uint8_t *restrict x, uint8_t *res
 
 #include "integers/channels_last.h"
 
-#define TABLE(target, dtype)                                                                                    \
-    const pysim_integers pysim_integers__##target = {quantize, dequantize, range, sums,   pair,          table, \
-                                                     add,      pool,       pad,   gather, pool_channels, transposed_image};
+#define TABLE(target, dtype)                                                                                                             \
+    const pysim_integers pysim_integers__##target = {quantize, dequantize, means,         range,           sums, pair, table, add, pool, \
+                                                     pad,      gather,     pool_channels, transposed_image};
 #define PYSIM_INTEGERS(target, dtype) MINE(target, dtype, TABLE)(target, dtype)
 #include "integers.inc"
 #else

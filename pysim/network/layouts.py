@@ -114,6 +114,9 @@ class _Cut:
             self._add_label_cost(written, d - c)
             self._add_cost(read, written, b + c - a - d)
             return
+        if node.op == "IntegerMeans" and self._blocks(node.inputs[0]):  # to one pixel, the same in both
+            self._add_label_cost(written, _FORBIDDEN)
+            return
         self._add_cost(read, written, _FORBIDDEN)
         self._add_cost(written, read, _FORBIDDEN)
         if self._preserves_layout(node):
@@ -236,7 +239,7 @@ def _with_conversions(graph: Graph, block: int, labels: Mapping[tuple[int, str],
         inputs = tuple(named(name, side) for name, side in zip(node.inputs, sides, strict=True))
         blocked.update(node.outputs if written else ())
         blocks = (block_of(graph, node.inputs[0], block) if read else 1, block_of(graph, node.output, block) if written else 1)
-        nodes.append(node._replace(inputs=inputs).having(blocks=blocks) if written else node._replace(inputs=inputs))
+        nodes.append(node._replace(inputs=inputs).having(blocks=blocks) if written or read else node._replace(inputs=inputs))
     for name in graph.outputs:
         nodes += conversion(name, False)
     outputs = tuple(named(name, False) for name in graph.outputs)

@@ -50,8 +50,9 @@ PAIR_CYCLES, ADDED_CYCLES = 0.65, 0.43
 PLANE_ROW_CYCLES = 200  # of a row of outputs of a pool of bytes in planes (Zen 3: 3x3 with stride 2, rows of 13 to 56)
 MIN_PART_BYTES = 16 << 10  # of a thread (native/operators/operators.c)
 ON_ONE_THREAD = {
-    "ArgMax", "ArgMin", "Cast", "Concat", "CumSum", "Dequantize", "GatherElements", "GridSample", "IntegerPair", "IntegerPool", "Pad",
-    "Quantize", "Recurrent", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Table", "Take", "TopK",
+    "ArgMax", "ArgMin", "Cast", "Concat", "CumSum", "Dequantize", "GatherElements", "GridSample", "IntegerMeans",
+    "IntegerPair", "IntegerPool", "Pad",
+    "Quantize", "QuantizeAffine", "Recurrent", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Table", "Take", "TopK",
 }  # fmt: skip
 # divided in the order of their elements in memory
 IN_ORDER = {

@@ -432,11 +432,9 @@ def _set_integers(epilogue: Any, integers: Integers) -> None:
     epilogue.scales, epilogue.scale_count = ffi.from_buffer("float *", integers.scales), integers.scales.size
     epilogue.result, epilogue.result_zero = getattr(lib, f"PYSIM_{integers.result.upper()}"), integers.result_zero
     _scales[epilogue] = integers
-    if integers.result_scales is not None:
-        by = integers.result_scales
+    if (by := integers.result_scales) is not None:
         epilogue.result_scales, epilogue.result_scale_count = ffi.from_buffer("float *", by), by.size
-    if integers.shifts is not None:
-        epilogue.shifts = ffi.from_buffer("float *", integers.shifts)
+    epilogue.shifts = ffi.NULL if integers.shifts is None else ffi.from_buffer("float *", integers.shifts)
     if integers.sum is not None:
         epilogue.sum = integers.sum.of
 

@@ -87,13 +87,19 @@ class Sums(NamedTuple):
     factors: Array | None = None
 
 
-def sums_step(out: Array, x: Array, sums: Sums, inner: int, scale: Array | None = None, zero: Array | None = None) -> Step:
+def sums_step(
+    out: Array, x: Array, sums: Sums, inner: int, scale: Array | None = None, zero: Array | None = None, whole: bool = True
+) -> Step:
+    """`whole`: whether floats are whole numbers, to which the zero of a dynamic input adds its offsets."""
     ffi, channels = library()[0], sums.scale.size
     numbers = [ffi.cast(f"{kind} *", one.ctypes.data) for kind, one in zip(("float", "float", "int32_t"), sums[:3], strict=True)]
     given = [ffi.NULL if one is None else ffi.cast(kind, one.ctypes.data) for kind, one in (("float *", scale), ("uint8_t *", zero))]
     to = [1.0, 0, 0] if sums.to is None else _fields(sums.to)
     sizes = [x.size // channels // inner, channels, inner]
-    how = ffi.new("pysim_sums *", [*sizes, *numbers, *given, to, sums.low, sums.high, sums.to is None, x.dtype == np.float32])
+    how = ffi.new(
+        "pysim_sums *",
+        [*sizes, *numbers, *given, to, sums.low, sums.high, sums.to is None, (1 if whole else 2) if x.dtype == np.float32 else 0],
+    )
     return step_of("SUMS", how, out, x, keep=(*sums[:3], scale, zero))
 
 
@@ -134,6 +140,12 @@ def byte_pool_step(
     sizes = [x.size // (x.shape[-2] * x.shape[-1]), *x.shape[-2:], *out.shape[-2:], *along]
     how = ffi.new("pysim_byte_pool *", [[*sizes, largest, count_padding, lib.PYSIM_S8, block], *map(_fields, of)])
     return step_of("BYTE_POOL", how, out, x)
+
+
+def byte_means_step(out: Array, x: Array, of: Quantity, block: int = 1) -> Step:
+    """out = the means of images' planes in float32, of exact sums; channels may be last, all in one `block`."""
+    how = library()[0].new("pysim_byte_means *", [out.size, x.size // out.size, block, _fields(of)])
+    return step_of("BYTE_MEANS", how, out, x)
 
 
 def byte_pad_step(out: Array, x: Array, pads: tuple[int, int, int, int], value: int, flip: bool, zero: Array | None = None) -> Step:

@@ -48,16 +48,19 @@ def rounded(sums: Any, integers: Integers, activation: Any, along: Any) -> Any:
     numbers = sums.astype(np.float32) * np.asarray(integers.scales).reshape(along if integers.scales.size > 1 else 1)
     if integers.shifts is not None:
         numbers = numbers + integers.shifts.reshape(along)
-    if activation == "relu":
-        numbers = np.maximum(numbers, 0)
-    elif activation and activation[0] == "clamp":
-        numbers = np.clip(numbers, np.float32(activation[1]), np.float32(activation[2]))
-    elif activation:
-        numbers = numbers * np.where(np.signbit(numbers), np.float32(activation[1]), np.float32(activation[2]))
-    steps = numbers * integers.result_scales.reshape(along if integers.result_scales.size > 1 else 1)
+    steps = activated(numbers, activation) * integers.result_scales.reshape(along if integers.result_scales.size > 1 else 1)
     least, most = LIMITS[integers.result]
     whole = np.clip(np.rint(steps).astype(np.float64) + integers.result_zero, least, most)
     return whole.astype(np.uint8 if integers.result == "u8" else np.int8)
+
+
+def activated(numbers: Any, activation: Any) -> Any:
+    """Activations that round at most once."""
+    if activation == "relu":
+        return np.maximum(numbers, 0)
+    if activation and activation[0] == "clamp":
+        return np.clip(numbers, np.float32(activation[1]), np.float32(activation[2]))
+    return numbers * np.where(np.signbit(numbers), *np.float32(activation[1:])) if activation else numbers
 
 
 def with_result_scales(random: Any, integers: Integers, count: int, trial: int) -> tuple[Integers, Any]:

@@ -3,17 +3,18 @@
 
 typedef uint8_t ROUNDED __attribute__((vector_size(LANES)));
 
-/* What all numbers have in common: bounds before the zero point is added, the zero point and the upper bit of the unsigned byte. */
+/* What all numbers have in common: bounds before the zero point is added, and what makes the byte of a whole number. */
 typedef struct {
     VEC low, high;
-    uint32_t zero, flip;
+    uint32_t zero;
 } rounding_ends;
 
 /* The byte of each number, in the lowest of each lane's; that of a NaN is the least. Adding 1.5 2^23 rounds half to even. */
 INLINE BITS rounded_bits(const rounding_ends *e, VEC x) {
-    const BITS known = (BITS)(x == x);
-    const VEC y = v_between(e->low, e->high, (VEC)((known & (BITS)x) | (~known & (BITS)e->low)));
-    return ((BITS)(y + 12582912.0f) + e->zero) ^ e->flip;
+    const BITS above = (BITS)(x > e->low);
+    const VEC y = (VEC)((above & (BITS)x) | (~above & (BITS)e->low));
+    const BITS below = (BITS)(y < e->high);
+    return (BITS)((VEC)((below & (BITS)y) | (~below & (BITS)e->high)) + 12582912.0f) + e->zero;
 }
 
 /* `n` vectors; shifts and factors are those of columns, or one of each. */
@@ -34,7 +35,7 @@ INLINE void round_vectors(const int activation, const int n, VEC low, VEC high, 
 INLINE void round_as(const int activation, VEC low, VEC high, const pysim_rounding *r, const float *x, int64_t pitch, int64_t rows,
                      int64_t columns, uint8_t *out, int64_t out_pitch) {
     const uint32_t flip = r->result == PYSIM_S8 ? 0x80 : 0, zero = (uint32_t)r->zero + flip;
-    const rounding_ends ends = {v_set1(-(float)zero), v_set1(255.0f - (float)zero), zero, flip};
+    const rounding_ends ends = {v_set1(-(float)zero), v_set1(255.0f - (float)zero), zero + flip}; /* + 0x80 flips the upper bit */
     const float *const shifts = r->along_windows ? r->shifts : NULL, *const factors =
                                                                          r->along_windows && r->factor_step ? r->factors : NULL;
     for (int64_t f = 0; f < rows; f++, x += pitch, out += out_pitch) {

@@ -6,6 +6,8 @@
                            (x, scale, zero) of a dynamically quantised input
                            (x, residual) of a convolution that adds another value: attribute pair (of, low, high)
     IntegerPair            (a, b)   attributes: of (quantities of a, b and y), multiply, low, high
+    QuantizeAffine         (x)      a factor and a sum for each channel of numbers in planes, and Quantize; attribute: sums
+    IntegerMeans           (x)      means of planes in float32, of exact sums; attribute: of
     IntegerPool            (x)      attributes of a pool, largest, of (quantities of x and y)
     Table                  (x)      y = table[x] of bytes: any function of one element, and requantisation
     View, Transpose, Slice, Concat, MaxPool, Take of bytes as of numbers
@@ -76,6 +78,8 @@ class _Integers:
     def without_quantize(self) -> Graph:
         """Layers of quantised operands whose results are numbers."""
         for node in self._graph.nodes:
+            if node.op == "GlobalAveragePool" and self._means(node):
+                continue
             if node.op not in ("Conv", "Linear") or node.attributes.get("activation") or not self._layer(node, None, node, ()):
                 self._nodes.append(node)
         return self._result()
@@ -93,17 +97,32 @@ class _Integers:
         """The producer of a value that is read exactly once, or so often."""
         return self._makers.get(name) if len(self._users.get(name, ())) == readers else None
 
-    def _silu_of(self, node: Node) -> Node | None:
-        """The function x sigmoid(x) that a product ends, if nothing else reads x or sigmoid(x)."""
+    def _gated(self, node: Node) -> Node | None:
+        """The function x sigmoid(x), or x clip(x / 6 + 1/2, 0, 1), that a product ends, if nothing else reads x or its gate."""
         for x, other in (node.inputs, node.inputs[::-1]) if node.op == "Mul" and len(node.inputs) == 2 else ():
-            gate = self._alone(other)
-            if gate is not None and gate.op == "Sigmoid" and gate.inputs == (x,) and self._alone(x, 2) is not None:
-                about = {"reference": partial(self._silu, gate)}
-                return Node("Silu", node.name, (x,), node.outputs, about, (gate.name, *gate.absorbed))
+            gates = self._gates(x, other) if self._alone(x, 2) is not None else ()
+            if gates:
+                names = (name for gate in gates for name in (gate.name, *gate.absorbed))
+                op, about = "Silu" if len(gates) == 1 else "HardSwish", {"reference": partial(self._times_gate, gates)}
+                return Node(op, node.name, (x,), node.outputs, about, tuple(names))
         return None
 
-    def _silu(self, gate: Node, inputs: Sequence[Array]) -> list[Array]:
-        return [inputs[0] * self._computed(gate, inputs[0])]
+    def _gates(self, x: str, name: str) -> tuple[Node, ...]:
+        """The operators that make a gate of x, in their order; none if it is no known one."""
+        last = self._alone(name)
+        if last is not None and last.op == "Sigmoid" and last.inputs == (x,):
+            return (last,)
+        first = self._alone(last.inputs[0]) if last is not None and activation_of(last) == ("clamp", 0.0, 1.0) else None
+        if last is None or first is None or first.op != "Affine" or first.inputs[0] != x:
+            return ()
+        scale, shift = (self._graph.constants.get(one, np.zeros(1)) for one in first.inputs[1:])
+        return (first, last) if np.allclose(scale, 1 / 6, rtol=1e-6, atol=0) and (shift == 0.5).all() else ()
+
+    def _times_gate(self, gates: Sequence[Node], inputs: Sequence[Array]) -> list[Array]:
+        numbers = inputs[0]
+        for gate in gates:
+            numbers = self._computed(gate, numbers)
+        return [inputs[0] * numbers]
 
     def _bytes(self, name: str) -> _Bytes | None:
         """The bytes that a value of numbers was made of, moved as the value was."""
@@ -152,7 +171,7 @@ class _Integers:
             made = self._alone(name, readers)
             if made is None:
                 return False
-            function = self._silu_of(made) or made
+            function = self._gated(made) or made
             source, readers = self._unary_of(function), 1 if function is made else 2
             if source is None:
                 return self._operator(node, made, to, unary[::-1])
@@ -169,7 +188,7 @@ class _Integers:
         """Whether a Quantize by channel was replaced by a convolution to bytes, whose bounds are the same in all channels."""
         unary, readers = list[Node](), 1
         while (made := self._alone(name, readers)) is not None:
-            function = self._silu_of(made) or made
+            function = self._gated(made) or made
             if len(function.inputs) > 1 or (function.op not in _BOUNDS and activation_of(function) is None):
                 break
             unary.append(function)
@@ -183,7 +202,7 @@ class _Integers:
         (name, scales), unary, readers = self._column_factors(node.inputs[0], to), list[Node](), 1
         columns = self._tensors[name].shape[-1:]
         while (made := self._alone(name, readers)) is not None and made.op != "Linear":
-            function = self._silu_of(made) or made
+            function = self._gated(made) or made
             moves, of = function.op == "View", activation_of(function)
             if self._tensors[function.inputs[0]].shape[-1:] != columns or (not moves and (of is None or unary)):
                 return False
@@ -273,6 +292,8 @@ class _Integers:
             return not made.attributes.get("activation") and self._layer(made, to, node, unary)
         if any(one.op not in _BOUNDS for one in unary):
             return False
+        if made.op == "Affine":
+            return self._rescaled(node, made, to, unary)
         if made.op in ("Add", "Mul") and len(made.inputs) == 2:
             return self._pair(node, made, to, unary)
         return not unary and made.op in ("AveragePool", "GlobalAveragePool") and self._mean(node, made, to)
@@ -324,6 +345,29 @@ class _Integers:
             self._table(self._absorbed(node, made, unary), root, node.output, tensor, table)
             return True
         self._add("IntegerPair", self._absorbed(node, made, unary), [one.name for one in sides if one], node.output, tensor, **about)
+        return True
+
+    def _rescaled(self, node: Node, made: Node, to: Quantity, unary: Sequence[Node]) -> bool:
+        """Whether a factor and a sum for each channel of an image and a Quantize became one pass."""
+        shape, numbers = self._tensors[made.output].shape, [self._graph.constants.get(name) for name in made.inputs[1:]]
+        known = [one.reshape(-1).astype(np.float32) for one in numbers if one is not None and len(shape) == 4 and one.size == shape[1]]
+        if len(known) < 2 or not self._rounds or made.attributes.get("activation") or self._tensors[made.inputs[0]].shape != shape:
+            return False
+        with np.errstate(over="ignore"):
+            scale, shift = (one / np.float32(to.scale) for one in known)
+        if not np.isfinite(scale).all() or not np.isfinite(shift).all():
+            return False
+        bounds = self._bounds(to, unary)
+        sums = Sums(scale, shift, np.zeros(shape[1], np.int32), to, low=bounds["low"], high=bounds["high"])
+        self._add("QuantizeAffine", self._absorbed(node, made, unary), made.inputs[:1], node.output, self._tensors[node.output], sums=sums)
+        return True
+
+    def _means(self, node: Node) -> bool:
+        """Whether the means of a quantised image's planes, as numbers, became those of its bytes."""
+        made, y = self._makers.get(node.inputs[0]), self._tensors[node.output]
+        if made is None or made.op != "Dequantize" or len(y.shape) != 4 or y.dtype != np.float32:
+            return False
+        self._add("IntegerMeans", node, made.inputs, node.output, y, of=made.attributes["of"])
         return True
 
     def _mean(self, node: Node, made: Node, to: Quantity) -> bool:

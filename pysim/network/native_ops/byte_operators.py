@@ -7,7 +7,15 @@ import numpy as np
 
 from pysim.network.graph import Array
 from pysim.network.native_ops.arrays import Attributes, Bind
-from pysim.runtime.integer_steps import byte_pair_step, byte_pool_step, dequantize_step, quantize_step, table_step
+from pysim.runtime.integer_steps import (
+    byte_means_step,
+    byte_pair_step,
+    byte_pool_step,
+    dequantize_step,
+    quantize_step,
+    sums_step,
+    table_step,
+)
 from pysim.runtime.operators import Window
 from pysim.runtime.steps import Step
 
@@ -45,12 +53,21 @@ def _pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
     return byte_pool_step(out, x, window, attributes["largest"], attributes["of"], bool(attributes["count_include_pad"]), block)
 
 
+def _quantize_affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return sums_step(out, inputs[0], attributes["sums"], out.shape[2] * out.shape[3], whole=False)
+
+
+def _means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return byte_means_step(out, inputs[0], attributes["of"], attributes.get("blocks", (1, 1))[0])
+
+
 def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     """Rows of arrays of any type."""
     np.take(inputs[0], inputs[1], attributes["axis"], out=out, mode="wrap")
 
 
 NATIVE: dict[str, Bind] = {
-    "Dequantize": _dequantize, "IntegerPair": _pair, "IntegerPool": _pool, "Quantize": _quantize, "Table": _table,
+    "Dequantize": _dequantize, "IntegerMeans": _means, "IntegerPair": _pair, "IntegerPool": _pool,
+    "Quantize": _quantize, "QuantizeAffine": _quantize_affine, "Table": _table,
 }  # fmt: skip
 BY_NUMPY = {"IntegerPair": _pair_by_numpy, "Take": take}

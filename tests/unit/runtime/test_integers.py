@@ -14,7 +14,7 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_kernels, kernels
 from pysim.runtime.cpu import aligned, available_kernels
 from pysim.runtime.cpu_launch import Launch, Prepared
-from pysim.runtime.integer_steps import Quantity, byte_sum_of, table_step
+from pysim.runtime.integer_steps import Quantity, byte_means_step, byte_sum_of, table_step
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYSIM_EMULATED", "1")  # builds for tests have AMX's rows on CPUs without it
@@ -170,6 +170,18 @@ def test_stores_add_residuals_of_bytes_as_operators_one_by_one_do(row: Kernel) -
                     step()
         done += 1
     assert done > 5
+
+
+@pytest.mark.parametrize("kind", ["u8", "s8"])
+def test_means_of_channels(kind: str) -> None:
+    random = np.random.default_rng(5)
+    for trial in range(30):
+        batch, channels, size = random.integers(1, 4), random.integers(2, 200) if trial else 2100, random.integers(1, 700)
+        x, of, last = elements(random, (batch, channels, 1, size), kind), quantity(random, kind), bool(random.integers(2))
+        held, means = np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if last else x, np.zeros((batch, channels, 1, 1), np.float32)
+        byte_means_step(means, held, of, channels if last else 1)()
+        sums = (x.astype(np.int64) - of.zero).sum((2, 3), keepdims=True)
+        np.testing.assert_array_equal(means, sums.astype(np.float32) * np.float32(of.scale) / np.float32(size))
 
 
 def test_tables_of_any_length() -> None:
