@@ -64,9 +64,10 @@ typedef struct {
     const void *bias_filters; /* one value per filter of this tile, or NULL */
     const void *bias_windows; /* one value per window of this tile, or NULL */
     pysim_bounds bounds;
-    int swapped;           /* form groups, s8: filters are the unsigned operand, not windows */
-    int both_signed;       /* form tiles, s8: neither is */
-    pysim_rescale rescale; /* of s8: of the results; scales are those of this tile */
+    int swapped;              /* form groups, s8: filters are the unsigned operand, not windows */
+    unsigned both_signed : 1; /* form tiles, s8: neither is */
+    unsigned passes : 1;      /* form tiles, unsplit: windows go past L1, which keeps the filters */
+    pysim_rescale rescale;    /* of s8: of the results; scales are those of this tile */
     /* Filters are rows of whole groups of k, in place or in a panel, so many bytes apart: forms pixels and unpacked, and form tiles of 16 or 32; 0: a panel */
     int64_t filter_pitch;
     /* Form tiles, whose unit leaves the core's other units idle. Of split operands and rescaled sums: the tile before, which is stored beside the products of

@@ -167,6 +167,7 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
                       .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
                       .swapped = n->swapped,
                       .both_signed = n->both_signed,
+                      .passes = windows_pass(&set),
                       .waiting = n->finish_rows.loops || n->rounding.shifts || (n->rescale.scales && !n->row.rescales) ? NULL : x->waiting};
     set.bare =
         !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;

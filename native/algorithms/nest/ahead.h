@@ -45,6 +45,18 @@ static int in_rows(const pysim_nest *n, int64_t nc, int64_t f0, int64_t nf) {
            (nc % n->row.group == 0 || f0 + nf <= n->overread);
 }
 
+/* L1 of every CPU with tiles, and what of it an operand that stays there may fill. */
+enum { TILES_L1_BYTES = 48 << 10, KEPT_BYTES = 32 << 10 };
+
+/* Form tiles: whether filters that multiply several panels of windows stay in L1 only if these pass it by. Split operands are never that few. */
+static int windows_pass(const channel_set *set) {
+    const pysim_nest *n = set->n;
+    const pysim_schedule *s = &n->schedule;
+    const int64_t filters = n->rows * set->row_k * s->filters * pysim_filter_bytes(n);
+    const int several = s->stationary == PYSIM_WEIGHT_STATIONARY ? s->k2 > 1 : s->k2 == 1;
+    return pysim_on_tiles(n) && several && filters <= KEPT_BYTES && filters + set->windows.bytes > TILES_L1_BYTES;
+}
+
 /* Form tiles: what the next tile fetches beside its products, range `part` of `parts` of a panel or of the rows that a panel is made of. */
 static void panel_ahead(channel_set *set, int at, const tiles *of, int64_t panel, int64_t width, int64_t part, int64_t parts) {
     const int64_t bytes = set->n->rows * set->row_k * width * pysim_panel_bytes(set->n);

@@ -6,16 +6,11 @@
  *   STORES  in how many of them results are stored */
 #include "finish.h"
 
-/* Of a panel that is read every so many lines are asked for: its prefetcher brings those between, and asking takes L1's few places for lines that come. */
-enum { APART = 4 };
-INLINE int64_t apart(const pysim_lines *of) { return of->pitch == 0 && !of->written ? APART : 1; }
-
 /* What goes on beside the products, in STEPS steps of each block of k: pieces this small hardly delay a product. */
 typedef struct {
     const pysim_lines *ahead, *end;
     int64_t row, left, fetches; /* of `ahead`: the next row; lines left of the last one, from `line` on; and lines to fetch in a step */
     const char *line, *out;
-    int64_t step;                             /* bytes from a line that is fetched to the next */
     int64_t out_pitch, rows, asks, row_bytes; /* rows of `out` whose lines are not asked for yet, and to ask for beside a block */
 } beside;
 
@@ -23,7 +18,7 @@ typedef struct {
 INLINE void begin_beside(beside *x, const pysim_store *store, const void *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t blocks) {
     const int64_t of = pysim_max(blocks, 1);
     int64_t lines = 0;
-    for (int i = 0; i < PYSIM_AHEAD; i++) lines += store->ahead[i].rows * pysim_ceil_div(store->ahead[i].lines, apart(&store->ahead[i]));
+    for (int i = 0; i < PYSIM_AHEAD; i++) lines += store->ahead[i].rows * store->ahead[i].lines;
     x->ahead = store->ahead, x->end = store->ahead + PYSIM_AHEAD;
     x->row = x->left = 0, x->line = NULL;
     x->fetches = pysim_ceil_div(lines, STEPS * of);
@@ -36,8 +31,7 @@ static int next_row(beside *x) {
     while (x->ahead < x->end && x->row == x->ahead->rows) x->ahead++, x->row = 0;
     if (x->ahead == x->end) return 0;
     x->line = x->ahead->at + x->row++ * x->ahead->pitch;
-    x->step = 64 * apart(x->ahead);
-    x->left = pysim_ceil_div(x->ahead->lines, apart(x->ahead));
+    x->left = x->ahead->lines;
     return 1;
 }
 
@@ -48,12 +42,12 @@ INLINE void fetch(beside *x) {
             return;
         }
         const int64_t now = pysim_min(more, x->left);
-        const char *line = x->line, *end = line + x->step * now;
+        const char *line = x->line, *end = line + 64 * now;
         x->line = end, x->left -= now, more -= now;
         if (x->ahead->written)
             for (; line < end; line += 64) __builtin_prefetch(line, 1);
         else
-            for (; line < end; line += x->step) __builtin_prefetch(line, 0, 2);
+            for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
     }
 }
 

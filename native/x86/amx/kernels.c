@@ -23,32 +23,21 @@ enum { FILTER_TILE = TILE_ROWS * TILE_ROW_BYTES, WINDOW_PITCH = WIDE * 4, PART_B
 #define MULTIPLY_F(next)                                              \
     tile_bf16(0, 4, 6);                                               \
     if (ni > 1) tile_bf16(1, 4, 7);                                   \
-    if (next) tile_pass(4, next, TILE_ROW_BYTES);                     \
+    if (next) tile_load(4, next, TILE_ROW_BYTES);                     \
     if (mi > 1) {                                                     \
         tile_bf16(2, 5, 6);                                           \
         if (ni > 1) tile_bf16(3, 5, 7);                               \
-        if (next) tile_pass(5, (next) + FILTER_TILE, TILE_ROW_BYTES); \
+        if (next) tile_load(5, (next) + FILTER_TILE, TILE_ROW_BYTES); \
     }
 #define MULTIPLY_W(next)                                               \
     tile_bf16(0, 4, 6);                                                \
     if (mi > 1) tile_bf16(2, 5, 6);                                    \
-    if (next) tile_pass(6, next, WINDOW_PITCH);                        \
+    if (next) tile_load(6, next, WINDOW_PITCH);                        \
     if (ni > 1) {                                                      \
         tile_bf16(1, 4, 7);                                            \
         if (mi > 1) tile_bf16(3, 5, 7);                                \
-        if (next) tile_pass(7, (next) + TILE_ROW_BYTES, WINDOW_PITCH); \
+        if (next) tile_load(7, (next) + TILE_ROW_BYTES, WINDOW_PITCH); \
     }
-
-/* The same, and then the first tiles of the next block. */
-#define MULTIPLY_LAST(next_f, next_w)                                              \
-    tile_bf16(0, 4, 6);                                                            \
-    if (ni > 1) tile_bf16(1, 4, 7);                                                \
-    if (next_f) tile_pass(4, (next_f) + 2 * PART_BYTES, TILE_ROW_BYTES);           \
-    if (mi > 1) tile_bf16(2, 5, 6);                                                \
-    if (next_f) tile_pass(6, next_w, WINDOW_PITCH);                                \
-    if (mi > 1 && ni > 1) tile_bf16(3, 5, 7);                                      \
-    if ((next_f) && ni > 1) tile_pass(7, (next_w) + TILE_ROW_BYTES, WINDOW_PITCH); \
-    if ((next_f) && mi > 1) tile_pass(5, (next_f) + 2 * PART_BYTES + FILTER_TILE, TILE_ROW_BYTES);
 
 INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, const char *w, float *sums, work *x) {
     TILES;
@@ -56,14 +45,11 @@ INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, 
     tile_zero(1);
     tile_zero(2);
     tile_zero(3);
-    if (blocks) {
-        tile_pass(4, f + 2 * PART_BYTES, TILE_ROW_BYTES);
-        tile_pass(6, w, WINDOW_PITCH);
-        if (ni > 1) tile_pass(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
-        if (mi > 1) tile_pass(5, f + 2 * PART_BYTES + FILTER_TILE, TILE_ROW_BYTES);
-    }
-    for (; blocks > 0; blocks--) {
-        const char *next_f = blocks > 1 ? f + BLOCK_BYTES : NULL, *next_w = w + BLOCK_BYTES;
+    for (int64_t b = 0; b < blocks; b++, f += BLOCK_BYTES, w += BLOCK_BYTES) {
+        tile_load(4, f + 2 * PART_BYTES, TILE_ROW_BYTES);
+        tile_load(6, w, WINDOW_PITCH);
+        if (ni > 1) tile_load(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
+        if (mi > 1) tile_load(5, f + 2 * PART_BYTES + FILTER_TILE, TILE_ROW_BYTES);
         MULTIPLY_F(f + PART_BYTES) /* low x high; then middle */
         work_step(x, 0);
         MULTIPLY_W(w + PART_BYTES) /* middle x high */
@@ -74,9 +60,8 @@ INLINE void multiply(const int mi, const int ni, int64_t blocks, const char *f, 
         work_step(x, 3);
         MULTIPLY_W(w) /* high x low */
         work_step(x, 4);
-        MULTIPLY_LAST(next_f, next_w) /* high x high */
+        MULTIPLY_W((const char *)0) /* high x high */
         work_step(x, 5);
-        f = next_f, w = next_w;
     }
     tile_store(0, sums, WINDOW_PITCH);
     if (ni > 1) tile_store(1, sums + LANES, WINDOW_PITCH);

@@ -56,10 +56,17 @@ enum { WINDOWS_UNSIGNED, FILTERS_UNSIGNED, BOTH_SIGNED }; /* bytes */
     }
 #endif
 
+#define load_windows(t, from)                         \
+    do {                                              \
+        if (passes) tile_pass(t, from, WINDOW_PITCH); \
+        else tile_load(t, from, WINDOW_PITCH);        \
+    } while (0)
+
 /* Tiles 0 to 3 are the sums of 16 or 32 filters (4, 5) and windows (6, 7); they begin at zero, or at `sums` with `adds`. A tile is loaded for the next
- * block as soon as its last product is issued. Filters are a panel, or rows `f_pitch` bytes apart. */
-INLINE void multiply(const int mi, const int ni, const int signs, int64_t blocks, const char *f, const int64_t f_pitch, const char *w,
-                     int adds, SUM *sums, const int64_t pitch, work *x) {
+ * block as soon as its last product is issued. Filters are a panel, or rows `f_pitch` bytes apart;
+ * `passes`: as in a store. */
+INLINE void multiply(const int mi, const int ni, const int signs, const int passes, int64_t blocks, const char *f, const int64_t f_pitch,
+                     const char *w, int adds, SUM *sums, const int64_t pitch, work *x) {
     const int64_t second = f_pitch ? TILE_ROWS * f_pitch : FILTER_TILE, step = f_pitch ? TILE_ROW_BYTES : BLOCK_BYTES;
     const int64_t row = f_pitch ? f_pitch : TILE_ROW_BYTES, bytes = pitch * (int64_t)sizeof(SUM);
     TILES;
@@ -76,21 +83,21 @@ INLINE void multiply(const int mi, const int ni, const int signs, int64_t blocks
         tile_zero(3);
     }
     if (blocks) {
-        tile_pass(4, f, row);
-        tile_pass(6, w, WINDOW_PITCH);
-        if (ni > 1) tile_pass(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
-        if (mi > 1) tile_pass(5, f + second, row);
+        tile_load(4, f, row);
+        load_windows(6, w);
+        if (ni > 1) load_windows(7, w + TILE_ROW_BYTES);
+        if (mi > 1) tile_load(5, f + second, row);
     }
     while (blocks-- > 0) {
         f += step, w += BLOCK_BYTES;
         PRODUCT(0, 4, 6)
         if (ni > 1) { PRODUCT(1, 4, 7) }
-        if (blocks) tile_pass(4, f, row);
+        if (blocks) tile_load(4, f, row);
         if (mi > 1) { PRODUCT(2, 5, 6) }
-        if (blocks) tile_pass(6, w, WINDOW_PITCH);
+        if (blocks) load_windows(6, w);
         if (mi > 1 && ni > 1) { PRODUCT(3, 5, 7) }
-        if (blocks && ni > 1) tile_pass(7, w + TILE_ROW_BYTES, WINDOW_PITCH);
-        if (blocks && mi > 1) tile_pass(5, f + second, row);
+        if (blocks && ni > 1) load_windows(7, w + TILE_ROW_BYTES);
+        if (blocks && mi > 1) tile_load(5, f + second, row);
         work_step(x, 0);
     }
     tile_store(0, sums, bytes);
@@ -119,10 +126,10 @@ INLINE void sized(const int signs, int64_t k, const char *f, const char *w, SUM 
     SUM *sums = direct ? out : sums_beside(&x, own);
     const int64_t pitch = direct ? out_pitch : WIDE;
     if (adds && !direct) load_part(out, out_pitch, nw, nf, own);
-    if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
-    else if (nf > TILE_ROWS) multiply(2, 1, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
-    else if (nw > LANES) multiply(1, 2, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
-    else multiply(1, 1, signs, blocks, f, f_pitch, w, adds, sums, pitch, &x);
+    if (nf > TILE_ROWS && nw > LANES) multiply(2, 2, signs, store->passes, blocks, f, f_pitch, w, adds, sums, pitch, &x);
+    else if (nf > TILE_ROWS) multiply(2, 1, signs, store->passes, blocks, f, f_pitch, w, adds, sums, pitch, &x);
+    else if (nw > LANES) multiply(1, 2, signs, store->passes, blocks, f, f_pitch, w, adds, sums, pitch, &x);
+    else multiply(1, 1, signs, store->passes, blocks, f, f_pitch, w, adds, sums, pitch, &x);
     if (!direct) end_beside(&x, sums, out, out_pitch, nw, nf, store, adds);
 }
 
