@@ -48,12 +48,14 @@ static void inside(int64_t x, int64_t stride, int64_t size, int64_t count, int64
     if (*last > count) *last = count;
 }
 
-enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the order of the equation */
+/* Outputs at most that are summed side by side, each in the order of the equation: of a plane, and of filters of a group. Sums of a vector's type are of
+ * all FILTERS, some of which may be missing and are of zeros. */
+enum { RUN = 256, FILTERS = 4 };
 
 /* T, W: elements of the first and second operand, SUM: sums, R: results before they are stored as O. VALUE, WEIGHT and ADDED(x): an element of the input, of
  * the filters and of a residual as a summand, OUT(x): a result as it is stored.
- * windows: one filter at p x q windows of one image of one group; the corner of the first is (y0, x0), which may lie in the padding.
- * plane: the P x Q outputs of filter m of an image, which begins at `at`. */
+ * windows: `count` filters at p x q windows of one image of one group; the corner of the first is (y0, x0), which may lie in the padding.
+ * planes: the P x Q outputs of filters m to m + count of an image, which begins at `at`. */
 #define DEFINE_CONV(dtype, T, W, SUM, R, O, VALUE, WEIGHT, ADDED, OUT)                                                                     \
     static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                                            \
         const R value = (R)sum;                                                                                                            \
@@ -61,9 +63,10 @@ enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the
         return (R)activated(e, (long double)value);                                                                                        \
     }                                                                                                                                      \
                                                                                                                                            \
-    static void windows_##dtype(const pysim_conv *c, const T *image, int64_t first, const W *filter, int64_t z0, int64_t y0, int64_t x0,   \
-                                int64_t p, int64_t q, SUM *sum) {                                                                          \
+    static void windows_##dtype(const pysim_conv *c, const T *image, int64_t first, const W *filter, int64_t count, int64_t z0,            \
+                                int64_t y0, int64_t x0, int64_t p, int64_t q, SUM *sum) {                                                  \
         const int64_t channels = c->channels / c->groups, step = c->input_block > 1 ? c->input_block : 1;                                  \
+        const int64_t size = channels * c->kernel_d * c->kernel_h * c->kernel_w, filters = sizeof(SUM) <= 8 ? FILTERS : count;             \
         for (int64_t tap = 0; tap < channels * c->kernel_d; tap++) {                                                                       \
             const int64_t ch = tap / c->kernel_d, z = z0 + tap % c->kernel_d * c->dilation_d;                                              \
             if (z < 0 || z >= c->depth) continue;                                                                                          \
@@ -71,19 +74,24 @@ enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the
             for (int64_t r = 0; r < c->kernel_h; r++)                                                                                      \
                 for (int64_t s = 0; s < c->kernel_w; s++) {                                                                                \
                     const int64_t y = y0 + r * c->dilation_h, x = x0 + s * c->dilation_w;                                                  \
-                    const SUM weight = (SUM)WEIGHT(filter[(tap * c->kernel_h + r) * c->kernel_w + s]);                                     \
+                    SUM weight[FILTERS] = {0};                                                                                             \
+                    for (int64_t f = 0; f < count; f++)                                                                                    \
+                        weight[f] = (SUM)WEIGHT(filter[f * size + (tap * c->kernel_h + r) * c->kernel_w + s]);                             \
                     int64_t top, bottom, left, right;                                                                                      \
                     inside(y, c->stride_h, c->height, p, &top, &bottom);                                                                   \
                     inside(x, c->stride_w, c->width, q, &left, &right);                                                                    \
                     for (int64_t i = top; i < bottom; i++)                                                                                 \
-                        for (int64_t j = left; j < right; j++)                                                                             \
-                            sum[i * q + j] += (SUM)VALUE(plane[((y + i * c->stride_h) * c->width + x + j * c->stride_w) * step]) * weight; \
+                        for (int64_t j = left; j < right; j++) {                                                                           \
+                            const SUM value = (SUM)VALUE(plane[((y + i * c->stride_h) * c->width + x + j * c->stride_w) * step]);          \
+                            for (int64_t f = 0; f < filters; f++) sum[(i * q + j) * FILTERS + f] += value * weight[f];                     \
+                        }                                                                                                                  \
                 }                                                                                                                          \
         }                                                                                                                                  \
     }                                                                                                                                      \
                                                                                                                                            \
-    static void plane_##dtype(const pysim_conv *c, int64_t slices, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,  \
-                              const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output, int64_t at) {         \
+    static void planes_##dtype(const pysim_conv *c, int64_t slices, int64_t p, int64_t q, const void *input, int64_t image, int64_t first, \
+                               const void *filters, int64_t filter, int64_t m, int64_t count, const pysim_epilogue *e, void *output,       \
+                               int64_t at) {                                                                                               \
         O *out = (O *)output + at;                                                                                                         \
         const R *bias = e->bias;                                                                                                           \
         const O *residual = e->residual ? (const O *)e->residual + at : NULL;                                                              \
@@ -92,14 +100,17 @@ enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the
             for (int64_t i = 0; i < p; i += rows)                                                                                          \
                 for (int64_t j = 0; j < q; j += columns) {                                                                                 \
                     const int64_t high = p - i < rows ? p - i : rows, wide = q - j < columns ? q - j : columns;                            \
-                    SUM sum[RUN] = {0};                                                                                                    \
-                    windows_##dtype(c, (const T *)input + image, first, (const W *)filters + filter, o * c->stride_d - c->pad_front,       \
-                                    i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left, high, wide, sum);                         \
-                    for (int64_t l = 0; l < high * wide; l++) {                                                                            \
-                        const int64_t to = place(m, c->output_block, slices * p * q, (o * p + i + l / wide) * q + j + l % wide);           \
-                        const SUM added = (bias ? (SUM)bias[m] : 0) + (residual ? (SUM)ADDED(residual[to]) : 0);                           \
-                        out[to] = OUT(finish_##dtype(added + sum[l], e));                                                                  \
-                    }                                                                                                                      \
+                    SUM sum[RUN * FILTERS];                                                                                                \
+                    for (int64_t l = 0; l < high * wide * FILTERS; l++) sum[l] = 0;                                                        \
+                    windows_##dtype(c, (const T *)input + image, first, (const W *)filters + filter, count,                                \
+                                    o * c->stride_d - c->pad_front, i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left, high,     \
+                                    wide, sum);                                                                                            \
+                    for (int64_t f = 0; f < count; f++)                                                                                    \
+                        for (int64_t l = 0; l < high * wide; l++) {                                                                        \
+                            const int64_t to = place(m + f, c->output_block, slices * p * q, (o * p + i + l / wide) * q + j + l % wide);   \
+                            const SUM added = (bias ? (SUM)bias[m + f] : 0) + (residual ? (SUM)ADDED(residual[to]) : 0);                   \
+                            out[to] = OUT(finish_##dtype(added + sum[l * FILTERS + f], e));                                                \
+                        }                                                                                                                  \
                 }                                                                                                                          \
     }
 
@@ -138,18 +149,20 @@ static void reference_conv(const pysim_conv *given, const pysim_epilogue *e, con
     const int64_t channels = c->channels / c->groups, per_group = c->filters / c->groups, slices = pysim_out_slices(c);
     const int64_t filter_size = channels * c->kernel_d * c->kernel_h * c->kernel_w;
     for (int64_t n = 0; n < c->batch; n++)
-        for (int64_t m = 0; m < c->filters; m++) {
+        for (int64_t m = 0, count; m < c->filters; m += count) {
+            count = per_group - m % per_group < FILTERS ? per_group - m % per_group : FILTERS;
             const int64_t image = n * c->channels * c->depth * c->height * c->width, first = m / per_group * channels;
             const int64_t filter = m * filter_size, out = n * c->filters * slices * p * q;
             switch (c->dtype) {
-            case PYSIM_F32: plane_f32(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
-            case PYSIM_F64: plane_f64(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_F32: planes_f32(c, slices, p, q, input, image, first, filters, filter, m, count, e, output, out); break;
+            case PYSIM_F64: planes_f64(c, slices, p, q, input, image, first, filters, filter, m, count, e, output, out); break;
             case PYSIM_BF16:
-                if (c->output_block <= 1) plane_bf16(c, slices, p, q, input, image, first, filters, filter, m, e, output, out);
-                else if (c->input_block > 1) plane_bf16_blocks(c, slices, p, q, input, image, first, filters, filter, m, e, output, out);
-                else plane_to_bf16(c, slices, p, q, input, image, first, filters, filter, m, e, output, out);
+                if (c->output_block <= 1) planes_bf16(c, slices, p, q, input, image, first, filters, filter, m, count, e, output, out);
+                else if (c->input_block > 1)
+                    planes_bf16_blocks(c, slices, p, q, input, image, first, filters, filter, m, count, e, output, out);
+                else planes_to_bf16(c, slices, p, q, input, image, first, filters, filter, m, count, e, output, out);
                 break;
-            case PYSIM_S8: plane_s8(c, slices, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_S8: planes_s8(c, slices, p, q, input, image, first, filters, filter, m, count, e, output, out); break;
             }
         }
 }

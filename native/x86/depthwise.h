@@ -152,10 +152,13 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
         add_3x3(SH, ROWS, MODE, EDGE, x, pitch, inside, live, w, acc);
         return;
     }
-    if (MODE == PAIRS && (KR == 1 || FILTERS == 1))
+    if (MODE == PAIRS && (KR == 1 || FILTERS == 1)) {
+        int64_t last = taps - 1;
+        if (EDGE != CORNER) __asm__("" : "+r"(last)); /* otherwise GCC writes pairs one after the other, and accumulators to memory */
 #pragma GCC unroll 1
-        for (; s + 1 < taps; s += 2)
+        for (; s < last; s += 2)
             add_taps(KR, SH, ROWS, FILTERS, MODE, EDGE, 1, t, x + s, pitch, column + s, live, w + s, w_pitch, taps, acc);
+    }
     for (; s < taps; s++)
         add_taps(KR, SH, ROWS, FILTERS, MODE, EDGE, 0, t, x + s * by, pitch, column + s * by, live, w + s, w_pitch, taps, acc);
 }
