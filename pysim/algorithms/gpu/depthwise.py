@@ -2,7 +2,8 @@
 """Convolutions of few channels a group. A thread computes STRIP rows of outputs of one filter, or (grouped) of four, and reads the input
 rows that they share once. With dilation a thread's output rows are spaced so that they share input rows. Where outputs share little, each
 has a thread. Rows of variant `sequence` are for kernels of one row where channels lie last: a thread has 16 bytes of channels and four or
-eight columns. Those of variant `toeplitz` multiply such windows by matrices of shifted weights, on tensor cores.
+eight columns, or, of two-byte types with 4 to 8 taps, 8 bytes and 32 columns, whose pixels it reads once each. Those of variant
+`toeplitz` multiply such windows by matrices of shifted weights, on tensor cores.
 
 Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; of 4 columns x 4 rows a thread, 25,088 warps.
 """
@@ -47,6 +48,8 @@ PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on 
 # loaded weight, of a stored output, of the rest; counted in the source
 SEQUENCE_TAPS = LIMITS["SEQUENCE_TAPS"]
 SEQUENCE_PIXEL, SEQUENCE_WEIGHT, SEQUENCE_STORE, SEQUENCE_START = 14.0, 12.0, 30.0, 120.0
+# Of some taps of two-byte types (stream.cuh): instructions of a pixel beside its conversion and products, of a stored column, of the rest
+STREAM_PIXEL, STREAM_STORE, STREAM_START, STREAM_REGISTERS = 8.0, 8.0, 120.0, 112
 # Of more taps than these two-byte types take so many times as long as counted (3 to 63 taps of 1,536 channels on an H200)
 SEQUENCE_FEW, SEQUENCE_NARROW = 4, 1.5
 SEQUENCE_REGISTERS = {2: 128, 4: 80}  # by bytes of an element (-Xptxas -v)
@@ -158,9 +161,23 @@ class Depthwise(ByThreads):
         block = msgspec.structs.replace(BLOCK, registers=registers, shared_bytes=shared)
         return variant if variant.compiled else variant._replace(attributes=block)
 
+    def of_stream(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
+        w, taps, across, each = self.w, self.w.kernel_w, LIMITS["STREAM_COLUMNS"], LIMITS["STREAM_CHANNELS"]
+        lanes = -(-w.channels // (each * LIMITS["STREAM_LANES"])) * LIMITS["STREAM_LANES"]
+        threads, pixels = w.batch * w.out_h * -(-w.out_w // across) * lanes, across + taps - 1
+        instructions = STREAM_START + pixels * (STREAM_PIXEL + each * (1 + taps)) + across * STREAM_STORE + taps * each * 2
+        wavefronts = (pixels + across) * WARP * each * self.size / LINE_BYTES
+        latency = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value  # of pixels that are on their way together
+        ahead = 2 * taps if 2 * taps <= LIMITS["STREAM_AHEAD"] else taps
+        waits = latency * -(-pixels // ahead) + ISSUE_LATENCY * instructions
+        requested = w.input_elements * self.size * pixels / across
+        return self.in_blocks(gpu, known, (threads / WARP, instructions, wavefronts, waits), requested, STREAM_REGISTERS, 0)
+
     def of_sequence(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, size, taps = self.w, self.size, self.w.kernel_w
-        if size == 4 and taps > LIMITS["SEQUENCE_SHORT"]:
+        if LIMITS["STREAM_TAPS"] <= taps <= LIMITS["SEQUENCE_SHORT"] and size == 2:
+            return self.of_stream(gpu, known)
+        if taps > LIMITS["SEQUENCE_SHORT"] and size == 4:
             return self.of_staged(gpu, known)
         across, along = LIMITS["SEQUENCE_COLUMNS"] * size, LIMITS["SEQUENCE_LANES"]
         each = VECTOR_BYTES // size  # channels of a thread

@@ -5,7 +5,7 @@
  * with so many taps: staged.cuh.
  *
  * Up to SHORT taps are known at compile time: a thread has all its pixels and weights on their way at once, and no block waits for shared memory. Blocks
- * of neighbouring channels run side by side, so what they read and write together are whole pages of memory.
+ * of neighbouring channels run side by side, so what they read and write together are whole pages of memory. Two-byte elements with STREAM_TAPS or more of them: stream.cuh.
  *
  * Taps are added in their order, padding as zeros. A pixel is multiplied only by taps of windows that contain it.
  *
@@ -13,6 +13,7 @@
 #ifndef PYSIM_CUDA_CONV_DEPTHWISE_SEQUENCE_CUH
 #define PYSIM_CUDA_CONV_DEPTHWISE_SEQUENCE_CUH
 #include "conv/depthwise/staged.cuh"
+#include "conv/depthwise/stream.cuh"
 
 namespace pysim {
 namespace {
@@ -116,13 +117,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 2) sequence_kernel
     });
 }
 
-/* Three blocks on an SM where their registers suffice: f16, 3 and 4 taps, at 0.98 and 0.92 of a copy's bandwidth, with two at 0.97 and 0.80; bf16, 4 taps,
- * at 0.31, as 500 bytes of a thread were spilled (H200). */
-template <class T, int TAPS> struct ShortBlocks {
-    enum { FEW = std::is_same_v<T, float> ? 0 : std::is_same_v<T, __half> ? 4 : 3, COUNT = TAPS <= FEW ? 3 : 2 };
-};
-template <class T, int TAPS> __global__ void __launch_bounds__(THREADS, ShortBlocks<T, TAPS>::COUNT)
-    short_sequence_kernel(const __grid_constant__ Conv c) {
+template <class T, int TAPS> __global__ void __launch_bounds__(THREADS, 2) short_sequence_kernel(const __grid_constant__ Conv c) {
     using S = Sequence<T>;
     const SequencePlace<T> at(c);
     if (!at.exists) return;
@@ -163,10 +158,13 @@ template <class T, int TAPS> __global__ void __launch_bounds__(THREADS, ShortBlo
     });
 }
 
+template <class T> bool is_streamed(const Conv &c) {
+    return sizeof(T) == 2 && c.kernel_w >= limit::STREAM_TAPS && c.kernel_w <= Sequence<T>::SHORT;
+}
 /* The kernel of a problem; short ones also read weights 16 bytes at once. */
 template <class T, int TAPS = 1> auto sequence_of(const Conv &c) -> void (*)(Conv) {
-    if constexpr (TAPS > Sequence<T>::SHORT && sizeof(T) == 4) return staged_kernel<T>;
-    else if constexpr (TAPS > Sequence<T>::SHORT) return sequence_kernel<T>;
+    if constexpr (TAPS == limit::STREAM_TAPS && sizeof(T) == 2) return is_streamed<T>(c) ? stream_of<T>(c) : sequence_kernel<T>;
+    else if constexpr (TAPS > Sequence<T>::SHORT) return staged_kernel<T>;
     else return c.kernel_w == TAPS && (uintptr_t)c.weights % 16 == 0 ? short_sequence_kernel<T, TAPS> : sequence_of<T, TAPS + 1>(c);
 }
 
@@ -186,6 +184,8 @@ template <class T> pysim_status launch_sequence(const Conv &c, int, cudaStream_t
                     c.in);
     const int lines = c.batch * c.out_h;
     const auto kernel = sequence_of<T>(c);
+    if (is_streamed<T>(c))
+        return check(launch(kernel, stream_grid(c), dim3(THREADS), 0, stream, c), "a depthwise convolution of sequences");
     const bool staged = sizeof(T) == 4 && (c.kernel_w > S::SHORT || (uintptr_t)c.weights % 16);
     const int blocks = staged ? lines * ceil_div(c.out_w, Staged::OUTPUTS) : ceil_div(lines * ceil_div(c.out_w, S::WIDE), S::OUTPUTS);
     const dim3 grid((unsigned)blocks * (unsigned)ceil_div(c.groups, staged ? (int)Staged::BLOCK : (int)S::BLOCK));
