@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of attention that a graph computes from sizes alone, where they say what PyTorch's attention knows without a mask.
+
+    every key for every query         no mask
+    query i sees keys up to i         is_causal=True
+
+transformers makes such masks of `arange` for encoders and decoders without padding. With a mask, PyTorch takes slower kernels: 6 heads of
+197 tokens and 64 channels, 16 images, float16, take 31 us on an H200 and 12 without; 16 heads of 256 tokens 37, and 17 with `is_causal`.
+
+A mask is computed once, when the graph is captured: it is the same in each call, as no value of the call enters it.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn import functional
+
+from pysim.torch.capture.between import is_static
+from pysim.torch.capture.effects import Effects, is_pure
+
+_MOST = 1 << 26  # elements of a mask that is computed: 64 MiB of Booleans
+_PLACES = {"attn_mask": 3, "is_causal": 5}  # of arguments
+
+
+def without_known_masks(graph: fx.Graph, effects: Effects) -> None:
+    found = dict[fx.Node, Any]()
+    for node in graph.find_nodes(op="call_function", target=functional.scaled_dot_product_attention):
+        mask, causal = (node.kwargs.get(name, node.args[at] if len(node.args) > at else None) for name, at in _PLACES.items())
+        if not isinstance(mask, fx.Node) or causal or not is_static(example := mask.meta.get("example_value")):
+            continue
+        if mask not in found:
+            found[mask] = _known(mask, effects) if 0 < example.numel() <= _MOST else None
+        if found[mask] is not None:
+            _set(node, "attn_mask", None)
+            _set(node, "is_causal", found[mask])
+    for mask in found:
+        _erase_unread(graph, mask)
+
+
+def _known(mask: fx.Node, effects: Effects) -> bool | None:
+    """False: it hides nothing; True: what is_causal hides; None: neither, or it is not known."""
+    sources = _sources(mask)
+    if any(one.op not in ("call_function", "call_method") or not is_pure(one) or effects.aliases[one] & effects.written for one in sources):
+        return None
+    values = dict[fx.Node, Any]()
+    try:
+        with unset_fake_temporarily(), torch.no_grad():
+            for one in sources:
+                args, named = fx.node.map_arg((one.args, dict(one.kwargs)), values.__getitem__)
+                values[one] = getattr(args[0], one.target)(*args[1:], **named) if one.op == "call_method" else one.target(*args, **named)
+            value = values[mask]
+            shown = value if value.dtype is torch.bool else torch.where(value == 0, True, False)
+            if value.dtype is not torch.bool and not (shown | (value == -torch.inf)).all():
+                return None
+            if shown.all():
+                return False
+            return True if bool((shown == torch.ones_like(shown).tril()).all()) and shown.shape[-1] == shown.shape[-2] else None
+    except (RuntimeError, TypeError, AttributeError):  # of an operator that needs what the capture has
+        return None
+
+
+def _sources(mask: fx.Node) -> list[fx.Node]:
+    """The mask and all that it is computed from, in the order of the graph."""
+    found, waiting = {mask}, [mask]
+    while waiting:
+        new = set(waiting.pop().all_input_nodes) - found
+        found |= new
+        waiting += new
+    return [node for node in mask.graph.nodes if node in found]
+
+
+def _set(node: fx.Node, name: str, value: Any) -> None:
+    at = _PLACES[name]
+    if len(node.args) > at:
+        node.update_arg(at, value)
+    else:
+        node.update_kwarg(name, value)
+
+
+def _erase_unread(graph: fx.Graph, mask: fx.Node) -> None:
+    """Erases a mask that nothing reads any more, and what it alone read."""
+    for node in reversed(_sources(mask)):
+        if not node.users and node.op in ("call_function", "call_method") and is_pure(node):
+            graph.erase_node(node)
