@@ -28,7 +28,7 @@ def without_known_masks(graph: fx.Graph, effects: Effects) -> None:
     found = dict[fx.Node, Any]()
     for node in graph.find_nodes(op="call_function", target=functional.scaled_dot_product_attention):
         mask, causal = (node.kwargs.get(name, node.args[at] if len(node.args) > at else None) for name, at in _PLACES.items())
-        if not isinstance(mask, fx.Node) or causal or not is_static(example := mask.meta.get("example_value")):
+        if not isinstance(mask, fx.Node) or causal or not is_static(example := mask.meta.get("example_value")) or not _keeps_shape(node):
             continue
         if mask not in found:
             found[mask] = _known(mask, effects) if 0 < example.numel() <= _MOST else None
@@ -37,6 +37,12 @@ def without_known_masks(graph: fx.Graph, effects: Effects) -> None:
             _set(node, "is_causal", found[mask])
     for mask in found:
         _erase_unread(graph, mask)
+
+
+def _keeps_shape(node: fx.Node) -> bool:
+    """Whether a result has the queries' shape but for its channels, which a mask of more images could change."""
+    result, query = (one.meta.get("example_value") for one in (node, *node.all_input_nodes[:1]))
+    return is_static(result) and is_static(query) and result.shape[:-1] == query.shape[:-1]
 
 
 def _known(mask: fx.Node, effects: Effects) -> bool | None:
