@@ -7,6 +7,9 @@
 transformers makes such masks of `arange` for encoders and decoders without padding. With a mask, PyTorch takes slower kernels: 6 heads of
 197 tokens and 64 channels, 16 images, float16, take 31 us on an H200 and 12 without; 16 heads of 256 tokens 37, and 17 with `is_causal`.
 
+In FP32 where TF32 is allowed, a mask whose rows are not contiguous makes PyTorch multiply on tensor cores, which its kernels for attention
+do not; it stays where that is expected to be faster (`layers.attention_seconds`).
+
 A mask is computed once, when the graph is captured: it is the same in each call, as no value of the call enters it.
 """
 
@@ -17,18 +20,24 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional
 
+from pysim.calibration import host
 from pysim.torch.capture.between import is_static
 from pysim.torch.capture.effects import Effects, is_pure
+from pysim.torch.capture.rewrites.attention_masks import has_contiguous_rows
+from pysim.torch.layers.attention_seconds import attention_seconds, products_seconds
+from pysim.torch.precision import tf32
 
 _MOST = 1 << 26  # elements of a mask that is computed: 64 MiB of Booleans
-_PLACES = {"attn_mask": 3, "is_causal": 5}  # of arguments
+_PLACES = {"query": 0, "key": 1, "attn_mask": 3, "is_causal": 5}  # of arguments
 
 
 def without_known_masks(graph: fx.Graph, effects: Effects) -> None:
     found = dict[fx.Node, Any]()
     for node in graph.find_nodes(op="call_function", target=functional.scaled_dot_product_attention):
-        mask, causal = (node.kwargs.get(name, node.args[at] if len(node.args) > at else None) for name, at in _PLACES.items())
+        *_, mask, causal = _given(node)
         if not isinstance(mask, fx.Node) or causal or not is_static(example := mask.meta.get("example_value")) or not _keeps_shape(node):
+            continue
+        if _multiplies_faster(node, example):
             continue
         if mask not in found:
             found[mask] = _known(mask, effects) if 0 < example.numel() <= _MOST else None
@@ -39,10 +48,30 @@ def without_known_masks(graph: fx.Graph, effects: Effects) -> None:
         _erase_unread(graph, mask)
 
 
+def _given(node: fx.Node) -> list[Any]:
+    return [node.kwargs.get(name, node.args[at] if len(node.args) > at else None) for name, at in _PLACES.items()]
+
+
+def _multiplies_faster(node: fx.Node, mask: Any) -> bool:
+    """Whether PyTorch's attention with this mask is products in TF32, which are expected to be faster than its kernel without a mask."""
+    query, key = (one.meta.get("example_value") if isinstance(one, fx.Node) else None for one in _given(node)[:2])
+    if (
+        query is None
+        or key is None
+        or not (is_static(query) and is_static(key))
+        or query.dtype is not torch.float32
+        or not tf32("Linear")
+        or has_contiguous_rows(mask)
+    ):
+        return False
+    about, on = (query.shape, key.shape[-2]), host.gpu_here()
+    return products_seconds(*about, on) < attention_seconds(*about, query.element_size(), False, on)
+
+
 def _keeps_shape(node: fx.Node) -> bool:
     """Whether a result has the queries' shape but for its channels, which a mask of more images could change."""
-    result, query = (one.meta.get("example_value") for one in (node, *node.all_input_nodes[:1]))
-    return is_static(result) and is_static(query) and result.shape[:-1] == query.shape[:-1]
+    result, query = (one.meta.get("example_value") if isinstance(one, fx.Node) else None for one in (node, _given(node)[0]))
+    return bool(is_static(result) and is_static(query)) and result.shape[:-1] == query.shape[:-1]
 
 
 def _known(mask: fx.Node, effects: Effects) -> bool | None:

@@ -9,7 +9,9 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch_models import Captured  # noqa: E402
 
+from pysim.machine.load import load_any  # noqa: E402
 from pysim.torch.capture.effects import effects_of  # noqa: E402
+from pysim.torch.capture.rewrites import known_masks  # noqa: E402
 from pysim.torch.capture.rewrites.known_masks import without_known_masks  # noqa: E402
 
 INFINITE = float("-inf")
@@ -64,3 +66,15 @@ def test_masks_that_hide_nothing_or_what_comes_later_are_left_out(name, twice):
     found = module(x)
     torch.manual_seed(0)
     torch.testing.assert_close(found[0] if isinstance(found, tuple) else found, model(x))
+
+
+@pytest.mark.parametrize(("tokens", "tf32", "stays"), [(128, True, False), (1024, True, True), (1024, False, False)])
+def test_products_in_tf32_stay_where_they_are_expected_to_be_faster(monkeypatch, tokens, tf32, stays):
+    """Of 8 images and 8 heads of 64 channels on an H200."""
+    monkeypatch.setattr(known_masks, "tf32", lambda kind: tf32)
+    monkeypatch.setattr(known_masks.host, "gpu_here", lambda: load_any("h200"))
+    x = torch.zeros(1).expand(8, 8, tokens, 64)
+    module = Captured(Attention(lambda x, size: (torch.arange(size)[None, None, :, None] >= 0).expand(8, -1, -1, size)), x).module
+    without_known_masks(module.graph, effects_of(module.graph))
+    (node,) = module.graph.find_nodes(op="call_function", target=functional.scaled_dot_product_attention)
+    assert (node.args[3] is not None) == stays
