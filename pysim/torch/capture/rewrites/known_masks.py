@@ -70,8 +70,9 @@ def _multiplies_faster(node: fx.Node, mask: Any) -> bool:
 
 def _keeps_shape(node: fx.Node) -> bool:
     """Whether a result has the queries' shape but for its channels, which a mask of more images could change."""
-    result, query = (one.meta.get("example_value") if isinstance(one, fx.Node) else None for one in (node, _given(node)[0]))
-    return bool(is_static(result) and is_static(query)) and result.shape[:-1] == query.shape[:-1]
+    result, query = node.meta.get("example_value"), _given(node)[0]
+    asked: Any = query.meta.get("example_value") if isinstance(query, fx.Node) else None
+    return bool(is_static(result) and is_static(asked) and result.shape[:-1] == asked.shape[:-1])
 
 
 def _known(mask: fx.Node, effects: Effects) -> bool | None:
