@@ -28,6 +28,7 @@ from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
 from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
 from pysim.torch.capture.rewrites.joint_products import Joint
+from pysim.torch.capture.rewrites.known_masks import without_known_masks
 from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.compiler_seconds import MARGIN, compile_seconds
@@ -235,6 +236,7 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     made = fx.GraphModule(module, _copy(module.graph))
     remove_idle(made)
     before = effects_of(made.graph)
+    without_known_masks(made.graph, before)
     with_contiguous_rows(made.graph, before)
     written = {one for targets in before.writers.values() for one in targets}
     places = [node for node in made.graph.nodes if node.op == "placeholder"]

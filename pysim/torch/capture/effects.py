@@ -39,6 +39,7 @@ _MAKERS = {
 _OPERATORS_IN_PLACE = {
     getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul")
 } | {operator.setitem}
+_ENDING_IN_SCORES = {operator.and_, operator.or_, operator.not_}  # which write nothing, though other names with a final _ do
 _STRIDE_READERS = {
     "as_strided", "as_strided_", "stride", "storage_offset", "untyped_storage", "storage", "data_ptr", "is_contiguous", "set_", "resize_",
     "resize_as_", "view_as_complex", "view_as_real", "data", "numpy", "__dlpack__",
@@ -212,6 +213,8 @@ def _writes(node: fx.Node, known: bool) -> list[fx.Node]:
     if not known:
         schema = getattr(node.target, "_schema", None)
         return [] if schema is not None and not schema.is_mutable else inputs
+    if node.target in _ENDING_IN_SCORES:
+        return []
     if node.target in _OPERATORS_IN_PLACE or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
         return first
     if name == "__setitem__":

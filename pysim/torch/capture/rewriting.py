@@ -24,6 +24,7 @@ from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.forms import module_name
 from pysim.torch.capture.nodes import ELEMENTWISE, NORM_ARGUMENTS, WEIGHTED_OPS, graph_of, joined_channels
 from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
+from pysim.torch.capture.rewrites.known_masks import without_known_masks
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.concatenations import concatenate
 from pysim.torch.layers.fused_layer import FusedLayer
@@ -65,6 +66,7 @@ def rewrite(
     before = effects_of(graph)
     repeatable = not (before.writes_inputs or before.draws_numbers or before.returns_inputs(returned(graph)))
     returns_views = before.share_memory(returned(graph))
+    without_known_masks(graph, before)
     with_contiguous_rows(graph, before)
     _replace_pools(module)
     without_permutes(module, ELEMENTWISE)

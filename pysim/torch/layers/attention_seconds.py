@@ -7,22 +7,41 @@
 channels, 49 to 4096 keys, batch 1 to 256; lab/notebook/gpu-model.md). Median errors without and with a mask: 16-bit types, cuDNN's kernel,
 9 and 16 %; FP32 and TF32, products on CUDA cores, 10 and 12 %. Heads of 36 channels in float16 take 4 and 12 times as long.
 
+PyTorch's attention in FP32 with a mask whose rows are not contiguous is two products and, between them, a softmax of stored scores:
+
+    seconds = 2 (launch + bytes / bandwidth / share) + scores cycles / (multiprocessors x frequency) + four copies of operands and result
+
+Where TF32 is allowed the products take 0.9 to 1.2 times that in 14 calls; the softmax took 0.63 to 1.2 cycles a score in two networks.
+
 Worked number: 16 images, 12 heads, 197 tokens, float16: 192 x 256 x 256 scores take 7.6 us on an H200, 14.6 with the
 launch (15.2 measured).
 """
 
+import math
 from collections.abc import Sequence
 
 from pysim.machine.gpu import Gpu
+from pysim.torch.layers.compiler_seconds import fused_seconds
 
 # By bytes of an element: launch, cycles of a multiprocessor for each score, tile, and factor with a mask
 _PRICES = {2: (7.0e-6, 0.14, 128, 2.2), 4: (8.0e-6, 1.85, 64, 1.25)}
+
+_PRODUCT, _SHARES, _SOFTMAX = 2.0e-6, (0.36, 0.68), 0.9  # shares: of rows that are not, and that are whole vectors
+_VECTOR = 4  # FP32 numbers of 16 bytes
 
 
 def attention_seconds(queries: Sequence[int], keys: int, element_bytes: int, masked: bool, on: Gpu) -> float:
     """`queries`: the shape of the queries, heads before tokens and channels."""
     launch, cycles, tile, more = _PRICES[2 if element_bytes == 2 else 4]
-    scores = float(tile * -(-queries[-2] // tile) * tile * -(-keys // tile))
-    for size in queries[:-2]:
-        scores *= size
+    scores = math.prod(queries[:-2]) * tile * -(-queries[-2] // tile) * tile * -(-keys // tile)
     return (launch + scores * cycles / (on.sms.value * on.frequency_hz.value)) * (more if masked else 1.0)
+
+
+def products_seconds(queries: Sequence[int], keys: int, on: Gpu) -> float:
+    """The same of FP32 operands as two products in TF32, with the compiler's softmax and copies."""
+    *batch, tokens, channels = queries
+    heads = math.prod(batch)
+    scores, operand = heads * tokens * keys, 4 * heads * channels * max(tokens, keys)
+    each = _PRODUCT + (2 * operand + 4 * scores) / on.memory_bytes_per_second.value / _SHARES[keys % _VECTOR == 0]
+    softmax = scores * _SOFTMAX / (on.sms.value * on.frequency_hz.value)
+    return 2 * each + softmax + 4 * fused_seconds(operand // 4, 2 * operand, on)

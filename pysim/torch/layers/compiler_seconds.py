@@ -37,9 +37,9 @@ BARE_MARGIN = 0.07
 FOLDED_MARGIN = 0.08  # and a library's kernel whose weights were rounded once more, since errors grow with each such layer
 # Squared errors of networks in float16 are mostly those of their weights' rounding, once where they become 16-bit numbers, and once more in
 # folded layers: in ResNet-50 a layer's weights give 0.8 to 40 times the squared error of rounding its results, for these errors average out
-# over pixels (lab/notebook/gpu-model.md). Where a share f was folded they were at most 1 + 2 f times the compiler's: f 0.30 and 0.42 (Wide
-# ResNet-50), 0.33 (ResNet-34d), 0.24 and 0.5 (ResNet-50), errors 1.26, 1.26, 1.21, 1.02 and 1.17 times. They may be 1.2 times
-_FOLDED_ERROR, _MOST_ERROR = 2.0, 1.2
+# over pixels (lab/notebook/gpu-model.md). Where a share f was folded they were at most 1 + 1.8 f times the compiler's, about: f 0.20, 0.30
+# and 0.42 (Wide ResNet-50), 0.33 (ResNet-34d), 0.24 and 0.5 (ResNet-50), errors 1.07, 1.26, 1.26, 1.21, 1.02, 1.17. They may be 1.2 times
+_FOLDED_ERROR, _MOST_ERROR = 1.8, 1.2
 FEW_CHANNELS = 8  # cuDNN has kernels of their own for images
 
 

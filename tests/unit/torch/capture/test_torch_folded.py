@@ -107,7 +107,7 @@ def test_other_types_and_weights_larger_than_their_result_are_not(folded, kind):
 @torch.no_grad()
 @pytest.mark.parametrize(("accuracy", "convolutions"), [("strict", [3]), ("standard", [0, 1, 2, 3, 4, 5, 6]), ("ieee", [])])
 def test_accuracy_strict_folds_as_many_as_errors_allow_those_that_gain_most(folded, monkeypatch, accuracy, convolutions):
-    """Of seven at most 7 (1.2^2 - 1) / 2: one."""
+    """Of seven at most 7 (1.2^2 - 1) / 1.8: one."""
     channels = [8, 8, 32, 16, 64, 8, 8, 8]
     gains = {8: 0.1, 16: 0.2, 32: 0.4, 64: 0.5}
     monkeypatch.setattr(compiled_layers, "folded_seconds", lambda problem, *_: 1 - gains[problem.filters])

@@ -15,6 +15,7 @@ from torch_models import layers_of, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
+from pysim.problem.text import parse  # noqa: E402
 from pysim.torch import cuda_graph, precision  # noqa: E402
 from pysim.torch.layers.conv_forms import Geometry  # noqa: E402
 from pysim.torch.layers.fused_layer import FusedLayer  # noqa: E402
@@ -264,3 +265,13 @@ def test_whether_tf32_is_allowed_is_known_however_the_program_said_so():
             assert {precision.tf32("Linear"), precision.tf32("Conv")} == {setting == "tf32"}
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
+
+
+@pytest.mark.parametrize(("channels", "taken"), [(3, "f32"), (16, "tf32")])
+def test_short_sums_are_in_fp32_where_that_is_about_as_fast(channels, taken):
+    """DPN-68's first layer, 27 products, and one of 144, on an H200."""
+    layer = FusedLayer("layer", "Conv", Geometry((2, 2), (1, 1)), None, None)
+    shapes = (16, channels, 224, 224), (10, channels, 3, 3)
+    x, w = (torch.empty(shape, device="meta") for shape in shapes)
+    layer.problem_of = lambda x, w, dtype: parse(f"conv:mb16ic{channels}ih224oc10kh3sh2ph1:{dtype}")
+    assert layer.fastest_plan(x, w, ("tf32", "f32"), load_any("h200")).workload.dtype == taken
