@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits the constants of streams, pointwise convolutions and tall products, to timed products. Nothing is measured.
 
-    python lab/fits/fit_tall.py        # lab/data/h200/products-tall.jsonl
+    python lab/fits/fit_tall.py        # lab/data/h200/products-streams.jsonl
 
 `launch_seconds` and `efficiency` of each family: the point of a grid with the least mean of |log(predicted / measured)|. Prints them, for
 both halves of the products with the errors of the other half, and for all; then cuBLAS's time over that of the plan and the regret, before
@@ -66,7 +66,7 @@ def chosen(gpu: Gpu, rows: list[Row]) -> str:
 
 
 def main() -> None:
-    gpu, rows = load_any(MACHINE), records.lines(DATA / MACHINE / "products-tall.jsonl")[1:]
+    gpu, rows = load_any(MACHINE), records.lines(DATA / MACHINE / "products-streams.jsonl")[1:]
     assert isinstance(gpu, Gpu)
     tiles = [row["cublas"] / row["tiles"] for row in rows]
     print(f"without streams: cuBLAS over the plan {math.exp(float(np.mean(np.log(tiles)))):.3f}, worst {min(tiles):.2f}")

@@ -28,7 +28,7 @@ from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.traffic import Number, lines_of_row, sectors_of
-from pysim.cachemodel.gpu.waves import MOST_COPIED_BYTES, OF_PROBLEM, Columns
+from pysim.cachemodel.gpu.waves import MOST_COPIED_BYTES, OF_PROBLEM, TYPICAL_ACCUMULATORS, Columns
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -318,8 +318,10 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         (_, columns, by_tma), layouts = found
         variant, of_kernel = _of_kernel(gpu, kernel, attributes, kernel.name in known, layouts)
         both = Columns(*(by_tma if tiles.producer else columns), *of_kernel)
-        if tiles.producer and attributes.local_bytes and both.unaligned_c > 1:
-            both = both._replace(unaligned_c=both.unaligned_c + SPILLED_STRIPS_COST * attributes.local_bytes)
+        if tiles.producer and both.unaligned_c:  # a thread stores its accumulators one after another
+            singly = both.unaligned_c * max(1.0, both.accumulators / TYPICAL_ACCUMULATORS)
+            spilled = SPILLED_STRIPS_COST * attributes.local_bytes if both.unaligned_c > 1 else 0.0
+            both = both._replace(unaligned_c=singly + spilled)
         result.append(variant._replace(columns=both))
     return result
 

@@ -32,7 +32,8 @@ memory      Bytes that miss L2: bytes / min(memory rate, active SMs x memory por
             when a panel is read again. A "hot" run may find its operands in L2; in a "cold" run every first touch misses.
 prologue/epilogue
             Start and end of each tile: block_cycles (ACCUMULATOR_SHARE of it grows with a thread's accumulators), the latency of the first
-            load, and the store of C through the SM's port (single_cycles an output where rows of C are no whole vectors). The share
+            load, and the store of C through the SM's port (single_cycles an output where rows of C are no whole vectors, of products on
+            warpgroups times a thread's accumulators over TYPICAL_ACCUMULATORS, if that is more than 1: `gemm.variants`). The share
             `hidden` overlaps with other blocks' work in all waves but one: each of a family's resident blocks, two at most, hides that
             share of what is left. Ping-pong warpgroups expose PINGPONG_EXPOSED of what exceeds the other
             group's main loop. With a producer warp, loads continue meanwhile: then this time counts as compute, and only the traffic of

@@ -356,9 +356,23 @@ def test_a_launch_in_a_graph_takes_less_by_its_events_and_by_its_start_if_it_sta
     assert gemm.graph_saving(load_any("a100"), aligned, schedule) == 0
 
 
-def test_ragged_results_of_four_bytes_take_longer_to_store_than_those_of_two() -> None:
-    for dtype, weight in (("f16", 1), ("bf16", 1), ("tf32", gemm.STRIPS_COST), ("s8", gemm.STRIPS_COST)):
-        kernel = next(one for one in gemm_kernels() if one.dtype == dtype and one.mainloop == "wgmma")
+def test_ragged_results_take_longer_to_store_with_four_bytes_and_with_more_of_them_a_thread() -> None:
+    """64 accumulators a thread or fewer; 128 of 128x256 by two warpgroups, and of 128x128 by one, in ping-pong; 96 of 192x192 by three."""
+    tiles = {
+        "64x128x64_64x64": 1.0,
+        "128x128x64_64x128": 1.0,
+        "128x256x64_64x256": 2.0,
+        "128x128x64_128x128": 2.0,
+        "192x192x64_64x192": 1.5,
+    }
+    rows = [(f"f16_wgmma_{tile}", factor) for tile, factor in tiles.items()]
+    rows += [
+        (name.replace("f16", dtype).replace("x64_", f"x{k}_", 1), gemm.STRIPS_COST * factor)
+        for name, factor in rows[:2]
+        for dtype, k in (("tf32", 32), ("s8", 128))
+    ]
+    for name, weight in rows:
+        kernel = next(one for one in gemm_kernels() if one.name.startswith(name))
         for n, expected in ((512, 0), (511, weight)):
-            (variant,) = gemm.variants(H200, Gemm(m=512, n=n, k=512, dtype=dtype, trans_b=True), [kernel], {})
+            (variant,) = gemm.variants(H200, Gemm(m=512, n=n, k=512, dtype=kernel.dtype, trans_b=True), [kernel], {})
             assert variant.columns and variant.columns.unaligned_c == expected
