@@ -26,8 +26,7 @@ CHAIN, WHOLE_NUMBERS = "chain", "whole numbers"  # sums of rows (`pysim.record.c
 # Matrix products
 
 WARP, WARPGROUP = 32, 128
-POINTWISE = "pointwise"  # convolutions whose kernel products of dense operands have
-STREAMED, LOAD_BYTES = "streamed", 16  # products of few rows; bytes that a lane of theirs on CUDA cores loads at once
+STREAMED, POINTWISE, LOAD_BYTES = "streamed", "pointwise", 16  # products of few rows; streams; bytes of a lane's load of the former
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
@@ -206,7 +205,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @property
     def by_tiles(self) -> bool:
-        """Whether it is a product of tiles that any algorithm may use; rows of residues and of dense operands have their own."""
+        """Whether any algorithm may use it; rows of residues and of dense operands have their own."""
         return not (self.residues or self.dense)
 
     @cached_property
@@ -247,12 +246,9 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
 
     @cached_property
     def families(self) -> tuple[str, ...]:
-        """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop. Rows of dense
-        operands have those of pointwise convolutions, whose kernel they are."""
-        if self.dense:
-            return f"conv_{POINTWISE}_{self.dtype}", f"conv_{POINTWISE}", "mma"
-        mainloop = "wgmma" if self.residues else self.mainloop
-        return f"{mainloop}_{self.tiled_dtype}", mainloop
+        """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop."""
+        mainloop = "wgmma" if self.residues else f"conv_{POINTWISE}" if self.dense else self.mainloop  # dense: their kernel
+        return f"{mainloop}_{self.tiled_dtype}", mainloop, *["mma"] * self.dense
 
     @cached_property
     def tiles(self) -> Tiles:

@@ -62,9 +62,8 @@ THIRDS_ERROR, HALVES_ERROR = 1.5, 16.0
 STRIPS_COST = 3.0
 # More for each byte of a thread's local memory: 192x192 of tf32, whose registers spill 208, takes 20 us a tile longer (H200, 3 products)
 SPILLED_STRIPS_COST = 0.04
-# Mean relative error of sums of tf32 halves, at 64 products a promotion and more than one promotion
-# (native/cuda/mainloop/mma/split.cuh; the logits of ResNet-50's 41 such layers come out 1.7e-6 too small on an H200); with 16 and 32
-# products a promotion the mean error is at most a fifth of that, of either sign
+# Mean relative error of sums of tf32 halves, at 64 products a promotion and more than one (native/cuda/mainloop/mma/split.cuh; the logits
+# of ResNet-50's 41 such layers come out 1.7e-6 too small on an H200); with 16 and 32 at most a fifth of that, of either sign
 MEAN_ERROR_PROMOTION, MEAN_ERROR = 64, -6.9e-8
 # Roundings that the tensor cores' sum of one promotion amounts to, at 64 products: halves (lab/data/h200/tf32x3.txt), and thirds,
 # whose mean truncation is added (h200/tf32x3-error.jsonl)
@@ -319,9 +318,8 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         variant, of_kernel = _of_kernel(gpu, kernel, attributes, kernel.name in known, layouts)
         both = Columns(*(by_tma if tiles.producer else columns), *of_kernel)
         if tiles.producer and both.unaligned_c:  # a thread stores its accumulators one after another
-            singly = both.unaligned_c * max(1.0, both.accumulators / TYPICAL_ACCUMULATORS)
             spilled = SPILLED_STRIPS_COST * attributes.local_bytes if both.unaligned_c > 1 else 0.0
-            both = both._replace(unaligned_c=singly + spilled)
+            both = both._replace(unaligned_c=both.unaligned_c * max(1.0, both.accumulators / TYPICAL_ACCUMULATORS) + spilled)
         result.append(variant._replace(columns=both))
     return result
 
