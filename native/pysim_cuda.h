@@ -26,8 +26,8 @@ typedef struct {
     int64_t m, n, k;
     int64_t lda, ldb, ldc;
     int32_t trans_a, trans_b;
-    int32_t dtype;   /* of A and B, and how they are multiplied */
-    int32_t c_dtype; /* of C and bias: f32 for f32, tf32 and tf32x3, f64, f16|f32, bf16|f32, s32 for s8, f16|bf16|f32 for f8 */
+    int32_t dtype;        /* of A and B, and how they are multiplied */
+    int32_t c_dtype;      /* of C and bias: f32 for f32, tf32 and tf32x3, f64, f16|f32, bf16|f32, s32 for s8, f16|bf16|f32 for f8 */
     const void *prepared; /* NULL, or what pysim_cuda_prepare made of this B under this schedule's row; a run reads B itself, too */
 } pysim_cuda_gemm;
 
