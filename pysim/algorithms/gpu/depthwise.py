@@ -2,7 +2,7 @@
 """Convolutions of few channels a group. A thread computes STRIP rows of outputs of one filter, or (grouped) of four, and reads the input
 rows that they share once. With dilation a thread's output rows are spaced so that they share input rows. Where outputs share little, each
 has a thread. Rows of variant `sequence` are for kernels of one row where channels lie last: a thread has 16 bytes of channels and four or
-eight columns, or, of two-byte types with 4 to 8 taps, 8 bytes and 32 columns, whose pixels it reads once each. Those of variant
+eight columns, or, of f16 with 4 to 8 taps, 8 bytes and 32 columns, whose pixels it reads once each. Those of variant
 `toeplitz` multiply such windows by matrices of shifted weights, on tensor cores.
 
 Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; of 4 columns x 4 rows a thread, 25,088 warps.
@@ -48,7 +48,8 @@ PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on 
 # loaded weight, of a stored output, of the rest; counted in the source
 SEQUENCE_TAPS = LIMITS["SEQUENCE_TAPS"]
 SEQUENCE_PIXEL, SEQUENCE_WEIGHT, SEQUENCE_STORE, SEQUENCE_START = 14.0, 12.0, 30.0, 120.0
-# Of some taps of two-byte types (stream.cuh): instructions of a pixel beside its conversion and products, of a stored column, of the rest
+# Of some taps of f16 (stream.cuh): instructions of a pixel beside its conversion and products, of a stored column, of the rest
+STREAM_DTYPE = "f16"
 STREAM_PIXEL, STREAM_STORE, STREAM_START, STREAM_REGISTERS = 8.0, 8.0, 120.0, 112
 # Of more taps than these two-byte types take so many times as long as counted (3 to 63 taps of 1,536 channels on an H200)
 SEQUENCE_FEW, SEQUENCE_NARROW = 4, 1.5
@@ -175,7 +176,7 @@ class Depthwise(ByThreads):
 
     def of_sequence(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, size, taps = self.w, self.size, self.w.kernel_w
-        if LIMITS["STREAM_TAPS"] <= taps <= LIMITS["SEQUENCE_SHORT"] and size == 2:
+        if LIMITS["STREAM_TAPS"] <= taps <= LIMITS["SEQUENCE_SHORT"] and self.row.dtype == STREAM_DTYPE:
             return self.of_stream(gpu, known)
         if taps > LIMITS["SEQUENCE_SHORT"] and size == 4:
             return self.of_staged(gpu, known)

@@ -5,7 +5,7 @@
  * with so many taps: staged.cuh.
  *
  * Up to SHORT taps are known at compile time: a thread has all its pixels and weights on their way at once, and no block waits for shared memory. Blocks
- * of neighbouring channels run side by side, so what they read and write together are whole pages of memory. Two-byte elements with STREAM_TAPS or more of them: stream.cuh.
+ * of neighbouring channels run side by side, so what they read and write together are whole pages of memory. f16 with STREAM_TAPS or more of them: stream.cuh.
  *
  * Taps are added in their order, padding as zeros. A pixel is multiplied only by taps of windows that contain it.
  *
@@ -117,7 +117,13 @@ template <class T> __global__ void __launch_bounds__(THREADS, 2) sequence_kernel
     });
 }
 
-template <class T, int TAPS> __global__ void __launch_bounds__(THREADS, 2) short_sequence_kernel(const __grid_constant__ Conv c) {
+/* Three blocks on an SM where their registers suffice: f16, 3 taps, 109 us instead of 124, where a copy takes 98; bf16, 4 taps, 306 instead of 131, as 500
+ * bytes of a thread were spilled (8 x 8,192 x 1,536, H200). */
+template <class T, int TAPS> struct ShortBlocks {
+    enum { COUNT = sizeof(T) == 2 && TAPS <= 3 ? 3 : 2 };
+};
+template <class T, int TAPS> __global__ void __launch_bounds__(THREADS, ShortBlocks<T, TAPS>::COUNT)
+    short_sequence_kernel(const __grid_constant__ Conv c) {
     using S = Sequence<T>;
     const SequencePlace<T> at(c);
     if (!at.exists) return;
@@ -158,13 +164,16 @@ template <class T, int TAPS> __global__ void __launch_bounds__(THREADS, 2) short
     });
 }
 
+/* Of bf16, 4 and 7 taps took 150 and 147 us by stream.cuh, 131 by short_sequence_kernel and 145 by toeplitz (as above). */
+template <class T> constexpr bool STREAMS = std::is_same_v<T, __half>;
 template <class T> bool is_streamed(const Conv &c) {
-    return sizeof(T) == 2 && c.kernel_w >= limit::STREAM_TAPS && c.kernel_w <= Sequence<T>::SHORT;
+    return STREAMS<T> && c.kernel_w >= limit::STREAM_TAPS && c.kernel_w <= Sequence<T>::SHORT;
 }
 /* The kernel of a problem; short ones also read weights 16 bytes at once. */
 template <class T, int TAPS = 1> auto sequence_of(const Conv &c) -> void (*)(Conv) {
-    if constexpr (TAPS == limit::STREAM_TAPS && sizeof(T) == 2) return is_streamed<T>(c) ? stream_of<T>(c) : sequence_kernel<T>;
-    else if constexpr (TAPS > Sequence<T>::SHORT) return staged_kernel<T>;
+    if constexpr (TAPS == limit::STREAM_TAPS && STREAMS<T>) return is_streamed<T>(c) ? stream_of<T>(c) : sequence_kernel<T>;
+    else if constexpr (TAPS > Sequence<T>::SHORT && sizeof(T) == 4) return staged_kernel<T>;
+    else if constexpr (TAPS > Sequence<T>::SHORT) return sequence_kernel<T>;
     else return c.kernel_w == TAPS && (uintptr_t)c.weights % 16 == 0 ? short_sequence_kernel<T, TAPS> : sequence_of<T, TAPS + 1>(c);
 }
 

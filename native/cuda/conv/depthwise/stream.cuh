@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Depthwise convolution along rows of pixels whose channels lie last, of two-byte elements: kernels of one row with few taps, stride 1. A
+ * Depthwise convolution along rows of pixels whose channels lie last, of f16: kernels of one row with few taps, stride 1. A
  * thread has LENGTH neighbouring columns of CHANNELS channels. It reads each pixel once, AHEAD columns before it is needed, and adds it to
  * the TAPS sums that have a tap there; weights and sums stay in registers. Nothing waits for shared memory or for other threads.
  *
