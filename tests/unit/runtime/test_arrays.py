@@ -249,7 +249,9 @@ def test_products_are_refused_before_anything_is_written():
 
 
 class Loops(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("rescale", "finish", "map", "pool", "pair", "rows", "take", "turn")]
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("rescale", "finish", "rounded", "shifted", "map", "pool", "pair", "rows", "take", "turn")
+    ]
 
 
 class Finish(ctypes.Structure):
