@@ -25,8 +25,9 @@ from pysim.machine.quantity import Number
 
 GRIDS = {
     "efficiency": np.arange(1.2, 1.61, 0.08),
-    "launch_seconds": np.arange(2e-6, 8.1e-6, 2e-6),
-    "blocks_at_once": np.arange(3, 8, 2),
+    "launch_seconds": np.arange(2e-6, 1.01e-5, 2e-6),
+    "blocks_at_once": np.arange(3, 9),
+    "across_share": np.arange(0.65, 1.01, 0.05),
     "result_instructions": np.arange(4, 6.5, 0.6),
 }
 

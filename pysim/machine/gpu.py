@@ -56,14 +56,16 @@ class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class GpuResidues(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of products by residues (algorithm residues) of a type: instructions per residue of an operand's element, and per residue
-    and 40-bit word of an element of the result; fixed cost of a launch beside the products'; blocks an SM must have for an operand to be
-    converted at full rate; rate of the s8 products over that of the s8 kernel in the model. Without them such products are not planned.
+    and 40-bit word of an element of the result; fixed cost of a launch beside the products'; blocks of an SM that convert rows at once;
+    share of a pass's rate that converts an operand whose k lies across rows; rate of the s8 products over that of the s8 kernel in the
+    model. Without them such products are not planned.
     """
 
     operand_instructions: Number
     result_instructions: Number
     launch_seconds: Number
     blocks_at_once: Number
+    across_share: Number
     efficiency: Number
 
 

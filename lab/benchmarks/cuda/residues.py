@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares products by residues with the plan without them and with cuBLAS on this computer's GPU: times in CUDA graphs, and errors.
 
-    python lab/benchmarks/cuda/residues.py [-m cuda] [--dtype f32] [--seconds 60] [--errors] [problems] > lab/data/<gpu>/residues.jsonl
+    python lab/benchmarks/cuda/residues.py [-m cuda] [--dtype f32] [--seconds 60] [--errors | --passes] [problems]
+        > lab/data/<gpu>/residues.jsonl
 
 Problems: those of SHAPES, above 50 GFLOP, or given ones. Operands are normally distributed. Both plans are the best of their algorithm,
 timed by events as replays of a graph of one product, interleaved with cuBLAS (f32: without and with TF32). One line per problem: {"device",
@@ -12,10 +13,14 @@ timed by events as replays of a graph of one product, interleaved with cuBLAS (f
 |A||B| in units of the type's unit roundoff, on rows and columns that are sampled; f32 against f64, f64 against 64 bits of mantissa. `log`
 is log-uniform from 1e-10 to 1e10, `graded` has products of one size from numbers of very different size, `log1` and `graded2` are less
 extreme, `relu` has zeros for half of A. "outside": whether the operands were outside the bound. Needs torch.
+
+--passes: one line per problem: {"device", "problem", "passes": [[kernel, microseconds], ...]}, the kernels of the plan by residues in their
+order, by PyTorch's profiler, without a graph.
 """
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -128,6 +133,22 @@ def measured(text: str, on: Any) -> dict[str, Any]:
     return {"problem": text, "seconds": seconds, "predicted": one.predicted, "outside": one.outside, "version": one.version}
 
 
+def passes(text: str, on: Any, calls: int = 5) -> dict[str, Any]:
+    """Medians over calls of each kernel's time."""
+    call = Product(text, "normal", on).calls["residues"]
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    events = sorted((e for e in profiler.events() if e.device_type.name == "CUDA"), key=lambda e: e.time_range.start)
+    each = [events[first :: len(events) // calls] for first in range(len(events) // calls)]
+    names = [re.search(r"(\w+)(<.*>)?\(|(\w+)$", of[0].name) for of in each]
+    times = [short(float(np.median([e.time_range.elapsed_us() for e in of]))) for of in each]
+    return {"problem": text, "passes": [[name and (name[1] or name[3]), us] for name, us in zip(names, times, strict=True)]}
+
+
 def exact_of(a: Any, b: Any, dtype: str) -> tuple[Any, Any]:
     """Of every 64th row and every 32nd column: A B and |A||B|, whose own error is k 2^-53 (f32) or k 2^-64."""
     left, right = a[::64], b[:, ::32]
@@ -171,6 +192,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=sorted(TYPES), default="f64")
     parser.add_argument("--seconds", type=float, default=600, help="no further problem is begun after that")
     parser.add_argument("--errors", action="store_true")
+    parser.add_argument("--passes", action="store_true")
     options = parser.parse_args()
     on, about, end = host.any_machine(options.machine), {"device": cuda.devices()[0].name}, time.monotonic() + options.seconds
     dtype, ratios = options.dtype, []
@@ -184,9 +206,14 @@ def main() -> None:
     for text in options.problems or [f"gemm:{shape}:{dtype}" for shape in SHAPES]:
         if time.monotonic() > end:
             break
+        if options.passes:
+            print(json.dumps(about | passes(text, on)), flush=True)
+            continue
         line = measured(text, on)
         print(json.dumps(about | line), flush=True)
         ratios.append(report(text, line))
+    if not ratios:
+        return
     for over, of in zip(("the plan without residues", "cuBLAS"), np.array(ratios).reshape(-1, 2).T, strict=True):
         print(f"planned over {over}: geometric mean {np.exp(np.log(of).mean()):.3f}, least {of.min():.3f}", file=sys.stderr)
 

@@ -183,18 +183,20 @@ def passes_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> tuple[Pass, ...]:
 
 def conversion(gpu: Gpu, problem: Gemm, kernel: GemmKernel, name: str, rows: int, k_major: bool) -> Pass:
     """An operand's elements are read for the norm and again for residues: from memory, unless a row fits shared memory (f64) or the rows
-    that are converted at once fit L2. A block of k-major rows has one row, a run of each thread at a time; few rows do not fill the SMs."""
+    that are converted at once fit L2. A block of k-major rows has one row, so the last wave of blocks leaves SMs idle; of rows that it does
+    not hold, a run of each thread at a time. Where k lies across rows, blocks convert chunks of k of a few rows."""
     own, size, k, limits = gpu.model.residues[problem.dtype], problem.element_bytes, problem.k, cuda_limits()
-    threads = limits["RESIDUES_THREADS"]
+    residues = rows * round_up(k, LINE_BYTES) * kernel.residues
+    instructions, seconds = residues * own.operand_instructions.value, own.launch_seconds.value
+    if not k_major:
+        return Pass(name, 2 * rows * k * size, residues, instructions, 2, own.across_share.value, seconds)
+    threads, wave = limits["RESIDUES_THREADS"], own.blocks_at_once.value * gpu.sms.value
+    share = rows / (math.ceil(rows / wave) * wave)
+    if problem.dtype == "f64" and round_up(k, LINE_BYTES) * size <= limits["RESIDUES_HELD"]:
+        return Pass(name, rows * k * size, residues, instructions, 1, share, seconds)
     at_once = min(rows, gpu.sms.value * gpu.warps_per_sm.value * WARP // threads)
-    held = k_major and problem.dtype == "f64" and round_up(k, LINE_BYTES) * size <= limits["RESIDUES_HELD"]
-    reads = 1 if held else 1 + float(l2_miss_share(gpu, at_once * k * size)) if k_major else 2
-    filled = (
-        min(1.0, rows / (own.blocks_at_once.value * gpu.sms.value)) * k / round_up(k, threads * limits["RESIDUES_RUN"]) if k_major else 1.0
-    )
-    residues, instructions = rows * round_up(k, LINE_BYTES) * kernel.residues, own.operand_instructions.value
-    launches, seconds = 1 if k_major else 2, own.launch_seconds.value
-    return Pass(name, reads * rows * k * size, residues, residues * instructions, launches, filled, seconds)
+    read = (1 + float(l2_miss_share(gpu, at_once * k * size))) * rows * k * size
+    return Pass(name, read, residues, instructions, 1, share * k / round_up(k, threads * limits["RESIDUES_RUN"]), seconds)
 
 
 def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> int:
