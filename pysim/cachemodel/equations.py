@@ -347,17 +347,22 @@ class Programs:
 
 
 class OfRows:
-    """Equations of the rows of a table [rows, columns], and of what else is known for all of it. They are traced once for what is known and
-    so many rows."""
+    """Equations of the rows of a table [rows, columns], of what else is known for all of it, and of a problem if there is one, which they
+    ask. They are traced once for what is known and so many rows."""
 
     def __init__(self, equations: Callable[..., Sequence[Array]]) -> None:
         self.equations, self.programs = equations, LruCache[Programs](64)
 
-    def __call__(self, rows: Array, *known: Any) -> Sequence[Array]:
+    def __call__(self, rows: Array, *known: Any, problem: Any = None) -> Sequence[Array]:
+        of = () if problem is None else (problem,)
         if (programs := self.programs.get(key := (len(rows), *known))) is None:
             programs = self.programs.put(key, Programs())
-        program = programs.of(lambda: Program.of(lambda traced: (self.equations(traced, *known), None), len(rows)))
-        return self.equations(rows, *known) if program is None else program(np.ascontiguousarray(rows))
+
+        def trace() -> Program:
+            return Program.of(lambda traced, *asked: (self.equations(traced, *known, *asked), None), len(rows), *of)
+
+        program = programs.of(trace, *of)
+        return self.equations(rows, *known, *of) if program is None else program(np.ascontiguousarray(rows), *of)
 
 
 def _registered(made: dict[tuple[Any, ...], int], results: Sequence[int]) -> tuple[list[tuple[Any, ...]], list[tuple[str, Any]], int]:

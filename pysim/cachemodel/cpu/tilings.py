@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles
+from pysim.cachemodel.cpu.incore import Array, Rates
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
+from pysim.cachemodel.cpu.tables import Table, fetch_cycles
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
 from pysim.record.accuracy import Accuracy

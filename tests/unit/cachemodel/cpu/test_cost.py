@@ -17,10 +17,11 @@ from nest_trace import Trace, simulate
 from pysim import planner
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import Prediction, cost_of, predict, predict_schedule, schedule_of
-from pysim.cachemodel.cpu.incore import Table, compute_cycles, fetch_cycles, rates, select
+from pysim.cachemodel.cpu.incore import rates
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, live_taps, nest_of, segments
 from pysim.cachemodel.cpu.nest_loops import streams_of
 from pysim.cachemodel.cpu.reuse.occupancy import overflow_probability, variance
+from pysim.cachemodel.cpu.tables import Table, compute_cycles, fetch_cycles, select
 from pysim.errors import PlanError
 from pysim.machine import load as machine
 from pysim.machine.cpu import Machine
