@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.nest import Nest, ceil_div, line_rest, live_taps, segments
+from pysim.cachemodel.cpu.nest import Nest, Whole, ceil_div, line_rest, live_taps, segments
 from pysim.cachemodel.equations import OfRows, as_rows, asked, columns_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine, Unit
@@ -211,14 +211,14 @@ def _lanes(unit: Unit, kernel: Kernel, size: int) -> int:
 
 class _Counted(NamedTuple):
     """What is counted for a nest and a kernel, a column each: live kernel rows of the full tiles and of the partial last one; runs of
-    windows, the vectors that they fill and those that they do not; cycles that a stride adds to a packed vector, and whether each tap is
-    packed by itself; bytes of input lines that two runs share; those beyond the runs in a panel, and of `Rates`."""
+    windows, the vectors that they fill and those of them that are not full; cycles that a stride adds to a packed vector, and whether each
+    tap is packed by itself; bytes of input lines that two runs share; those beyond the runs in a panel, and of `Rates`."""
 
     live: Array
     live_edge: Array
     runs: Array
     vectors: Array
-    unfilled: Array
+    partial: Array
     gather: Array
     apart: Array
     run_edge: Array
@@ -230,35 +230,37 @@ class _Counted(NamedTuple):
 
 def _counted(nest: Nest, machine: Machine, kernels: tuple[Kernel, ...]) -> Array:
     """`_Counted` as rows."""
-    size, line, found = nest.element_bytes, machine.line_bytes, dict[tuple[object, ...], tuple[float, ...]]()
-    windows, filters = nest.windows, nest.group_filters
-    plane, output, row = nest.plane_bytes, windows * nest.stored_bytes, filters * size
-
-    def of_tile(tile: int, panel_bytes: int) -> tuple[float, ...]:
-        return (
-            *nest.live_rows(tile),
-            nest.run_edge(tile, line),
-            line_rest(line, min(tile, windows) * panel_bytes),
-            line_rest(line, plane, tile * size),
-            line_rest(line, output, tile * nest.stored_bytes),
-        )
-
-    def of_runs(tile: int, unit: Unit, lanes: int) -> tuple[float, ...]:
-        runs, vectors = segments(windows, nest.out_w, tile, lanes)
-        none = segments(windows, nest.out_w, tile, lanes, unfilled)[1]
-        return runs, vectors, none, stride_cycles(nest, unit, windows / runs, vectors / runs), apart(nest, unit)
-
+    size, line, windows, row, found = nest.element_bytes, machine.line_bytes, nest.windows, nest.out_w, dict[Any, tuple[float, ...]]()
     columns = []
-    for kernel in kernels:
-        unit, tile = machine.unit_of(kernel.target), kernel.windows
-        lanes = _lanes(unit, kernel, size)
-        key, runs_key = (tile, kernel.panel_bytes), (tile, unit.target, lanes)
-        if (tiles := found.get(key)) is None:
-            tiles = found[key] = of_tile(*key)
-        if (runs := found.get(runs_key)) is None:
-            runs = found[runs_key] = of_runs(tile, unit, lanes)
-        columns.append((*tiles[:2], *runs, *tiles[2:], line_rest(line, row, kernel.filters * size)))
-    return np.array(columns, dtype=np.float64).T
+    for key in _of_runs(machine, kernels, size):
+        if key not in found:
+            tile, lanes, target = key
+            runs, vectors, partial = segments(windows, row, tile, lanes)
+            unit = machine.unit_of(target)
+            gather = stride_cycles(nest, unit, windows / runs, vectors / runs) if nest.stride_w > 1 else 0.0
+            found[key] = *nest.live_rows(tile), runs, vectors, partial, gather, apart(nest, unit)
+        columns.append(found[key])
+    tiles, filters, panel_bytes = _sizes(kernels)
+    edges = (
+        nest.run_edge(tiles, line),
+        line_rest(np.minimum(tiles, windows) * panel_bytes, line),
+        line_rest(tiles * size, line, nest.plane_bytes),
+        line_rest(tiles * nest.stored_bytes, line, windows * nest.stored_bytes),
+        line_rest(filters * size, line, nest.group_filters * size),
+    )
+    return np.concatenate([np.array(columns, dtype=np.float64).T, np.array(edges)])
+
+
+@lru_cache(maxsize=64)
+def _of_runs(machine: Machine, kernels: tuple[Kernel, ...], size: int) -> tuple[tuple[int, int, str], ...]:
+    """What the runs of each kernel depend on, of elements of `size` bytes: windows of a tile, lanes of a packed vector, the target."""
+    return tuple((kernel.windows, _lanes(machine.unit_of(kernel.target), kernel, size), kernel.target) for kernel in kernels)
+
+
+@lru_cache(maxsize=64)
+def _sizes(kernels: tuple[Kernel, ...]) -> Whole:
+    """Windows and filters of a tile, and bytes of an element in panels."""
+    return np.array([(kernel.windows, kernel.filters, kernel.panel_bytes) for kernel in kernels]).T
 
 
 @OfRows
@@ -349,7 +351,7 @@ def _packing(nest: Nest, machine: Machine, of: _OfKernels, counted: _Counted, li
     words, pieces = nest.group_channels / of.group * filters, nest.filters_gathered * filters
     filters_of_groups = nest.repeats * (words * np.where(of.reads_rows > 0, ROW_WORD_CYCLES, GROUP_WORD_CYCLES) + pieces * PIECE_CYCLES)
 
-    gather = counted.gather + of.partial * (counted.unfilled / vectors)
+    gather = counted.gather + of.partial * (counted.partial / vectors)
     per_vector = per_vector + SPLIT_CYCLES * of.split
     each = per_vector + gather + of.transpose * nest.windows_transposed
     pack = nest.repeats * taps * live_mean * vectors * each
@@ -358,11 +360,6 @@ def _packing(nest: Nest, machine: Machine, of: _OfKernels, counted: _Counted, li
         filter_vectors = nest.group_channels * filter_tiles * np.ceil(of.filters / of.lanes)
     pack_filters = nest.repeats * filter_vectors * (per_vector + of.transpose * nest.filters_transposed)
     return np.where(of.grouped > 0, of_groups, pack), np.where(of.grouped > 0, filters_of_groups, pack_filters)
-
-
-def unfilled(windows: int, lanes: int) -> int:
-    """Vectors of a run that it does not fill."""
-    return windows % lanes > 0
 
 
 def _packed_filters(nest: Nest, of: _OfKernels, filter_tiles: Array) -> Array | float:
