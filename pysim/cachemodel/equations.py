@@ -296,7 +296,7 @@ class Program(NamedTuple):
     work: int
     outputs: int
     results: tuple[tuple[slice, tuple[int, ...]], ...]
-    found: tuple[tuple[Question, Any], ...]
+    found: dict[Question, Any]
     about: Any
     numbers: LruCache[Any]
     type: Any
@@ -318,14 +318,14 @@ class Program(NamedTuple):
         parts = tuple((slice(end - one.size, end), one.shape) for end, one in zip(ends, rows, strict=True))
         constants = np.array([number for kind, number in first if kind == _CONSTANT], np.float64)
         questions = tuple(question for kind, question in first if kind == _ASKED)
-        lanes, found = registers * lib.PYSIM_PROGRAM_LANES, tuple(recorder.found.items())
+        lanes, found = registers * lib.PYSIM_PROGRAM_LANES, recorder.found
         types = ffi.typeof("double *"), ffi.typeof("uintptr_t")
         return cls(struct, listed, constants, questions, lanes, ends[-1], parts, found, about, LruCache(_PROBLEMS), *types)
 
     def holds(self, problem: Any) -> bool:
         """Whether equations of this problem are the recorded ones."""
-        answers = answers_of(problem)
-        return all(answers[question] == answer for question, answer in self.found)
+        answers, found = answers_of(problem), self.found
+        return [answers[question] for question in found] == [*found.values()]
 
     def __call__(self, inputs: Array, *problem: Any) -> list[Array]:
         """The results for a table of inputs [rows, columns]."""

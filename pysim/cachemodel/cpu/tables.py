@@ -64,7 +64,7 @@ class OfTable:
 
         if (program := programs.of(trace, rates.nest)) is None:
             return self.equations(table, *known)
-        schedules = as_rows(table.kernel.size, *(getattr(table, name) for name in SCHEDULE))
+        schedules = as_rows(table.kernel.size, table.keeps_windows, table.packed, table.channels, table.k2, table.k3)
         return program(np.concatenate([rates.columns, schedules]), rates.nest), program.about
 
 
