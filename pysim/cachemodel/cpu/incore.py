@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.nest import Nest, Whole, ceil_div, line_rest, live_taps, segments
+from pysim.cachemodel.cpu.nest import Nest, Whole, line_rest, live_taps, segments
 from pysim.cachemodel.equations import OfRows, as_rows, asked, columns_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine, Unit
@@ -115,14 +115,13 @@ def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
 
 @lru_cache(maxsize=64)
 def _rates(nest: Nest, machine: Machine, kernels: tuple[Kernel, ...]) -> Rates:
-    of_kernels = _of_kernels(machine, kernels, nest.element_bytes, nest.result_bytes)
-    rows = np.concatenate([of_kernels, _counted(nest, machine, kernels)])
+    rows = np.concatenate([of_kernels(machine, kernels, nest.element_bytes, nest.result_bytes), _counted(nest, machine, kernels)])
     (columns,) = _rates_of(rows, machine, problem=nest)
     columns.flags.writeable = False
     return Rates(nest, machine, kernels, columns, *columns)
 
 
-class _OfKernels(NamedTuple):
+class OfKernels(NamedTuple):
     """Numbers of kernels and of their units, whatever the nest, a column each. `lanes`: of a packed vector; `depth`: `k_depth`; the last
     ones are 1 or 0."""
 
@@ -138,6 +137,7 @@ class _OfKernels(NamedTuple):
     transpose: Array
     shuffles: Array
     rate: Array
+    vector_rate: Array
     loads: Array
     stores: Array
     latency: Array
@@ -158,12 +158,12 @@ class _OfKernels(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _of_kernels(machine: Machine, kernels: tuple[Kernel, ...], size: int, result: int) -> Array:
-    """`_OfKernels` as rows, of operands and results of so many bytes. Raises PlanError for a kernel whose unit the machine lacks."""
+def of_kernels(machine: Machine, kernels: tuple[Kernel, ...], size: int, result: int) -> Array:
+    """`OfKernels` as rows, of operands and results of so many bytes. Raises PlanError for a kernel whose unit the machine lacks."""
     return np.array([_of_kernel(machine, kernel, size, result) for kernel in kernels], dtype=np.float64).T
 
 
-def _of_kernel(machine: Machine, kernel: Kernel, size: int, result: int) -> _OfKernels:
+def _of_kernel(machine: Machine, kernel: Kernel, size: int, result: int) -> OfKernels:
     unit, tiles = machine.unit(kernel.target), kernel.form == "tiles"
     if unit is None:
         raise PlanError(f"{machine.name} has no unit {kernel.target}, which {kernel.name} needs")
@@ -183,6 +183,7 @@ def _of_kernel(machine: Machine, kernel: Kernel, size: int, result: int) -> _OfK
         log2(lanes),
         log2(kernel.lane_filters),
         unit.rate(kernel.dtype),
+        unit.vector_rate(kernel.dtype, size),
         unit.loads_per_cycle.value,
         unit.stores_per_cycle.value,
         unit.fma_latency_cycles.value,
@@ -201,7 +202,7 @@ def _of_kernel(machine: Machine, kernel: Kernel, size: int, result: int) -> _OfK
         kernel.form in ROWS_OF_BYTES,
         tiles and not kernel.split,
     )
-    return _OfKernels(*of)
+    return OfKernels(*of)
 
 
 def _lanes(unit: Unit, kernel: Kernel, size: int) -> int:
@@ -266,7 +267,7 @@ def _sizes(kernels: tuple[Kernel, ...]) -> Whole:
 @OfRows
 def _rates_of(rows: Array, machine: Machine, nest: Nest) -> tuple[Array]:
     """The columns of `Rates`, from `kernel` on."""
-    of, counted = _OfKernels(*rows[: len(_OfKernels._fields)]), _Counted(*rows[len(_OfKernels._fields) :])
+    of, counted = OfKernels(*rows[: len(OfKernels._fields)]), _Counted(*rows[len(OfKernels._fields) :])
     size, line = nest.element_bytes, machine.line_bytes
     window_tiles, filter_tiles = np.ceil(nest.windows / of.windows), np.ceil(nest.group_filters / of.filters)
     live_mean = (counted.live + counted.live_edge) / window_tiles
@@ -341,7 +342,7 @@ def read_rows(nest: Nest, line: int) -> ReadRows:
     return ReadRows(touched, row, step, max(0.0, nest.reached_rows * row - step), again, live)
 
 
-def _packing(nest: Nest, machine: Machine, of: _OfKernels, counted: _Counted, live_mean: Array, filter_tiles: Array) -> tuple[Array, Array]:
+def _packing(nest: Nest, machine: Machine, of: OfKernels, counted: _Counted, live_mean: Array, filter_tiles: Array) -> tuple[Array, Array]:
     """Cycles of packing windows and filters once. `live_mean`: live kernel rows of a tile."""
     taps, vectors = nest.group_channels * nest.kernel_w, counted.vectors
     per_vector = 1 / of.stores + machine.core.pack_cycles.value
@@ -362,7 +363,7 @@ def _packing(nest: Nest, machine: Machine, of: _OfKernels, counted: _Counted, li
     return np.where(of.grouped > 0, of_groups, pack), np.where(of.grouped > 0, filters_of_groups, pack_filters)
 
 
-def _packed_filters(nest: Nest, of: _OfKernels, filter_tiles: Array) -> Array | float:
+def _packed_filters(nest: Nest, of: OfKernels, filter_tiles: Array) -> Array | float:
     """Filters in the panels that a run makes. Some kernels read rows of whole groups of k in place, form tiles where they fill tiles."""
     if nest.filters_packed:
         return 0.0
@@ -377,7 +378,7 @@ def _packed_filters(nest: Nest, of: _OfKernels, filter_tiles: Array) -> Array | 
     return np.where(in_rows, np.where(fills, 0.0, partial), packed)
 
 
-def _over_tiles(nest: Nest, of: _OfKernels, counted: _Counted) -> tuple[Array, Array, Array]:
+def _over_tiles(nest: Nest, of: OfKernels, counted: _Counted) -> tuple[Array, Array, Array]:
     """Cycles of one k-iteration of all tiles and of storing them, and vectors of their outputs."""
     full_tiles, full_filters = np.floor(nest.windows / of.windows), np.floor(nest.group_filters / of.filters)
     last_windows, last_filters = nest.windows - full_tiles * of.windows, nest.group_filters - full_filters * of.filters
@@ -440,21 +441,21 @@ def products_per_cycle(kernel: Kernel, unit: Unit, width: int) -> float:
     return kernel.lane_windows * kernel.lane_filters * k_depth(kernel, width) * unit.rate(kernel.dtype) / kernel.work
 
 
-def step_cycles(kernel: Kernel, unit: Unit, dtype: str, windows: int, filters: int) -> float:
-    """Cycles of one k-iteration of a tile. Where a vector register holds an outer product, a shuffle spreads each operand over a register.
-    A matrix unit's accumulators are larger than a vector register; it needs no shuffles."""
-    along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)
-    outer_product = min(kernel.lane_windows, kernel.lane_filters) > 1
-    in_vector = kernel.lane_windows * kernel.lane_filters * RESULT_BYTES[dtype] <= unit.vector_bytes
-    spread = SPREAD_CYCLES * (along + across) if outer_product and in_vector else 0.0
-    return max(unit.step_cycles(dtype, along, across), along * across * kernel.work / unit.rate(dtype) + spread)
+def step_cycles(of: OfKernels, windows: Array, filters: Array) -> Array:
+    """Cycles of one k-iteration of a tile: the slowest of its multiply-adds, its operand loads and the latency of an accumulator. Where a
+    vector register holds an outer product, a shuffle spreads each operand over a register. A matrix unit's accumulators are larger than a
+    vector register; it needs no shuffles."""
+    along, across = np.ceil(windows / of.lane_windows), np.ceil(filters / of.lane_filters)
+    least = np.maximum(np.maximum(along * across / of.rate, (along + across) / of.loads), of.latency)
+    cycles: Array = np.maximum(least, along * across * of.work / of.rate + of.spreads * SPREAD_CYCLES * (along + across))
+    return cycles
 
 
-def _tile(of: _OfKernels, windows: Array, filters: Array, to_bytes: bool) -> tuple[Array, Array, Array]:
+def _tile(of: OfKernels, windows: Array, filters: Array, to_bytes: bool) -> tuple[Array, Array, Array]:
     """Cycles of one k-iteration of a tile and of storing it, and vectors of its outputs.
 
-    A k-iteration takes the slowest of its multiply-adds, its operand loads and the latency of an accumulator (`step_cycles`). Portable
-    tiles compute all their filters; in tiles with few windows their accumulators are in memory, and each filter waits for the one before.
+    Portable tiles compute all their filters; in tiles with few windows their accumulators are in memory, and each filter waits for the one
+    before.
     Outputs are vectors of rows of windows if windows lie along the lanes. If filters do, they pass through the stack and a transposition of
     lanes x lanes blocks.
     """
@@ -464,11 +465,7 @@ def _tile(of: _OfKernels, windows: Array, filters: Array, to_bytes: bool) -> tup
     shuffles = of.along_filters * (np.ceil(windows / of.lane_filters) * blocks * of.lane_filters) * of.shuffles
     few = np.where(windows < of.windows, of.filters, 1.0)
     waits, filters = of.plain * of.latency * few, np.where(of.plain > 0, of.filters, filters)
-    along, across = np.ceil(windows / of.lane_windows), np.ceil(filters / of.lane_filters)
-    multiplied = along * across
-    step = np.maximum(np.maximum(multiplied / of.rate, (along + across) / of.loads), of.latency)
-    step = np.maximum(step, multiplied * of.work / of.rate + of.spreads * SPREAD_CYCLES * (along + across))
     stored = stores / of.stores + shuffles
     if to_bytes:
         stored = np.where(of.rows_of_bytes > 0, filters * ROW_CYCLES + vectors * RESCALED_CYCLES, stored)
-    return np.maximum(step, waits), stored + of.tile_store, vectors
+    return np.maximum(step_cycles(of, windows, filters), waits), stored + of.tile_store, vectors
