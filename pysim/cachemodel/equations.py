@@ -166,6 +166,8 @@ class Recorder:
         """The values of an operand: of a traced array, or of numbers that are the same for all columns."""
         if isinstance(of, Traced):
             return of.rows
+        if isinstance(of, (int, float)):
+            return np.array(self.value(_CONSTANT, float(of)))
         array = np.asarray(of, dtype=np.float64)
         if array.ndim and array.shape[-1] != 1:
             raise TypeError(f"an array of shape {array.shape} meets traced columns; its last axis should be 1")
@@ -174,10 +176,13 @@ class Recorder:
 
     def apply(self, name: str, *operands: Any) -> "Traced":
         """The values of an operation on rows; a value that is one of its operands (x + 0, x / 1) is that operand."""
-        rows = [self.rows(one) for one in operands]
-        if any(one.shape != rows[0].shape for one in rows):
-            rows = [*np.broadcast_arrays(*rows)]
-        values, made = zip(*(one.ravel().tolist() for one in rows), strict=True), self.made
+        rows, made = [one.rows if isinstance(one, Traced) else self.rows(one) for one in operands], self.made
+        if not any(one.ndim for one in rows):  # most operations are of single rows
+            values = [tuple(one.item() for one in rows)]
+        else:
+            if any(one.shape != rows[0].shape for one in rows):
+                rows = [*np.broadcast_arrays(*rows)]
+            values = [*zip(*(one.ravel().tolist() for one in rows), strict=True)]
         if neutral := _NEUTRAL.get(name):
             number, both = neutral
             known = made.get((_CONSTANT, number), -1)
@@ -312,7 +317,8 @@ class Program(NamedTuple):
         instructions, first, registers = _registered(recorder.made, np.concatenate([one.ravel() for one in rows]).tolist())
         ffi, lib = cast("tuple[Any, Any]", _library())
         code = {name: getattr(lib, f"PYSIM_ROW_{name}") for name in (_INPUT, "OUTPUT", "SELECT", *_OPERATIONS.values())}
-        listed = ffi.new("pysim_instruction[]", [(code[name], *rest) for name, *rest in instructions])
+        numbers = itertools.chain.from_iterable((code[name], *rest) for name, *rest in instructions)
+        listed = ffi.from_buffer("pysim_instruction[]", np.fromiter(numbers, np.int32))
         ends = [*itertools.accumulate(one.size for one in rows)]
         struct = ffi.new("pysim_program *", (len(instructions), listed, len(first), registers, inputs, ends[-1]))
         parts = tuple((slice(end - one.size, end), one.shape) for end, one in zip(ends, rows, strict=True))
