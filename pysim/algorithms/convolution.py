@@ -214,7 +214,8 @@ class Rows:
         gpu, named = request.gpu, request.schedule
         w, known = self.multiplied(request.conv), gemm_attributes(gpu.capability_number)
         made, (first, parts) = cache(lambda row: self.by(row, w, request.layout)), parts_of(w, request.layout)
-        rows, rejected = legal_rows(request._replace(problem=w), self.NAME, self.by, made)
+        of_type = request if w is request.problem else request._replace(problem=w)
+        rows, rejected = legal_rows(of_type, self.NAME, self.by, made)
         variants = []
         for row in rows:
             one = made(row)

@@ -5,6 +5,7 @@ Worked number: gemm:512x512x512 is a nest of 512 windows, 512 filters and 512 ch
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pysim.algorithms.interface import Nests, Prepared
@@ -72,7 +73,12 @@ def packed_filters(problem: Conv, schedule: Schedule, layout: Layout) -> Prepare
 
 def broadcasts(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
     """Why the machine has no kernel that broadcasts A; None if it has."""
-    of_form = (row for row in kernels() if row.form == BROADCASTS and row.dtype == problem.dtype)
+    return _machine_broadcasts(problem.dtype, machine)
+
+
+@lru_cache(maxsize=64)
+def _machine_broadcasts(dtype: str, machine: Machine) -> Reason | None:
+    of_form = (row for row in kernels() if row.form == BROADCASTS and row.dtype == dtype)
     if any(machine.unit(row.target) for row in of_form):
         return None
-    return Reason("machine", f"{machine.name} has no {problem.dtype} kernel that broadcasts elements of A (form {BROADCASTS})")
+    return Reason("machine", f"{machine.name} has no {dtype} kernel that broadcasts elements of A (form {BROADCASTS})")

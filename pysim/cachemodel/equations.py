@@ -91,6 +91,26 @@ class Question(NamedTuple):
         return getattr(answer, self.field) if self.field else answer
 
 
+class Answers(dict[Question, Any]):
+    """The answers of a problem, each once for all programs that ask."""
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__()
+        self.problem = problem
+
+    def __missing__(self, question: Question) -> Any:
+        answer = self[question] = question.answer(self.problem)
+        return answer
+
+
+_ANSWERS = LruCache[Answers](_PROBLEMS)
+
+
+def answers_of(problem: Any) -> Answers:
+    """What is known of a problem's answers."""
+    return _ANSWERS.get(problem) or _ANSWERS.put(problem, Answers(problem))
+
+
 class Asked:
     """A problem while equations are traced. Numbers are asked of each problem anew; a program serves those that answer all else alike."""
 
@@ -146,6 +166,8 @@ class Recorder:
         """The values of an operand: of a traced array, or of numbers that are the same for all columns."""
         if isinstance(of, Traced):
             return of.rows
+        if isinstance(of, (int, float)):
+            return np.array(self.value(_CONSTANT, float(of)))
         array = np.asarray(of, dtype=np.float64)
         if array.ndim and array.shape[-1] != 1:
             raise TypeError(f"an array of shape {array.shape} meets traced columns; its last axis should be 1")
@@ -154,10 +176,13 @@ class Recorder:
 
     def apply(self, name: str, *operands: Any) -> "Traced":
         """The values of an operation on rows; a value that is one of its operands (x + 0, x / 1) is that operand."""
-        rows = [self.rows(one) for one in operands]
-        if any(one.shape != rows[0].shape for one in rows):
-            rows = [*np.broadcast_arrays(*rows)]
-        values, made = zip(*(one.ravel().tolist() for one in rows), strict=True), self.made
+        rows, made = [one.rows if isinstance(one, Traced) else self.rows(one) for one in operands], self.made
+        if not any(one.ndim for one in rows):  # most operations are of single rows
+            values = [tuple(one.item() for one in rows)]
+        else:
+            if any(one.shape != rows[0].shape for one in rows):
+                rows = [*np.broadcast_arrays(*rows)]
+            values = [*zip(*(one.ravel().tolist() for one in rows), strict=True)]
         if neutral := _NEUTRAL.get(name):
             number, both = neutral
             known = made.get((_CONSTANT, number), -1)
@@ -267,7 +292,7 @@ def as_rows(columns: Any, *rows: Any) -> Array:
 class Program(NamedTuple):
     """A recorded function: the library's struct and its instructions, its constants and questions, its numbers of elements, the part and
     shape of each result, and the answers for which it holds. `numbers`: constants with the answers of the last problems, which are frozen
-    values."""
+    values; `type`, `address`: of numbers and of where they lie."""
 
     struct: Any
     instructions: Any
@@ -276,9 +301,11 @@ class Program(NamedTuple):
     work: int
     outputs: int
     results: tuple[tuple[slice, tuple[int, ...]], ...]
-    found: tuple[tuple[Question, Any], ...]
+    found: dict[Question, Any]
     about: Any
-    numbers: LruCache[Array]
+    numbers: LruCache[Any]
+    type: Any
+    address: Any
 
     @classmethod
     def of(cls, equations: Callable[..., tuple[Sequence[Array], Any]], inputs: int, *problem: Any) -> "Program":
@@ -290,39 +317,41 @@ class Program(NamedTuple):
         instructions, first, registers = _registered(recorder.made, np.concatenate([one.ravel() for one in rows]).tolist())
         ffi, lib = cast("tuple[Any, Any]", _library())
         code = {name: getattr(lib, f"PYSIM_ROW_{name}") for name in (_INPUT, "OUTPUT", "SELECT", *_OPERATIONS.values())}
-        listed = ffi.new("pysim_instruction[]", [(code[name], *rest) for name, *rest in instructions])
+        numbers = itertools.chain.from_iterable((code[name], *rest) for name, *rest in instructions)
+        listed = ffi.from_buffer("pysim_instruction[]", np.fromiter(numbers, np.int32))
         ends = [*itertools.accumulate(one.size for one in rows)]
         struct = ffi.new("pysim_program *", (len(instructions), listed, len(first), registers, inputs, ends[-1]))
         parts = tuple((slice(end - one.size, end), one.shape) for end, one in zip(ends, rows, strict=True))
-        constants = np.array([number for kind, number in first if kind == _CONSTANT] + [0.0] * sum(kind == _ASKED for kind, _ in first))
+        constants = np.array([number for kind, number in first if kind == _CONSTANT], np.float64)
         questions = tuple(question for kind, question in first if kind == _ASKED)
-        lanes, found = registers * lib.PYSIM_PROGRAM_LANES, tuple(recorder.found.items())
-        return cls(struct, listed, constants, questions, lanes, ends[-1], parts, found, about, LruCache(_PROBLEMS))
+        lanes, found = registers * lib.PYSIM_PROGRAM_LANES, recorder.found
+        types = ffi.typeof("double *"), ffi.typeof("uintptr_t")
+        return cls(struct, listed, constants, questions, lanes, ends[-1], parts, found, about, LruCache(_PROBLEMS), *types)
 
     def holds(self, problem: Any) -> bool:
         """Whether equations of this problem are the recorded ones."""
-        return all(question.answer(problem) == answer for question, answer in self.found)
+        answers, found = answers_of(problem), self.found
+        return [answers[question] for question in found] == [*found.values()]
 
     def __call__(self, inputs: Array, *problem: Any) -> list[Array]:
         """The results for a table of inputs [rows, columns]."""
-        ffi, lib = cast("tuple[Any, Any]", _library())
-        columns = inputs.shape[1]
-        found, work = np.empty((self.outputs, columns)), np.empty(self.work + _ALIGNED)
-        constants, values, results, room = (
-            ffi.from_buffer("double *", array) for array in (self._constants(*problem), inputs, found, work)
-        )
-        room += -(int(ffi.cast("uintptr_t", room)) // found.itemsize) % _ALIGNED  # vectors that cross lines take twice as long
-        if lib.pysim_evaluate(self.struct, columns, constants, values, results, room):
+        (ffi, lib), columns = cast("tuple[Any, Any]", _library()), inputs.shape[1]
+        size = self.outputs * columns
+        array = np.empty(size + self.work + _ALIGNED)  # of results, then the library's
+        found, results = array[:size].reshape(self.outputs, columns), ffi.from_buffer(self.type, array)
+        work = results + size
+        work += -(int(ffi.cast(self.address, work)) // array.itemsize) % _ALIGNED  # vectors that cross lines take twice as long
+        if lib.pysim_evaluate(self.struct, columns, self._constants(*problem), ffi.from_buffer(self.type, inputs), results, work):
             raise NativeError(ffi.string(lib.pysim_last_error()).decode())
         return [found[part].reshape(*shape, columns) for part, shape in self.results]
 
-    def _constants(self, *problem: Any) -> Array:
-        if not self.questions:
-            return self.constants
-        if (known := self.numbers.get(problem)) is None:
-            known = self.constants.copy()
-            known[-len(self.questions) :] = [question.answer(*problem) for question in self.questions]
-            self.numbers.put(problem, known)
+    def _constants(self, *problem: Any) -> Any:
+        """Constants and the answers of a problem, for the library."""
+        key = problem if self.questions else ()
+        if (known := self.numbers.get(key)) is None:
+            answers = answers_of(*problem) if self.questions else {}
+            numbers = np.concatenate([self.constants, np.array([answers[question] for question in self.questions], np.float64)])
+            known = self.numbers.put(key, cast("tuple[Any, Any]", _library())[0].from_buffer(self.type, numbers))
         return known
 
 
@@ -347,17 +376,22 @@ class Programs:
 
 
 class OfRows:
-    """Equations of the rows of a table [rows, columns], and of what else is known for all of it. They are traced once for what is known and
-    so many rows."""
+    """Equations of the rows of a table [rows, columns], of what else is known for all of it, and of a problem if there is one, which they
+    ask. They are traced once for what is known and so many rows."""
 
     def __init__(self, equations: Callable[..., Sequence[Array]]) -> None:
         self.equations, self.programs = equations, LruCache[Programs](64)
 
-    def __call__(self, rows: Array, *known: Any) -> Sequence[Array]:
+    def __call__(self, rows: Array, *known: Any, problem: Any = None) -> Sequence[Array]:
+        of = () if problem is None else (problem,)
         if (programs := self.programs.get(key := (len(rows), *known))) is None:
             programs = self.programs.put(key, Programs())
-        program = programs.of(lambda: Program.of(lambda traced: (self.equations(traced, *known), None), len(rows)))
-        return self.equations(rows, *known) if program is None else program(np.ascontiguousarray(rows))
+
+        def trace() -> Program:
+            return Program.of(lambda traced, *asked: (self.equations(traced, *known, *asked), None), len(rows), *of)
+
+        program = programs.of(trace, *of)
+        return self.equations(rows, *known, *of) if program is None else program(np.ascontiguousarray(rows), *of)
 
 
 def _registered(made: dict[tuple[Any, ...], int], results: Sequence[int]) -> tuple[list[tuple[Any, ...]], list[tuple[str, Any]], int]:

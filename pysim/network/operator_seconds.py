@@ -10,7 +10,8 @@ Data that operators read and write, and residuals, move at the rate of the small
     Take, element by element     its loads: an index and an element; with shares, also a share, for each of the several rows
     Recurrent                    in each step its multiply-adds, or its weights from the cache that holds them
     pools                        passes over rows in L1, one element per tap along columns and per tap along rows
-    activations                  those that the kernels' epilogues lack: passes over results in L1 (`pysim.cachemodel.cpu.activation`)
+    activations                  those that the kernels' epilogues lack: rows x ceil(columns / lanes) x max(operations / fma_per_cycle,
+                                 1 / loads_per_cycle, 1 / stores_per_cycle)
 
 Before a layer computes, it waits for START_LINES cache lines from memory.
 
@@ -21,14 +22,14 @@ bandwidth. None do between operators that are divided IN_ORDER of memory and dep
 in its result takes no time.
 
 Worked number: Softmax of 9408 rows of 49, vectors of 16, two multiply-adds per cycle with latency 4. A row takes 100 cycles: 4 vectors of
-9 cycles and two reductions of 32. That is 0.22 ms at 4.3 GHz, plus 1.8 MB each way from L3.
+9 cycles and two reductions of 32. That is 0.22 ms at 4.3 GHz, plus 1.8 MB each way from L3. SiLU has 16 operations: 480 planes of 14 x 14
+are 480 x 13 vectors of 8 cycles, 49,920 in all.
 """
 
 from math import log2, prod
 
 import numpy as np
 
-from pysim.cachemodel.cpu.activation import activation_cycles
 from pysim.cachemodel.cpu.threads import fork_join_cycles
 from pysim.machine.cpu import Machine, Unit
 from pysim.network.arena import Buffers, view_offset
@@ -37,7 +38,7 @@ from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.registry.cpu import loop_targets, rows_kinds
+from pysim.registry.cpu import epilogue_operations, loop_targets, rows_kinds
 from pysim.runtime.operators import BITS
 
 DTYPES = {"float32": "f32", "float64": "f64", BITS.name: "f32"}  # by which values are computed
@@ -259,3 +260,19 @@ def other_seconds(node: Node, graph: Graph, on: Machine, buffers: Buffers, threa
         waiting += fork_join_cycles(on, own)
     divided = _moving(node, graph, on, buffers) + activating_seconds(node, graph, on)
     return divided / own + crossing_seconds(node, graph, on, threads, own, buffers) + waiting / on.core.frequency_hz.value
+
+
+def activation_cycles(machine: Machine, activation: str, dtype: str, element_bytes: int, rows: int, columns: int) -> float:
+    """Cycles of one core for rows of results, tile by tile in L1 (`native/operators/loops.h`); 0 for an activation that stores compute, or
+    if the machine has no target of these loops. A row is the plane of a filter, or a contiguous piece of results: rows of tiles end in
+    partial vectors about where planes do, so every plan of a problem costs the same.
+
+    Assumptions: every operation is as fast as a multiply-add, even a division (no machine file has its cost); FP64, whose exponential is
+    the C library's, takes as many operations.
+    """
+    operations = epilogue_operations()[activation]
+    unit = next(filter(None, map(machine.unit, loop_targets(dtype))), None)
+    if operations == 0 or unit is None:
+        return 0.0
+    each = max(operations / unit.vector_rate(dtype, element_bytes), 1 / unit.loads_per_cycle.value, 1 / unit.stores_per_cycle.value)
+    return rows * -(-columns // unit.lanes(element_bytes)) * each

@@ -176,7 +176,7 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         """Q, columns of the output."""
         return self.columns.out
 
-    @property
+    @cached_property
     def windows(self) -> int:
         """P Q, of volumes O P Q: outputs of one filter in one image."""
         return self.out_d * self.out_h * self.out_w
@@ -224,7 +224,7 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         """R S, of volumes T R S: the taps of a filter in one channel."""
         return self.kernel_d * self.kernel_h * self.kernel_w
 
-    @property
+    @cached_property
     def products(self) -> int:
         """C/g times the taps, the products summed in an output: k of the matrix product."""
         return self.group_channels * self.taps

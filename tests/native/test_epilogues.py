@@ -14,10 +14,10 @@ from native_library import native, reference_conv
 from scipy import special
 
 import pysim
-from pysim.cachemodel.cpu.activation import activation_cycles
 from pysim.check.bounds import gamma
 from pysim.errors import NativeError, OperandError
 from pysim.machine.load import load
+from pysim.network.operator_seconds import activation_cycles
 from pysim.problem.text import parse
 from pysim.record.plan import on_cpu
 from pysim.registry.cpu import cpu_epilogues, epilogue_operations

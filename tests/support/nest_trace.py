@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.incore import Table
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, workspace_bytes
 from pysim.cachemodel.cpu.nest_loops import FILTER_TILES, WINDOWS, described
 from pysim.cachemodel.cpu.reuse.loops import LoopNest
+from pysim.cachemodel.cpu.tables import Table
 from pysim.cachemodel.simulator.hierarchy import Cache, Hierarchy
 from pysim.machine.cpu import Level
 from pysim.machine.load import load

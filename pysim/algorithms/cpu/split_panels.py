@@ -8,6 +8,8 @@
 Worked number: gemm:197x768x768 in tiles of 32 columns has 24 panels of 24 blocks of 6,144 bytes, 3,538,944 bytes.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 from pysim.algorithms.interface import Prepared, direct_sum
@@ -39,9 +41,14 @@ workspace_bytes, describe, nests = _NEST.workspace_bytes, _NEST.describe, _NEST.
 
 
 def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
-    if any(row.split and row.dtype == problem.dtype and machine.unit(row.target) for row in kernels()):
+    return _machine_refuses(problem.dtype, machine)
+
+
+@lru_cache(maxsize=64)
+def _machine_refuses(dtype: str, machine: Machine) -> Reason | None:
+    if any(row.split and row.dtype == dtype and machine.unit(row.target) for row in kernels()):
         return None
-    return Reason("machine", f"{machine.name} has no {problem.dtype} kernel that splits operands")
+    return Reason("machine", f"{machine.name} has no {dtype} kernel that splits operands")
 
 
 def least_cycles(request: Request, best: float) -> float:

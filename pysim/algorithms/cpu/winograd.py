@@ -33,6 +33,7 @@ from pysim.cachemodel.cpu.cost import assumed, cost_from
 from pysim.cachemodel.cpu.direct_schedules import row_of
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
+from pysim.cachemodel.cpu.winograd_incore import Cases, Shape, channels_of, phase_share, phases_of, shape_of
 from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -123,15 +124,15 @@ class Candidates(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout, accuracy: Accuracy) -> tuple[model.Cases, Array]:
+def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout, accuracy: Accuracy) -> tuple[Cases, Array]:
     """The cases (kernel, shape) of a problem, and `model.least_cycles` by m, kernel and set of channels."""
     rows = [kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel, accuracy=accuracy).kernels if _suits(kernel, on, layout)]
-    cases = tuple((kernel, model.shape_of(problem, kernel, m, layout)) for m in outputs_of(problem) for kernel in rows)
+    cases = tuple((kernel, shape_of(problem, kernel, m, layout)) for m in outputs_of(problem) for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
     return cases, bounds.reshape(-1, max(1, len(rows)), bounds.shape[1])
 
 
-def _cases_of(request: Request) -> tuple[model.Cases, Array]:
+def _cases_of(request: Request) -> tuple[Cases, Array]:
     return _cases(_of_floats(request.conv), request.cpu, request.micro_kernel, request.layout, request.accuracy)
 
 
@@ -182,7 +183,7 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
         raise PlanError(
             f"a {NAME} plan has outputs={', '.join(map(str, outputs_of(problem)))} here, and the windows and filters of its kernel"
         )
-    shape = model.shape_of(problem, kernel, s.outputs, request.layout)
+    shape = shape_of(problem, kernel, s.outputs, request.layout)
     if not 1 <= s.channels <= shape.channels or min(s.k2, s.k3) < 1 or s.stationary != "input_stationary":
         raise PlanError(f"a {NAME} plan is input stationary, with 1 to {shape.channels} channels here, and k2 and k3 of at least 1")
     return Candidates(np.zeros(1), _alone(request, kernel, s))
@@ -192,7 +193,7 @@ def _alone(request: Request, kernel: Kernel, s: Schedule) -> model.Candidates:
     """A table of one schedule."""
     problem, on = _of_floats(request.conv), request.cpu
     assert s.outputs
-    shape = model.shape_of(problem, kernel, s.outputs, request.layout)
+    shape = shape_of(problem, kernel, s.outputs, request.layout)
     column = [np.array([float(value)]) for value in (s.channels, min(s.k2, shape.panels), min(s.k3, shape.filter_panels))]
     return model.Candidates(problem, on, request.state, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
 
@@ -207,7 +208,7 @@ def _costs(of: Candidates) -> Costs:
     kernels, kernel = numbered(row.name for row, _ in table.cases)
     kinds, kind = numbered(shape.form for _, shape in table.cases)
     cycles: Array = sum((one.cycles for one in passes), np.zeros(1))
-    unread = () if model.phases_of(table.workload) > 1 else ("core.pack_call", "core.pack_cycles")
+    unread = () if phases_of(table.workload) > 1 else ("core.pack_call", "core.pack_cycles")
 
     def schedule(row: int) -> Schedule:
         kernel, shape = table.cases[table.case[row]]
@@ -248,7 +249,7 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     taps, results are smaller. Results of bf16 are rounded to 2^-9 of themselves, beside which a transform's error of floats is nothing."""
     if problem.dtype == "bf16":
         return DIRECT_SUM._replace(operands="transformed")
-    channels, taps = model.channels_of(problem), taps_of(problem)
+    channels, taps = channels_of(problem), taps_of(problem)
     sets, whole = -(-channels // schedule.channels), taps * _stride(problem) / max(problem.kernel_h, problem.kernel_w)
     assert schedule.outputs
     table = _LARGEST if problem.kernel_h == problem.kernel_w else _LARGEST_ALONG
@@ -274,7 +275,7 @@ _MEASURED = "measured against float64 on operands in [-1, 1): lab/ablations/wino
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """Threads divide blocks of panels of tiles, and their filters."""
     kernel, m = _row(schedule)
-    of = model.shape_of(_of_floats(problem), kernel, m)
+    of = shape_of(_of_floats(problem), kernel, m)
     blocks, parts = _division(of, schedule.k2, problem.groups, threads)
     panels, filter_panels = ceil_div(of.panels, blocks), ceil_div(of.filter_panels, parts)
     times, tiles = ceil_div(problem.groups * blocks * parts, threads), min(of.tiles, panels * of.panel)
@@ -290,7 +291,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     return Part(rows_of(problem, times * images, each * problem.out_h, filters), own, share, items=times)
 
 
-def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int, int]:
+def _division(of: Shape, k2: int, groups: int, threads: int) -> tuple[int, int]:
     """(blocks of panels of tiles, parts of the filters of each): `divide` of native/algorithms/winograd.c."""
     fewest = ceil_div(of.panels, k2)
     if threads == 1:
@@ -307,9 +308,9 @@ def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int,
 def describe(plan: Plan) -> Description:
     (s, _), w = on_cpu(plan), _of_floats(plan.conv)
     kernel, m = _row(s)
-    of = model.shape_of(w, kernel, m)
-    counts = round(of.planes * model.phases_of(w) * model.phase_share(w, of)), w.kernel_h * w.kernel_w * of.high * of.wide
-    form = f"{of.form[:-1]}, {of.taps_h}x{of.taps_w})" + (f" of {w.stride_h}x{w.stride_w} phases" if model.phases_of(w) > 1 else "")
+    of = shape_of(w, kernel, m)
+    counts = round(of.planes * phases_of(w) * phase_share(w, of)), w.kernel_h * w.kernel_w * of.high * of.wide
+    form = f"{of.form[:-1]}, {of.taps_h}x{of.taps_w})" + (f" of {w.stride_h}x{w.stride_w} phases" if phases_of(w) > 1 else "")
     line = f"{form}: {counts[0]} multiplications per tile instead of {counts[1]}; {of.tiles} tiles in rows of {of.row}"
     transform = Section("transform", (line,))
     peak = nest_text.peak_of(plan) * counts[1] / counts[0]

@@ -27,10 +27,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.incore import Array, Table
+from pysim.cachemodel.cpu.incore import Array
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN
 from pysim.cachemodel.cpu.nest_loops import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED, raw_input
 from pysim.cachemodel.cpu.reuse.occupancy import CERTAIN_LINES
+from pysim.cachemodel.cpu.tables import Table
 from pysim.cachemodel.equations import as_rows, empty
 from pysim.machine.cpu import Level
 

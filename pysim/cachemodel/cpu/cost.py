@@ -63,12 +63,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, computed
+from pysim.cachemodel.cpu.incore import Array, Rates
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.nest_loops import OPERANDS, streams_of
 from pysim.cachemodel.cpu.reuse.loops import LoopNest
 from pysim.cachemodel.cpu.reuse.occupancy import traffic
+from pysim.cachemodel.cpu.tables import Table, computed
 from pysim.cachemodel.equations import asked
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory, ShortCalls

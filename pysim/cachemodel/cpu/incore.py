@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The in-core half of the cost model: cycles of arithmetic, calls, stores and packing (terms kernel, call, store, pack of `cost`).
 
-`rates` computes what a nest costs with each micro-kernel, whatever the tiling. `compute_cycles` applies it to each tiling.
+`rates` computes what a nest costs with each micro-kernel, whatever the tiling: equations of columns, one for each kernel. `tables` applies
+it to each tiling.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil, gcd, log2
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.nest import Nest, ceil_div, line_rest, live_taps, segments
-from pysim.cachemodel.equations import Program, Programs, as_rows, asked, columns_of
-from pysim.caches import LruCache
+from pysim.cachemodel.cpu.nest import Nest, Whole, line_rest, live_taps, segments
+from pysim.cachemodel.equations import OfRows, as_rows, asked, columns_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -108,63 +108,6 @@ class Rates(NamedTuple):
         return Rates(self.nest, self.machine, self.kernels, columns, *columns)
 
 
-class Table(NamedTuple):
-    """Schedules as columns, each with the `rates` of its kernel. `keeps_windows`: input stationary, otherwise weight stationary;
-    `kernel`: index into the kernels of the rates; `packed`: 1, or 0 if windows are read in place."""
-
-    rates: Rates
-    keeps_windows: NDArray[np.bool_]
-    kernel: NDArray[np.int64]
-    packed: Array
-    channels: Array
-    k2: Array
-    k3: Array
-
-    @property
-    def columns(self) -> Any:
-        """The number of schedules; of traced ones their recorder."""
-        return columns_of(self.channels)
-
-
-SCHEDULE = ("keeps_windows", "packed", "channels", "k2", "k3")  # columns of a table beside those of its rates
-
-
-def select(table: Table, rows: Any) -> Table:
-    """Some rows of a table."""
-    if isinstance(rows, np.ndarray) and rows.dtype == bool:
-        rows = np.flatnonzero(rows)  # once, not for every column
-    rates, keeps, kernel, packed, channels, k2, k3 = table
-    return Table(rates.of(rows), keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
-
-
-class OfTable:
-    """Equations of a table of schedules, and of what else is known for all of it. They are traced once for a machine and those nests for
-    which they are alike; `kernel` and `kernels` are not known then."""
-
-    def __init__(self, equations: Callable[..., tuple[Sequence[Array], Any]]) -> None:
-        self.equations, self.programs = equations, LruCache[Programs](64)
-
-    def __call__(self, table: Table, *known: Any) -> tuple[Sequence[Array], Any]:
-        rates, key = table.rates, (table.rates.machine, *known)
-        if (programs := self.programs.get(key)) is None:
-            programs = self.programs.put(key, Programs())
-
-        def trace() -> Program:
-            inputs = len(rates.columns) + len(SCHEDULE)
-            return Program.of(lambda rows, nest: self.equations(_traced(rows, nest, rates.machine), *known), inputs, rates.nest)
-
-        if (program := programs.of(trace, rates.nest)) is None:
-            return self.equations(table, *known)
-        schedules = as_rows(table.kernel.size, *(getattr(table, name) for name in SCHEDULE))
-        return program(np.concatenate([rates.columns, schedules]), rates.nest), program.about
-
-
-def _traced(rows: Array, nest: Nest, machine: Machine) -> Table:
-    columns = rows[: -len(SCHEDULE)]
-    known = dict(zip(SCHEDULE, rows[-len(SCHEDULE) :], strict=True))
-    return Table(Rates(nest, machine, (), columns, *columns), kernel=cast("Any", None), **cast("Any", known))
-
-
 def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
     """In-core costs of a nest with each kernel. Raises PlanError for a kernel whose unit the machine lacks."""
     return _rates(nest, machine, tuple(kernels))
@@ -172,68 +115,208 @@ def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
 
 @lru_cache(maxsize=64)
 def _rates(nest: Nest, machine: Machine, kernels: tuple[Kernel, ...]) -> Rates:
-    columns = np.array([_rates_of(nest, machine, kernel) for kernel in kernels], dtype=np.float64).T.copy()
+    rows = np.concatenate([of_kernels(machine, kernels, nest.element_bytes, nest.result_bytes), _counted(nest, machine, kernels)])
+    (columns,) = _rates_of(rows, machine, problem=nest)
     columns.flags.writeable = False
     return Rates(nest, machine, kernels, columns, *columns)
 
 
-@lru_cache(maxsize=1024)
-def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]:
-    """One row of `Rates`: its arrays from `kernel` on."""
-    unit = machine.unit(kernel.target)
+class OfKernels(NamedTuple):
+    """Numbers of kernels and of their units, whatever the nest, a column each. `lanes`: of a packed vector; `depth`: `k_depth`; the last
+    ones are 1 or 0."""
+
+    windows: Array
+    filters: Array
+    lane_windows: Array
+    lane_filters: Array
+    group: Array
+    panel_bytes: Array
+    work: Array
+    depth: Array
+    lanes: Array
+    transpose: Array
+    shuffles: Array
+    rate: Array
+    vector_rate: Array
+    loads: Array
+    stores: Array
+    latency: Array
+    tile_store: Array
+    partial: Array
+    calls: Array
+    along_filters: Array
+    spreads: Array
+    plain: Array
+    split: Array
+    grouped: Array
+    reads_rows: Array
+    in_rows: Array
+    fills_rows: Array
+    planes_of_bytes: Array
+    rows_of_bytes: Array
+    unsplit: Array
+
+
+@lru_cache(maxsize=64)
+def of_kernels(machine: Machine, kernels: tuple[Kernel, ...], size: int, result: int) -> Array:
+    """`OfKernels` as rows, of operands and results of so many bytes. Raises PlanError for a kernel whose unit the machine lacks."""
+    return np.array([_of_kernel(machine, kernel, size, result) for kernel in kernels], dtype=np.float64).T
+
+
+def _of_kernel(machine: Machine, kernel: Kernel, size: int, result: int) -> OfKernels:
+    unit, tiles = machine.unit(kernel.target), kernel.form == "tiles"
     if unit is None:
         raise PlanError(f"{machine.name} has no unit {kernel.target}, which {kernel.name} needs")
-    size, line = nest.element_bytes, machine.line_bytes
-    window_tiles, filter_tiles = ceil_div(nest.windows, kernel.windows), ceil_div(nest.group_filters, kernel.filters)
-    live, live_edge = nest.live_rows(kernel.windows)
-    live_mean = (live + live_edge) / window_tiles
-    taps = nest.group_channels * nest.kernel_w
-    full_tiles, last_windows = divmod(nest.windows, kernel.windows)
-    steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
-    steps *= (
-        nest.repeats
-        * taps
-        / k_depth(kernel, nest.result_bytes // size)
-        * (IN_PLACE_SLOWDOWN if _plain(kernel) and nest.filters_in_place else 1.0)
+    lanes = _lanes(unit, kernel, size)
+    outer_product = min(kernel.lane_windows, kernel.lane_filters) > 1
+    in_vector = kernel.lane_windows * kernel.lane_filters * RESULT_BYTES[kernel.dtype] <= unit.vector_bytes
+    of: tuple[Any, ...] = (
+        kernel.windows,
+        kernel.filters,
+        kernel.lane_windows,
+        kernel.lane_filters,
+        kernel.group,
+        kernel.panel_bytes,
+        kernel.work,
+        k_depth(kernel, result // size),
+        lanes,
+        log2(lanes),
+        log2(kernel.lane_filters),
+        unit.rate(kernel.dtype),
+        unit.vector_rate(kernel.dtype, size),
+        unit.loads_per_cycle.value,
+        unit.stores_per_cycle.value,
+        unit.fma_latency_cycles.value,
+        unit.tile_store_cycles.value if tiles and unit.tile_store_cycles else 0.0,
+        PARTIAL_CYCLES.get(kernel.target, 0.0),
+        1.0 if tiles or machine.core.call_cycles.kind == "static" else SHORT_CALL,
+        kernel.along_filters,
+        outer_product and in_vector,
+        _plain(kernel),
+        kernel.split,
+        kernel.group > 1 and not kernel.split,
+        kernel.reads_rows,
+        kernel.in_rows > 0,
+        kernel.in_rows or 1,
+        kernel.form in PLANES_OF_BYTES,
+        kernel.form in ROWS_OF_BYTES,
+        tiles and not kernel.split,
     )
-    if kernel.form in PLANES_OF_BYTES and not nest.windows_packed:
-        store += BYTE_ROW_CYCLES * out_vectors
-    store *= nest.repeats
-    reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
-    pack, pack_filters, runs, vectors = _packing(nest, machine, kernel, unit, live_mean)
-    tile = min(kernel.windows, nest.windows)
+    return OfKernels(*of)
+
+
+def _lanes(unit: Unit, kernel: Kernel, size: int) -> int:
+    """Elements of a packed vector."""
+    return unit.lanes(RESULT_BYTES[kernel.dtype] if kernel.group > 1 else size)
+
+
+class _Counted(NamedTuple):
+    """What is counted for a nest and a kernel, a column each: live kernel rows of the full tiles and of the partial last one; runs of
+    windows, the vectors that they fill and those of them that are not full; cycles that a stride adds to a packed vector, and whether each
+    tap is packed by itself; bytes of input lines that two runs share; those beyond the runs in a panel, and of `Rates`."""
+
+    live: Array
+    live_edge: Array
+    runs: Array
+    vectors: Array
+    partial: Array
+    gather: Array
+    apart: Array
+    run_edge: Array
+    panel_edge: Array
+    place_edge: Array
+    out_edge: Array
+    filter_edge: Array
+
+
+def _counted(nest: Nest, machine: Machine, kernels: tuple[Kernel, ...]) -> Array:
+    """`_Counted` as rows."""
+    size, line, windows, row, found = nest.element_bytes, machine.line_bytes, nest.windows, nest.out_w, dict[Any, tuple[float, ...]]()
+    columns = []
+    for key in _of_runs(machine, kernels, size):
+        if key not in found:
+            tile, lanes, target = key
+            runs, vectors, partial = segments(windows, row, tile, lanes)
+            unit = machine.unit_of(target)
+            gather = stride_cycles(nest, unit, windows / runs, vectors / runs) if nest.stride_w > 1 else 0.0
+            found[key] = *nest.live_rows(tile), runs, vectors, partial, gather, apart(nest, unit)
+        columns.append(found[key])
+    tiles, filters, panel_bytes = _sizes(kernels)
+    edges = (
+        nest.run_edge(tiles, line),
+        line_rest(np.minimum(tiles, windows) * panel_bytes, line),
+        line_rest(tiles * size, line, nest.plane_bytes),
+        line_rest(tiles * nest.stored_bytes, line, windows * nest.stored_bytes),
+        line_rest(filters * size, line, nest.group_filters * size),
+    )
+    return np.concatenate([np.array(columns, dtype=np.float64).T, np.array(edges)])
+
+
+@lru_cache(maxsize=64)
+def _of_runs(machine: Machine, kernels: tuple[Kernel, ...], size: int) -> tuple[tuple[int, int, str], ...]:
+    """What the runs of each kernel depend on, of elements of `size` bytes: windows of a tile, lanes of a packed vector, the target."""
+    return tuple((kernel.windows, _lanes(machine.unit_of(kernel.target), kernel, size), kernel.target) for kernel in kernels)
+
+
+@lru_cache(maxsize=64)
+def _sizes(kernels: tuple[Kernel, ...]) -> Whole:
+    """Windows and filters of a tile, and bytes of an element in panels."""
+    return np.array([(kernel.windows, kernel.filters, kernel.panel_bytes) for kernel in kernels]).T
+
+
+@OfRows
+def _rates_of(rows: Array, machine: Machine, nest: Nest) -> tuple[Array]:
+    """The columns of `Rates`, from `kernel` on."""
+    of, counted = OfKernels(*rows[: len(OfKernels._fields)]), _Counted(*rows[len(OfKernels._fields) :])
+    size, line = nest.element_bytes, machine.line_bytes
+    window_tiles, filter_tiles = np.ceil(nest.windows / of.windows), np.ceil(nest.group_filters / of.filters)
+    live_mean = (counted.live + counted.live_edge) / window_tiles
+    steps, store, out_vectors = _over_tiles(nest, of, counted)
+    each = nest.repeats * (nest.group_channels * nest.kernel_w) / of.depth
+    if nest.filters_in_place:
+        each = each * np.where(of.plain > 0, IN_PLACE_SLOWDOWN, 1.0)
+    if not nest.windows_packed:
+        store = store + of.planes_of_bytes * BYTE_ROW_CYCLES * out_vectors
+    pack, pack_filters = _packing(nest, machine, of, counted, live_mean, filter_tiles)
+    tile, panel_edge = np.minimum(of.windows, nest.windows), counted.panel_edge / of.panel_bytes
     last = nest.windows - (window_tiles - 1) * tile
-    edge = (runs - nest.out_rows) * live_mean * nest.run_edge(kernel.windows, line)
-    others, read = max(1, window_tiles - 1), read_rows(nest, line)
-    in_panel = min(kernel.filters, nest.group_filters) if kernel.reads_rows else kernel.filters
-    stored = nest.taps * (size * nest.filters / filter_tiles if nest.filters_in_place else kernel.panel_bytes * in_panel)
-    return (
-        steps,
-        store,
-        reload,
+    edge = (counted.runs - nest.out_rows) * live_mean * counted.run_edge
+    others, read = np.maximum(1.0, window_tiles - 1), read_rows(nest, line)
+    held = np.minimum(of.filters, nest.group_filters)
+    stored = of.panel_bytes * np.where(of.reads_rows > 0, held, of.filters)
+    if nest.filters_in_place:
+        stored = size * nest.filters / filter_tiles
+    stored = nest.taps * stored
+    setup = counted.runs * RUN_SETUP_CYCLES + nest.kernel_w * counted.vectors * MASK_CYCLES * counted.apart
+    columns = as_rows(
+        columns_of(rows),
+        steps * each,
+        store * nest.repeats,
+        nest.repeats * out_vectors / of.loads,
         pack,
         pack_filters,
-        nest.repeats * runs * live_mean,
-        nest.repeats * live_mean * (runs * RUN_SETUP_CYCLES + nest.kernel_w * vectors * MASK_CYCLES * apart(nest, unit)),
+        nest.repeats * counted.runs * live_mean,
+        nest.repeats * live_mean * setup,
         tile,
-        min(kernel.filters, nest.group_filters),
+        held,
         window_tiles,
         filter_tiles,
-        nest.windows + min(tile - last, line_rest(line, tile * kernel.panel_bytes) / kernel.panel_bytes),
-        live_mean * nest.kernel_w * kernel.panel_bytes,
+        nest.windows + np.minimum(tile - last, panel_edge),
+        live_mean * nest.kernel_w * of.panel_bytes,
         stored * live_mean / nest.kernel_rows,
         stored,
         edge,
-        0 if nest.windows_packed else line_rest(line, nest.plane_bytes, kernel.windows * size),
-        line_rest(line, nest.windows * nest.stored_bytes, kernel.windows * nest.stored_bytes),
-        line_rest(line, nest.group_filters * size, kernel.filters * size),
+        0.0 if nest.windows_packed else counted.place_edge,
+        counted.out_edge,
+        counted.filter_edge,
         tile / nest.out_w * read.step,
         (read.live * read.row + edge) / window_tiles,
-        read.again / max(others, nest.out_rows - 1) + edge / others,
-        machine.core.call_cycles.value * tile_calls(nest, kernel, machine),
-        kernel.group,
-        kernel.form == "tiles" and not kernel.split,
+        read.again / np.maximum(others, nest.out_rows - 1) + edge / others,
+        machine.core.call_cycles.value * (1.0 if nest.pads_rows else of.calls),
+        of.group,
+        of.unsplit,
     )
+    return (columns,)
 
 
 class ReadRows(NamedTuple):
@@ -259,60 +342,54 @@ def read_rows(nest: Nest, line: int) -> ReadRows:
     return ReadRows(touched, row, step, max(0.0, nest.reached_rows * row - step), again, live)
 
 
-def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean: float) -> tuple[float, float, int, int]:
-    """Cycles of packing windows and filters once, and the runs and vectors of windows. `live_mean`: live kernel rows of a tile."""
-    lanes = unit.lanes(RESULT_BYTES[kernel.dtype] if kernel.group > 1 else nest.element_bytes)
-    runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
-    taps, filter_tiles = nest.group_channels * nest.kernel_w, ceil_div(nest.group_filters, kernel.filters)
-    per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
-    gather = stride_cycles(nest, unit, nest.windows / runs, vectors / runs)
-    if kernel.group > 1 and not kernel.split:
-        gather = kernel.group * (GROUP_ROW_CYCLES + gather)
-        pack = nest.repeats * taps / kernel.group * live_mean * vectors * (per_vector + gather)
-        filters = _packed_filters(nest, kernel)
-        words, pieces = nest.group_channels / kernel.group * filters, nest.filters_gathered * filters
-        each = words * (ROW_WORD_CYCLES if kernel.reads_rows else GROUP_WORD_CYCLES) + pieces * PIECE_CYCLES
-        return pack, nest.repeats * each, runs, vectors
-    gather += partial_cycles(kernel.target, segments(nest.windows, nest.out_w, kernel.windows, lanes, unfilled)[1] / vectors)
-    transpose = log2(lanes)  # shuffles of a vector
-    per_vector += SPLIT_CYCLES * kernel.split
-    pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + transpose * nest.windows_transposed)
-    filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
-    return pack, nest.repeats * filter_vectors * (per_vector + transpose * nest.filters_transposed), runs, vectors
+def _packing(nest: Nest, machine: Machine, of: OfKernels, counted: _Counted, live_mean: Array, filter_tiles: Array) -> tuple[Array, Array]:
+    """Cycles of packing windows and filters once. `live_mean`: live kernel rows of a tile."""
+    taps, vectors = nest.group_channels * nest.kernel_w, counted.vectors
+    per_vector = 1 / of.stores + machine.core.pack_cycles.value
+    each = per_vector + of.group * (GROUP_ROW_CYCLES + counted.gather)
+    of_groups = nest.repeats * taps / of.group * live_mean * vectors * each
+    filters = _packed_filters(nest, of, filter_tiles)
+    words, pieces = nest.group_channels / of.group * filters, nest.filters_gathered * filters
+    filters_of_groups = nest.repeats * (words * np.where(of.reads_rows > 0, ROW_WORD_CYCLES, GROUP_WORD_CYCLES) + pieces * PIECE_CYCLES)
+
+    gather = counted.gather + of.partial * (counted.partial / vectors)
+    per_vector = per_vector + SPLIT_CYCLES * of.split
+    each = per_vector + gather + of.transpose * nest.windows_transposed
+    pack = nest.repeats * taps * live_mean * vectors * each
+    filter_vectors: Array | float = 0.0
+    if not nest.filters_packed:
+        filter_vectors = nest.group_channels * filter_tiles * np.ceil(of.filters / of.lanes)
+    pack_filters = nest.repeats * filter_vectors * (per_vector + of.transpose * nest.filters_transposed)
+    return np.where(of.grouped > 0, of_groups, pack), np.where(of.grouped > 0, filters_of_groups, pack_filters)
 
 
-def unfilled(windows: int, lanes: int) -> int:
-    """Vectors of a run that it does not fill."""
-    return windows % lanes > 0
-
-
-def partial_cycles(target: str, share: float) -> float:
-    """Cycles that partial vectors, such a share of all, add to each."""
-    return PARTIAL_CYCLES.get(target, 0.0) * share
-
-
-def _packed_filters(nest: Nest, kernel: Kernel) -> int:
+def _packed_filters(nest: Nest, of: OfKernels, filter_tiles: Array) -> Array | float:
     """Filters in the panels that a run makes. Some kernels read rows of whole groups of k in place, form tiles where they fill tiles."""
     if nest.filters_packed:
-        return 0
-    in_rows = kernel.in_rows and nest.filters_transposed and nest.group_channels % kernel.group == 0 and not nest.filters_gathered
-    rest = nest.group_filters % kernel.filters
-    whole, partial = nest.group_filters - rest, kernel.filters * (rest > 0)
-    return (0 if in_rows else whole) + (0 if in_rows and rest % kernel.in_rows == 0 else partial)
+        return 0.0
+    rest = nest.group_filters - np.floor(nest.group_filters / of.filters) * of.filters
+    partial = of.filters * (rest > 0)
+    packed = nest.group_filters - rest + partial
+    if not nest.filters_transposed:
+        return packed
+    whole_groups = np.floor(nest.group_channels / of.group) * of.group == nest.group_channels
+    in_rows = (of.in_rows > 0) & whole_groups & (nest.filters_gathered == 0)
+    fills = np.floor(rest / of.fills_rows) * of.fills_rows == rest
+    return np.where(in_rows, np.where(fills, 0.0, partial), packed)
 
 
-def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:
-    """Cycles of one k-iteration of all tiles and of storing them, and vectors of their outputs. `rows` are (tiles, live kernel rows,
-    windows)."""
-    full_filters, last_filters = divmod(nest.group_filters, kernel.filters)
-    steps = store = vectors = 0.0
-    for tiles, live, windows in rows:
-        for count, filters in ((full_filters, kernel.filters), (1, last_filters)):
-            if windows and count and filters:
-                step, stored, out = _tile(kernel, unit, windows, filters, nest.to_bytes)
-                steps += live * count * step
-                store += tiles * count * stored
-                vectors += tiles * count * out
+def _over_tiles(nest: Nest, of: OfKernels, counted: _Counted) -> tuple[Array, Array, Array]:
+    """Cycles of one k-iteration of all tiles and of storing them, and vectors of their outputs."""
+    full_tiles, full_filters = np.floor(nest.windows / of.windows), np.floor(nest.group_filters / of.filters)
+    last_windows, last_filters = nest.windows - full_tiles * of.windows, nest.group_filters - full_filters * of.filters
+    steps = store = vectors = 0.0 * of.windows
+    partial = 1.0 * (last_windows > 0)
+    for tiles, live, windows in ((full_tiles, counted.live, of.windows), (partial, partial * counted.live_edge, last_windows)):
+        for count, filters in ((full_filters, of.filters), (1.0 * (last_filters > 0), last_filters)):
+            step, stored, out = _tile(of, windows, filters, nest.to_bytes)
+            steps = steps + live * count * step
+            store = store + tiles * count * stored
+            vectors = vectors + tiles * count * out
     return steps, store, vectors
 
 
@@ -364,95 +441,31 @@ def products_per_cycle(kernel: Kernel, unit: Unit, width: int) -> float:
     return kernel.lane_windows * kernel.lane_filters * k_depth(kernel, width) * unit.rate(kernel.dtype) / kernel.work
 
 
-def step_cycles(kernel: Kernel, unit: Unit, dtype: str, windows: int, filters: int) -> float:
-    """Cycles of one k-iteration of a tile. Where a vector register holds an outer product, a shuffle spreads each operand over a register.
-    A matrix unit's accumulators are larger than a vector register; it needs no shuffles."""
-    along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)
-    outer_product = min(kernel.lane_windows, kernel.lane_filters) > 1
-    in_vector = kernel.lane_windows * kernel.lane_filters * RESULT_BYTES[dtype] <= unit.vector_bytes
-    spread = SPREAD_CYCLES * (along + across) if outer_product and in_vector else 0.0
-    return max(unit.step_cycles(dtype, along, across), along * across * kernel.work / unit.rate(dtype) + spread)
+def step_cycles(of: OfKernels, windows: Array, filters: Array) -> Array:
+    """Cycles of one k-iteration of a tile: the slowest of its multiply-adds, its operand loads and the latency of an accumulator. Where a
+    vector register holds an outer product, a shuffle spreads each operand over a register. A matrix unit's accumulators are larger than a
+    vector register; it needs no shuffles."""
+    along, across = np.ceil(windows / of.lane_windows), np.ceil(filters / of.lane_filters)
+    least = np.maximum(np.maximum(along * across / of.rate, (along + across) / of.loads), of.latency)
+    cycles: Array = np.maximum(least, along * across * of.work / of.rate + of.spreads * SPREAD_CYCLES * (along + across))
+    return cycles
 
 
-@lru_cache(maxsize=4096)
-def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int, to_bytes: bool = False) -> tuple[float, float, int]:
+def _tile(of: OfKernels, windows: Array, filters: Array, to_bytes: bool) -> tuple[Array, Array, Array]:
     """Cycles of one k-iteration of a tile and of storing it, and vectors of its outputs.
 
-    A k-iteration takes the slowest of its multiply-adds, its operand loads and the latency of an accumulator. Portable tiles compute
-    all their filters; in tiles with few windows their accumulators are in memory, and each filter waits for the one before. Outputs are
-    vectors of rows of windows if windows lie along the lanes. If filters do, they pass through the stack and a transposition of lanes x
-    lanes blocks.
+    Portable tiles compute all their filters; in tiles with few windows their accumulators are in memory, and each filter waits for the one
+    before.
+    Outputs are vectors of rows of windows if windows lie along the lanes. If filters do, they pass through the stack and a transposition of
+    lanes x lanes blocks.
     """
-    vectors = stores = filters * ceil_div(windows, kernel.lane_filters if kernel.along_filters else kernel.lane_windows)
-    shuffles = 0.0
-    if kernel.along_filters:
-        lanes = kernel.lane_filters
-        blocks = ceil_div(filters, lanes)
-        stores += windows * blocks
-        shuffles = ceil_div(windows, lanes) * blocks * lanes * log2(lanes)
-    waits = 0.0
-    if _plain(kernel):
-        filters, waits = kernel.filters, unit.fma_latency_cycles.value * (kernel.filters if windows < kernel.windows else 1)
-    step = step_cycles(kernel, unit, kernel.dtype, windows, filters)
-    stored = stores / unit.stores_per_cycle.value + shuffles
-    if to_bytes and kernel.form in ROWS_OF_BYTES:
-        stored = filters * ROW_CYCLES + vectors * RESCALED_CYCLES
-    if kernel.form == "tiles" and unit.tile_store_cycles:
-        stored += unit.tile_store_cycles.value
-    return max(step, waits), stored, vectors
-
-
-def fetch_cycles(rates: Rates) -> float:
-    """Least stalls of packing for input lines from beyond L1, whatever the tiling: those of all lines, if the input would fill L1 twice."""
-    nest, inner = rates.nest, rates.machine.levels[0]
-    size = nest.group_channels * nest.touched_bytes(inner.line_bytes)
-    return nest.repeats * size / inner.line_bytes * rates.machine.core.pack_line_cycles.value if size > 2 * inner.size_bytes else 0.0
-
-
-def _padded_depth(table: Table) -> Array:
-    """k-iterations of panels, which have whole groups in each set of channels, over those of the problem."""
-    nest, group = table.rates.nest, table.rates.group
-    sets = np.floor(nest.group_channels / table.channels)
-    rest = nest.group_channels - sets * table.channels
-    of_set, of_rest = (np.ceil(channels * nest.kernel_w / group) * group for channels in (table.channels, rest))
-    padded: Array = (sets * of_set + of_rest) / (nest.group_channels * nest.kernel_w)
-    return padded
-
-
-def tile_calls(nest: Nest, kernel: Kernel, machine: Machine) -> float:
-    """Cycles of a tile's call over call_cycles. Before a matrix unit's call, what is fetched next is listed. Static call_cycles are of the
-    kernel alone."""
-    asks = nest.pads_rows or kernel.form == "tiles" or machine.core.call_cycles.kind == "static"
-    return 1.0 if asks else SHORT_CALL
-
-
-def compute_cycles(table: Table) -> dict[str, Array]:
-    """The compute terms of every schedule, before any misses."""
-    of, nest, core = table.rates, table.rates.nest, table.rates.machine.core
-    call, pack_call = core.call_cycles.value, core.pack_call_cycles.value
-    sets = np.ceil(nest.group_channels / table.channels)
-    of_windows, of_filters = np.ceil(of.window_tiles / table.k3), np.ceil(of.filter_tiles / table.k3)  # sets of kept tiles
-    passes, filter_passes = np.where(table.keeps_windows, 1.0, of_filters), np.where(table.keeps_windows, of_windows, 1.0)
-    setup = of.pack_setup / np.minimum(table.channels, nest.group_channels)
-    pack = table.packed * passes * (of.pack + sets * (pack_call * of.pack_calls + setup))
-    if not nest.filters_packed:
-        packs = of.pack_filters > 0 if nest.to_bytes else 1.0  # rows in place have no call
-        pack += filter_passes * (of.pack_filters + packs * call * nest.repeats * sets * of.filter_tiles)
-    return {
-        "kernel": of.kernel * _padded_depth(table),
-        "call": of.tile_call * nest.repeats * sets * of.window_tiles * of.filter_tiles,
-        "store": of.store * sets + of.reload * (sets - 1),
-        "pack": pack,
-    }
-
-
-def computed(table: Table) -> dict[str, Array]:
-    """`compute_cycles` of a table of numbers, by a program."""
-    cycles, names = _computed(table)
-    return dict(zip(names, cycles, strict=True))
-
-
-@OfTable
-def _computed(table: Table) -> tuple[Sequence[Array], tuple[str, ...]]:
-    terms = compute_cycles(table)
-    return tuple(terms.values()), tuple(terms)
+    vectors = filters * np.ceil(windows / np.where(of.along_filters > 0, of.lane_filters, of.lane_windows))
+    blocks = np.ceil(filters / of.lane_filters)
+    stores = vectors + of.along_filters * windows * blocks
+    shuffles = of.along_filters * (np.ceil(windows / of.lane_filters) * blocks * of.lane_filters) * of.shuffles
+    few = np.where(windows < of.windows, of.filters, 1.0)
+    waits, filters = of.plain * of.latency * few, np.where(of.plain > 0, of.filters, filters)
+    stored = stores / of.stores + shuffles
+    if to_bytes:
+        stored = np.where(of.rows_of_bytes > 0, filters * ROW_CYCLES + vectors * RESCALED_CYCLES, stored)
+    return np.maximum(step_cycles(of, windows, filters), waits), stored + of.tile_store, vectors

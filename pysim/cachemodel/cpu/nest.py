@@ -12,9 +12,11 @@ Worked number: 56x56 outputs of a 3x3 kernel with one row of padding, tiles of 3
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pysim.errors import PlanError
 from pysim.problem.conv import DEPTH_FIELDS, Axis, Conv
@@ -24,6 +26,7 @@ from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import cpu_kernel
 
+Whole = NDArray[np.int64]
 MAX_PROGRESSIONS = 1024  # of kernel rows (`live_rows_of`)
 PACKED_MARK_BYTES = 8  # after the panels: marks weights that are not finite (PYSIM_PACKED_MARK_BYTES)
 PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/algorithms/nest.c)
@@ -142,12 +145,12 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
         start = math.gcd(line, self.plane_bytes, step)  # rows start on multiples of this
         return self.touched_rows * min(step, ceil_div(self.touched_w * size, start) * start + line - start)
 
-    def run_edge(self, tile: int, line: int) -> int:
-        """Bytes of input lines that packing reads for one run of windows and again for the next run of the same output row."""
+    def run_edge(self, tile: Whole, line: int) -> Whole:
+        """Bytes of input lines that packing reads for one run of windows and again for the next run of the same output row, by tiles."""
         size, extent = self.element_bytes, (self.kernel_w - 1) * self.dilation_w + 1
         rows = self.width * size if self.out_rows > 1 else 0
-        columns = size if self.kernel_w > 1 or self.pad_left else tile * self.stride_w * size
-        return line_rest(line, self.plane_bytes, rows, columns) + max(0, extent - self.stride_w) * size
+        columns = tile * 0 + size if self.kernel_w > 1 or self.pad_left else tile * self.stride_w * size
+        return line_rest(columns, line, self.plane_bytes, rows) + max(0, extent - self.stride_w) * size
 
     def live_rows(self, tile: int) -> tuple[int, int]:
         """Live kernel rows summed over tiles of `tile` windows: (over the full tiles, of the partial last tile).
@@ -376,26 +379,29 @@ def ceil_div(a: int, b: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def segments(windows: int, row: int, tile: int, lanes: int, filled: Callable[[int, int], int] = ceil_div) -> tuple[int, int]:
-    """Runs of windows that lie in one tile and one row of `row` outputs: (their number, the vectors of `lanes` that they fill, or the sum
-    of `filled` of each run and `lanes`)."""
+def segments(windows: int, row: int, tile: int, lanes: int) -> tuple[int, int, int]:
+    """Runs of windows that lie in one tile and one row of `row` outputs: their number, the vectors of `lanes` that they fill, and those of
+    them that are not full."""
     rows, rest = divmod(windows, row)
     period = tile // math.gcd(tile, row)  # rows after which the tiles' borders lie in the same places again
-    runs, vectors = _runs_of_row(rows * row, rest, tile, lanes, filled)
+    runs, vectors, partial = _runs_of_row(rows * row, rest, tile, lanes) if rest else (0, 0, 0)
     for number in range(min(period, rows)):
-        some, more = _runs_of_row(number * row, row, tile, lanes, filled)
+        some, more, of_these = _runs_of_row(number * row, row, tile, lanes)
         repeated = (rows - number - 1) // period + 1
-        runs, vectors = runs + some * repeated, vectors + more * repeated
-    return runs, vectors
+        runs, vectors, partial = runs + some * repeated, vectors + more * repeated, partial + of_these * repeated
+    return runs, vectors, partial
 
 
-def _runs_of_row(first: int, windows: int, tile: int, lanes: int, filled: Callable[[int, int], int]) -> tuple[int, int]:
+def _runs_of_row(first: int, windows: int, tile: int, lanes: int) -> tuple[int, int, int]:
     """`segments` of consecutive windows from number `first` on, all in one row."""
     head = min(windows, -first % tile)
     full, tail = divmod(windows - head, tile)
-    return (head > 0) + full + (tail > 0), filled(head, lanes) + full * filled(tile, lanes) + filled(tail, lanes)
+    vectors = -(-head // lanes) + full * -(-tile // lanes) - (-tail // lanes)
+    partial = (head % lanes > 0) + full * (tile % lanes > 0) + (tail % lanes > 0)
+    return (head > 0) + full + (tail > 0), vectors, partial
 
 
-def line_rest(line: int, *strides: int) -> int:
-    """Bytes of lines that runs touch beyond their own, on average, if runs start at sums of multiples of `strides`."""
-    return line - math.gcd(line, *strides)
+def line_rest(columns: Whole, line: int, *strides: int) -> Whole:
+    """Bytes of lines that runs touch beyond their own, on average, if runs start at sums of multiples of `strides` and, each, of
+    `columns`."""
+    return line - np.gcd(columns, math.gcd(line, *strides))

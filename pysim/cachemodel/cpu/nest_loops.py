@@ -29,10 +29,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, OfTable, Rates, Table, read_rows, select
+from pysim.cachemodel.cpu.incore import Array, Rates, read_rows
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest
 from pysim.cachemodel.cpu.reuse.counts import Structure
 from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Number, Operand
+from pysim.cachemodel.cpu.tables import OfTable, Table, select
 from pysim.cachemodel.equations import asked, empty
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule

@@ -20,8 +20,9 @@ from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import csa, tilings
 from pysim.cachemodel.cpu.bounds import least_traffic
 from pysim.cachemodel.cpu.cost import Pass, Prediction, assemble, assumed, cost_of, one_schedule, predict, schedule_of
-from pysim.cachemodel.cpu.incore import Array, OfTable, Table, compute_cycles, computed, products_per_cycle, rates, select
+from pysim.cachemodel.cpu.incore import Array, products_per_cycle, rates
 from pysim.cachemodel.cpu.nest import Nest, live_taps
+from pysim.cachemodel.cpu.tables import OfTable, Table, compute_cycles, computed, select
 from pysim.errors import PlanError
 from pysim.machine.cpu import Csa, Machine
 from pysim.record.cost import CsaCost, NoneLegal, Rejected

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan in words, from the description of its loops: the loops, each reuse with the cache that holds it, the heaviest transfer.
 
+A plan's traffic is a graph (`edges`). Nodes are memory, cache levels and registers; an edge is the flow of one operand between two of
+them, with `bytes` (both directions) and `cycles`: an operand's share, by bytes, of the cycles that the cost charges its supplier. Between
+L1 and the registers, bytes are those that micro-kernels load and store, at the rate of L1. The slicing analysis does not separate
+operands, so each level supplies L1 by one edge "lines" with lines x latency.
+
 Worked number: 64 windows of 3x3 taps of 64 channels in FP32 are 147,456 bytes, 14 % of an L2 of 1 MiB.
 """
 
@@ -18,7 +23,6 @@ from pysim.cachemodel.cpu.nest_loops import FILTER_TILES, WINDOWS, described
 from pysim.cachemodel.cpu.reuse.counts import ACROSS, AFTER_FILL, BUFFER, WITHIN
 from pysim.cachemodel.cpu.reuse.loops import Loop, LoopNest, Number, Operand, Reuse
 from pysim.cachemodel.cpu.threads import grid, parts_of_each, shares_panels
-from pysim.cachemodel.cpu.traffic_edges import edges
 from pysim.machine.cpu import Level, Machine, Unit
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
@@ -27,6 +31,8 @@ from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.cpu import Kernel, cpu_kernel, kernels
 
 Names = Mapping[str, str]  # a reader's words for the names of dimensions and operands in a description
+REGISTERS = "registers"
+Edge = tuple[str, str, str, float, float]  # supplier, receiver, operand, bytes, cycles
 PANELS = "packed input", "packed filters"  # of windows and of filters, in the workspace of each thread
 
 
@@ -193,3 +199,36 @@ def _heaviest(plan: Plan, nest: LoopNest, names: Names) -> tuple[str, ...]:
         f"{names.get(operand, operand)} from {source} to {target}, {bytes_text(size)}, {cycles:,.0f} cycles"
         for source, target, operand, size, cycles in ranked[:1]
     )
+
+
+def edges(plan: Plan, nest: LoopNest | None) -> Iterator[Edge]:
+    """Every flow of at least one byte, outermost level first."""
+    if isinstance(plan.cost, CsaCost):
+        yield from _csa_edges(plan, plan.cost)
+        return
+    levels = on_cpu(plan)[1].levels
+    names = [level.name for level in levels]
+    for supplier, receiver in zip(["memory", *names[:0:-1]], names[::-1], strict=True):
+        level = plan.cost.levels[supplier]
+        for name, size in level.items():
+            if name.endswith("_bytes") and size:
+                yield supplier, receiver, name.removesuffix("_bytes"), size, level["cycles"] * size / level["bytes"]
+    if nest is None:
+        return
+    for row, one in enumerate(nest.operands):
+        if one.name and nest.accesses[row].inside == len(nest.loops) - 1 and (size := float(nest.accessed(row)[0])):
+            rate = levels[0].write_bytes_per_cycle if one.written else levels[0].read_bytes_per_cycle
+            yield names[0], REGISTERS, one.name, size, size / rate.value
+
+
+def _csa_edges(plan: Plan, cost: CsaCost) -> Iterator[Edge]:
+    model = on_cpu(plan)[1].csa
+    if model is None:
+        return
+    for supplier, lines, latency in (
+        ("memory", cost.cold + cost.extra, model.memory_latency_cycles),
+        ("L3", cost.l3, model.l3_latency_cycles),
+        ("L2", cost.l2, model.l2_latency_cycles),
+    ):
+        if lines:
+            yield supplier, "L1", "lines", float(lines * model.line_bytes), lines * latency.value

@@ -9,14 +9,18 @@ Worked number: 784 window tiles in parts of at most 160 are 5 parts of 157 tiles
 """
 
 import itertools
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles
+from pysim.cachemodel.cpu.incore import Array, Rates
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
+from pysim.cachemodel.cpu.tables import OfTable, Table, fetch_cycles, select
+from pysim.cachemodel.equations import columns_of, empty
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
 from pysim.record.accuracy import Accuracy
@@ -25,8 +29,7 @@ from pysim.record.plan import MicroKernel, named
 from pysim.registry.cpu import Kernel, kernels
 
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-_K2_PARTS = np.array([1.0, 2, 4, 8, 24])
-_K3_PARTS = np.array([1.0, 4])
+_K2_PARTS, _K3_PARTS = (1.0, 2.0, 4.0, 8.0, 24.0), (1.0, 4.0)
 _MIN_ITERATIONS = 64  # of k; shorter inner loops cost more in calls than caches save
 # The longest set of k of a product of split operands, which a unit sums in one chain: errors with 512 of k were 1.5e-6 of the rms, with
 # 1,024 3.1e-6, MKL's 2.2e-6 (products of 1024, operands in [-1, 1)), at the same speed
@@ -180,6 +183,14 @@ def _without_sizes(kernels: tuple[Kernel, ...], in_place: bool, windows_packed: 
 
 def tiled(sets: Table) -> tuple[Table, NDArray[np.int64]]:
     """The candidates with these sets of channels, in their order: every K2, and each with every K3. Second, the row of each in `sets`."""
+    (k2, k3, new), _ = _sizes(sets)
+    row, of_k2, of_k3 = new.transpose(2, 0, 1).nonzero()
+    return select(sets, row)._replace(k2=k2[of_k2, row], k3=k3[of_k2, of_k3, row]), row
+
+
+@OfTable
+def _sizes(sets: Table) -> tuple[Sequence[Array], None]:
+    """K2 of each candidate, K3 of each with every K2, and which of these pairs are new."""
     rates, swap = sets.rates, sets.keeps_windows
     window, filters = _window_bytes(rates, sets.packed) * sets.channels, rates.stored_tile * sets.channels
     out = rates.windows * rates.filters * rates.nest.stored_bytes
@@ -187,17 +198,13 @@ def tiled(sets: Table) -> tuple[Table, NDArray[np.int64]]:
     n_windows, n_filters = rates.window_tiles, rates.filter_tiles
     n_kept, n_streamed = np.where(swap, n_windows, n_filters), np.where(swap, n_filters, n_windows)
 
-    k2, new = _counts(n_streamed, _K2_PARTS, (usable(_level(rates, 1)) - kept) / (streamed + out))
-    pair, column = np.nonzero(new)
-    k2, kept, streamed, out, n_kept = k2[pair, column], kept[pair], streamed[pair], out[pair], n_kept[pair]
-    k3, new = _counts(n_kept, _K3_PARTS, (usable(_level(rates, 2)) - k2 * streamed) / (kept + k2 * out))
-    # input stationary with one set of filter tiles: K3 changes nothing
-    one_loop = swap[pair] & (k2 >= n_streamed[pair])
-    new[:, 1:] &= ~one_loop[:, None]
-    last, column = np.nonzero(new)
-    row = pair[last]
-    of, packed, channels = rates.of(row), sets.packed[row], sets.channels[row]
-    return Table(of, swap[row], sets.kernel[row], packed, channels, k2[last], k3[last, column]), row
+    k2, new_k2 = _counts(n_streamed, _K2_PARTS, (usable(_level(rates, 1)) - kept) / (streamed + out))
+    k3, new = empty((2, len(k2), len(_K3_PARTS) + 1), sets.columns)
+    for at, of in enumerate(k2):
+        k3[at], new_k3 = _counts(n_kept, _K3_PARTS, (usable(_level(rates, 2)) - of * streamed) / (kept + of * out))
+        new[at] = new_k2[at] * new_k3
+        new[at, 1:] *= 1 - (swap & (of >= n_streamed))  # input stationary with one set of filter tiles: K3 changes nothing
+    return (k2, k3, new), None
 
 
 def _level(rates: Rates, at: int) -> Level:
@@ -241,10 +248,14 @@ def _channel_parts(total: int, taps: int) -> tuple[float, ...]:
     return tuple(float(part) for part in sorted(parts) if part * taps >= min(_MIN_ITERATIONS, total * taps))
 
 
-def _counts(total: Array, parts: Array, most: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Tiles of a set, rows x candidates, and which of them are new: balanced parts of `total`, and of at most `most`."""
-    values, new = _with_own(np.ceil(total[:, None] / parts), balanced(total, most))
-    new[:, 1:-1] &= values[:, 1:-1] != values[:, :-2]
+def _counts(total: Array, parts: Sequence[float], most: Array) -> tuple[Array, Array]:
+    """Tiles of a set, candidates x rows, and 1 for those that are new: balanced parts of `total`, and of at most `most`."""
+    values, new = empty((2, len(parts) + 1), columns_of(total))
+    for at, part in enumerate(parts):
+        values[at] = np.ceil(total / part)
+        new[at] = 1.0 * (values[at] != values[at - 1]) if at else 1.0
+    own = values[-1] = balanced(total, most)
+    new[-1] = math.prod(1.0 * (other != own) for other in values[:-1])
     return values, new
 
 
@@ -261,4 +272,5 @@ def _with_own(common: Array, own: Array) -> tuple[Array, NDArray[np.bool_]]:
 def balanced(total: Array | int, most: Array) -> Array:
     """The size of the fewest equal parts of `total` that hold at most `most` each (at least 1)."""
     most = np.minimum(np.maximum(np.floor(most), 1), total)
-    return np.asarray(np.ceil(total / np.ceil(total / most)), dtype=np.float64)
+    size: Array = np.ceil(total / np.ceil(total / most))
+    return size

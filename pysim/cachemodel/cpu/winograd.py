@@ -38,21 +38,19 @@ Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 =
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
-from math import log2
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.cost import Pass, traffic_of, transfer_cycles
-from pysim.cachemodel.cpu.incore import SHORT_CALL, step_cycles
+from pysim.cachemodel.cpu.incore import SHORT_CALL
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Number, Operand
-from pysim.machine.cpu import Machine, Unit
+from pysim.cachemodel.cpu.winograd_incore import Cases, Shape, channels_of, dense, in_core, phase_elements, phase_share, phases_of, shape_of
+from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
-from pysim.record.plan import Layout, blocks_of
+from pysim.record.plan import Layout
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel
 
@@ -70,117 +68,8 @@ FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/algorithms/winograd.h: unuse
 # on held-out layers is 15 to 19 % (Zen 4, Zen 5, Granite Rapids, two Emerald Rapids), with a wait of 90 cycles a line 19 to 53 %
 MISSES_IN_FLIGHT = 12
 ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: rows of filters that are prefetched ahead
-LINE, SPLIT_COLUMNS = 64, 64  # of native/algorithms/winograd.c: alignment of buffers; columns of a phase that are split off at once
+LINE = 64  # of native/algorithms/winograd.c: alignment of buffers
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-
-class Shape(NamedTuple):
-    """One group of a problem under F(m x m, r x r), F(m x 1, r x 1) or F(1 x m, 1 x r) on one kernel: counts, all images together."""
-
-    high: int  # outputs of a tile along rows and columns
-    wide: int
-    taps_h: int
-    taps_w: int
-    channels: int
-    filters: int
-    tiles: int
-    rows: int  # of tiles
-    row: int  # tiles of one
-    panel: int  # tiles
-    panels: int
-    filter_panels: int
-    in_blocks: bool = False  # of channels
-    out_blocks: bool = False
-
-    @property
-    def outputs(self) -> int:
-        return max(self.high, self.wide)
-
-    @property
-    def form(self) -> str:
-        return f"F({self.high}x{self.wide})"
-
-    @property
-    def planes(self) -> int:
-        return self.edge_h * self.edge_w
-
-    @property
-    def edge_h(self) -> int:
-        return self.high + self.taps_h - 1
-
-    @property
-    def edge_w(self) -> int:
-        return self.wide + self.taps_w - 1
-
-
-def phases_of(w: Conv) -> int:
-    """Phases of a channel."""
-    return w.stride_h * w.stride_w
-
-
-@lru_cache(maxsize=64)
-def dense(w: Conv) -> Conv:
-    """The convolution of stride 1 that is computed: of the input itself, or of its phases."""
-    if phases_of(w) == 1:
-        return w
-    high, wide = ceil_div(w.kernel_h, w.stride_h), ceil_div(w.kernel_w, w.stride_w)
-    size = {"height": w.out_h + high - 1, "width": w.out_w + wide - 1, "kernel_h": high, "kernel_w": wide}
-    unpadded = dict.fromkeys(("pad_top", "pad_left", "pad_bottom", "pad_right"), 0)
-    return msgspec.structs.replace(w, channels=w.channels * phases_of(w), stride_h=1, stride_w=1, **size, **unpadded)
-
-
-def channels_of(w: Conv) -> int:
-    """Channels of a group's patches: those of all phases and of all slices of the kernel."""
-    return dense(w).group_channels * w.kernel_d
-
-
-def live_share(w: Conv, panel: int, tiles: int) -> float:
-    """The share of a kernel's slices that are not padding; panels that span the `tiles` of a slice read all of them."""
-    axis = w.slices
-    return axis.met(axis.taps) / (axis.out * axis.kernel) if panel <= tiles else 1.0
-
-
-def phase_share(w: Conv, of: Shape) -> float:
-    """Of planes and channels: phases without their last tap are left out at infinity. F(3x3, 2x2) of 3x3, stride 2: 49 of 16 * 4."""
-    full_h, full_w = w.kernel_h - (of.taps_h - 1) * w.stride_h, w.kernel_w - (of.taps_w - 1) * w.stride_w
-    rows, columns = full_h / w.stride_h, full_w / w.stride_w
-    corner = rows if columns == 1 else rows * columns if full_h == 1 else columns
-    return ((of.edge_h - 1) * (of.edge_w - 1 + columns) + (of.edge_w - 1) * rows + corner) / of.planes
-
-
-def phase_elements(w: Conv) -> int:
-    """Elements of the phases of all images; 0 without a stride."""
-    own = dense(w)
-    return own.input_elements if phases_of(w) > 1 else 0
-
-
-def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> Shape:
-    """The counts of native/algorithms/winograd.c."""
-    w = dense(w)
-    high, wide = outputs if w.kernel_h > 1 else 1, outputs if w.kernel_w > 1 else 1
-    row, rows = ceil_div(w.out_w, wide), w.batch * w.out_d * ceil_div(w.out_h, high)
-    tiles, most, filters = row * rows, kernel.filters, w.group_filters
-    if tiles <= most:
-        panel = tiles
-    elif row > most:
-        panel = ceil_div(row, ceil_div(row, most))
-    else:
-        panel = ceil_div(ceil_div(tiles, ceil_div(tiles, most // row * row)), row) * row
-    return Shape(
-        high,
-        wide,
-        w.kernel_h,
-        w.kernel_w,
-        channels_of(w),
-        filters,
-        tiles,
-        rows,
-        row,
-        panel,
-        ceil_div(tiles, panel),
-        ceil_div(filters, kernel.windows),
-        *(block > 1 for block in blocks_of(layout)),
-    )
 
 
 def plane_elements(w: Conv, kernel: Kernel, of: Shape) -> int:
@@ -214,9 +103,6 @@ def plain_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
     """Bytes of the filters themselves, whole panels, which follow the transformed ones. Runs of finite operands do not read them."""
     of = shape_of(w, kernel, outputs)
     return w.groups * of.filter_panels * kernel.windows * w.products * w.element_bytes
-
-
-Cases = tuple[tuple[Kernel, Shape], ...]  # a problem on a kernel with some m
 
 
 class Candidates(NamedTuple):
@@ -284,13 +170,12 @@ def _exposed(of: Candidates, moved: Array, operands: Sequence[str], compute: Map
     return exposed
 
 
-_WORK = [0, 2, 4, 5]  # of `_in_core`: k-iterations, stores, transforms
+_WORK = [0, 2, 4, 5]  # of `in_core`: k-iterations, stores, transforms
 
 
 def _each_in_core(of: Candidates) -> Array:
-    """`_in_core` of every candidate, all groups."""
-    own = np.array([_in_core(of.workload, of.machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1)
-    each: Array = own.T[:, of.case] * of.workload.groups
+    """`in_core` of every candidate, all groups."""
+    each: Array = in_core(of.workload, of.machine, of.cases)[:-1, of.case] * of.workload.groups
     return each
 
 
@@ -319,107 +204,17 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
         "outputs": outputs + misses["products", False][beyond] / line * scattered,
     }
     if phases_of(w) > 1:
-        split = _phase_cycles(w, machine, machine.unit_of(of.cases[0][0].target))
-        terms["phases"] = split + misses["image", False][0] / line * core.pack_line_cycles.value
+        terms["phases"] = in_core(w, machine, of.cases)[-1, 0] + misses["image", False][0] / line * core.pack_line_cycles.value
     return terms
 
 
 def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
     """A lower bound on the cycles of the schedules of each case (rows) and channel set (columns): all in-core work."""
-    own = np.array([_in_core(w, machine, *case) for case in cases]).reshape(-1, 6, 1) * w.groups
-    kernel, calls, store, load, patches, outputs = own.swapaxes(0, 1)
+    *own, split = in_core(w, machine, cases)[:, :, None]
+    kernel, calls, store, load, patches, outputs = (one * w.groups for one in own)
     sets = np.ceil(channels_of(w) / np.array(_channel_parts(w)))
     each = SHORT_CALL * machine.core.call_cycles.value * calls + store + load
-    split = np.array([[_phase_cycles(w, machine, machine.unit_of(kernel.target))] for kernel, _ in cases]).reshape(-1, 1)
     return kernel + patches + outputs + split - load + sets * each
-
-
-# In the core
-
-
-@lru_cache(maxsize=256)
-def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[float, ...]:
-    """Of one group: cycles of all k-iterations, calls of one channel set, cycles to store and to load the products once, cycles of the
-    input and of the output transform."""
-    unit = machine.unit_of(kernel.target)
-    last_tiles, last_filters = of.tiles - (of.panels - 1) * of.panel, of.filters - (of.filter_panels - 1) * kernel.windows
-    steps, vectors, lanes = 0.0, 0, unit.lanes(w.element_bytes)
-    for tile_panels, tiles in ((of.panels - 1, of.panel), (1, last_tiles)):
-        for filter_panels, filters in ((of.filter_panels - 1, kernel.windows), (1, last_filters)):
-            steps += tile_panels * filter_panels * step_cycles(kernel, unit, w.dtype, filters, tiles)
-            vectors += tile_panels * filter_panels * tiles * ceil_div(filters, lanes)
-    calls, products = of.planes * of.panels * of.filter_panels, of.planes * vectors
-    live = live_share(w, of.panel, of.tiles // (w.batch * w.out_d))
-    return (
-        of.planes * of.channels * phase_share(w, of) * live * steps,
-        calls,
-        products / unit.stores_per_cycle.value,
-        products / unit.loads_per_cycle.value,
-        live * _input_transform_cycles(w, unit, machine.core.transform_wait, of, lanes),
-        _output_transform_cycles(w, unit, machine.core.transform_wait, of, lanes),
-    )
-
-
-def _phase_cycles(w: Conv, machine: Machine, unit: Unit) -> float:
-    """Cycles to split the images into phases."""
-    stride, own, core = w.stride_w, dense(w), machine.core
-    if phases_of(w) == 1:
-        return 0.0
-    rows = own.batch * own.channels * own.depth * own.height
-    vectors = rows * ceil_div(own.width, unit.lanes(w.element_bytes))
-    calls = rows // stride * ceil_div(own.width, SPLIT_COLUMNS)  # one channel's row in all its column phases
-    each = _cycles(unit, core.transform_wait, w.dtype, 1.0, 1.0, 0.0, stride) + core.pack_cycles.value
-    return vectors * each + calls * core.pack_call_cycles.value
-
-
-def _input_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes: int) -> float:
-    """Cycles of the input transform of one group."""
-    m, height, edge = of.wide, of.edge_h, of.edge_w  # of a patch: rows, columns
-    if of.in_blocks:
-        moved = 2.0 * of.planes
-        return (
-            of.tiles * ceil_div(of.channels, lanes) * _cycles(unit, least, w.dtype, moved, moved, 2 * edge * _input_operations(edge), 0.0)
-        )
-    tiles = min(of.row, of.panel, max(1, lanes - (edge - 1) // m))  # of a run
-    runs = of.rows * ceil_div(of.row, tiles)
-    needed = ceil_div(tiles * m + of.taps_w - 1, lanes)
-    vectors = m // 2 if needed <= m // 2 else m
-    parting = 0.0 if m == 1 else m * max(1.0, log2(m)) * vectors / m if m % 2 == 0 else m * vectors
-    loads, stores, shuffles = 2 * height * vectors, height * (vectors + edge), height * (parting + of.taps_w - 1)
-    arithmetic = vectors * _input_operations(height) + height * _input_operations(edge)
-    cycles = runs * _cycles(unit, least, w.dtype, loads, stores, arithmetic, shuffles)
-    if runs > of.panels:
-        groups = of.panels * ceil_div(of.panel, lanes)
-        cycles += groups * of.planes * (1 / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value)
-    return of.channels * cycles
-
-
-def _output_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes: int) -> float:
-    """Cycles of the output transform of one group, with the stores of the outputs."""
-    vectors = ceil_div(of.filters, lanes)
-    arithmetic = of.edge_w * _output_operations(of.high, of.edge_h) + of.high * _output_operations(of.wide, of.edge_w)
-    tile = _cycles(unit, least, w.dtype, of.planes, of.high * of.wide, arithmetic, 0.0)
-    blocks = 0 if of.out_blocks else w.batch * w.out_rows * ceil_div(w.out_w, lanes)
-    block = _cycles(unit, least, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
-    return vectors * (of.tiles * tile + blocks * block)
-
-
-def _input_operations(edge: int) -> float:
-    """Multiply-adds of B^T times a vector: at each end one a pair; for both parts of a pair one less each, and two to join them."""
-    pairs = edge // 2 - 1
-    return 0 if edge == 1 else 2 * pairs + pairs * (2 * (pairs - 1) + 2)
-
-
-def _output_operations(m: int, edge: int) -> float:
-    """Additions and multiply-adds of A^T times a vector: two a pair, a term a pair for each output, and one at each end."""
-    pairs = edge // 2 - 1
-    return 0 if edge == 1 else 2 * pairs + m * pairs + 1
-
-
-def _cycles(unit: Unit, least: float, dtype: str, loads: float, stores: float, arithmetic: float, shuffles: float) -> float:
-    """Cycles of instructions that overlap; `least`: cycles of one instruction at least."""
-    moving = max(loads / unit.loads_per_cycle.value, stores / unit.stores_per_cycle.value)
-    return max(moving, arithmetic / unit.vector_rate(dtype, SIZES[dtype]) + shuffles, (loads + stores + arithmetic + shuffles) * least)
 
 
 # Between the levels

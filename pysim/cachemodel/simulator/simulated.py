@@ -16,8 +16,9 @@ Worked number: a hot run that fits L1 misses nothing, so its cycles are those of
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import assemble, cost_of, one_schedule
-from pysim.cachemodel.cpu.incore import Array, compute_cycles
+from pysim.cachemodel.cpu.incore import Array
 from pysim.cachemodel.cpu.nest import nest_of
+from pysim.cachemodel.cpu.tables import compute_cycles
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result
 from pysim.machine.cpu import Machine

@@ -93,6 +93,14 @@ def test_equations_of_rows_are_traced_for_what_is_known_and_so_many_rows(monkeyp
     assert [len(of.recorded) for of in scaled.programs.values()] == [1, 1, 1]
 
 
+def test_equations_of_rows_ask_a_problem(monkeypatch):
+    monkeypatch.setattr(equations, "OFTEN", 1)
+    scaled = OfRows(lambda rows, by, sizes: (rows * sizes.rows + by,) if sizes.padded else (rows,))
+    for sizes in (Sizes(7, True), Sizes(5, True), Sizes(5, False)):
+        np.testing.assert_array_equal(scaled(rows := numbers(2, 9), 3.0, problem=sizes)[0], rows * sizes.rows + 3 if sizes.padded else rows)
+    assert [len(of.recorded) for of in scaled.programs.values()] == [2]
+
+
 def test_a_problem_is_asked_once_however_often_its_program_runs(monkeypatch):
     monkeypatch.setattr(equations, "OFTEN", 1)
     asked_of, programs, rows = [], Programs(), numbers(1, 5)

@@ -11,7 +11,7 @@ import pytest
 from problems import LAYER, PROBLEMS, full_cost, nest_algorithm
 
 from pysim import plan, plans
-from pysim.cachemodel.cpu import traffic_edges
+from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.check.reference import reference, shapes
 from pysim.errors import MachineError, OperandError, PlanError, ProblemError
@@ -191,7 +191,7 @@ def test_the_csa_explanation_says_by_which_terms_the_loser_lost() -> None:
 def test_the_graph_carries_every_byte_of_the_cost() -> None:
     for text in (LAYER, "conv:ic64ih56oc256kh1", "gemm:512x2048x1024"):
         chosen = plan(text, "zen4")
-        edges = [*traffic_edges.edges(chosen, None)]
+        edges = [*nest_text.edges(chosen, None)]
         assert {one for source, target, *_ in edges for one in (source, target)} <= {"memory", "L3", "L2", "L1"}
         for supplier, level in full_cost(chosen).levels.items():
             out = [flow for source, _, _, *flow in edges if source == supplier]

@@ -22,9 +22,10 @@ from pysim.algorithms.nest import BROADCASTS
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.bounds import least_traffic
 from pysim.cachemodel.cpu.cost import assemble, predict, schedule_of
-from pysim.cachemodel.cpu.incore import compute_cycles, rates
+from pysim.cachemodel.cpu.incore import rates
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of
 from pysim.cachemodel.cpu.nest_schedules import pruned
+from pysim.cachemodel.cpu.tables import compute_cycles
 from pysim.errors import PlanError
 from pysim.machine import load as machine
 from pysim.machine.cpu import Machine

@@ -38,9 +38,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Table
+from pysim.cachemodel.cpu.incore import Array
 from pysim.cachemodel.cpu.nest_loops import OPERANDS, TableStreams
 from pysim.cachemodel.cpu.reuse.loops import crowding, scattered_miss_share
+from pysim.cachemodel.cpu.tables import Table
 from pysim.cachemodel.equations import OfRows
 from pysim.machine.cpu import Level
 from pysim.record.state import NEVER

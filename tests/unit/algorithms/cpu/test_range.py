@@ -14,7 +14,7 @@ import pysim
 from pysim import planner
 from pysim.algorithms.accuracy import direct_sum_error, refuses, stated_error
 from pysim.algorithms.cpu import winograd
-from pysim.cachemodel.cpu import winograd as model
+from pysim.cachemodel.cpu.winograd_incore import shape_of
 from pysim.check.bounds import of_rms
 from pysim.check.reference import reference
 from pysim.errors import PlanError
@@ -145,7 +145,7 @@ def test_blocks_of_channels_hold_what_planes_hold(shape: str) -> None:
         blocks = x if w.channels % c else np.ascontiguousarray(x.reshape(w.batch, -1, c, w.height, w.width).transpose(0, 1, 3, 4, 2))
         for layout, given in [(f"nchw-nchw{c}c", x)] + [(f"nchw{c}c", blocks)] * (w.stride_h == 1):
             for m in winograd.outputs_of(w):
-                channels = model.shape_of(w, row, m).channels
+                channels = shape_of(w, row, m).channels
                 s = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, channels, 1, 1, "winograd", m)
                 launch: Any = cpu_launch.Launch(w, s, 2, layout=cast("Any", layout))
                 got = launch.run(given, filters, None, bias).transpose(0, 1, 4, 2, 3).reshape(want.shape)

@@ -13,6 +13,7 @@ import pysim
 from pysim import planner
 from pysim.algorithms.cpu import winograd
 from pysim.cachemodel.cpu import winograd as model
+from pysim.cachemodel.cpu.winograd_incore import channels_of, phase_elements, phase_share, phases_of, shape_of
 from pysim.calibration import host
 from pysim.check.bounds import of_rms
 from pysim.check.reference import reference
@@ -77,7 +78,7 @@ def operands(w: Conv) -> tuple[Any, Any, Any]:
 
 def schedules(w: Conv) -> list[Schedule]:
     """A schedule of each m on each kernel that this computer has, of tiles that do not divide what there is."""
-    here, channels = runtime.available_kernels(), model.channels_of(w)
+    here, channels = runtime.available_kernels(), channels_of(w)
     rows = [row for row in kernels() if row.name in here and row.dtype == w.dtype and winograd._suits(row, ZEN4)]
     return [
         Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, (channels + 1) // 2, 2, 2, winograd.NAME, m)
@@ -141,7 +142,7 @@ def test_the_cost_adds_up_and_no_schedule_is_below_its_bound(machine: str, state
         assert known == set(plan.cost.terms) - set(plan.cost.levels) and all(plan.cost.terms[name] > 0 for name in known)
         kernel = next(row for row in kernels() if row.name == plan.kernel)
         assert isinstance(plan.schedule, Schedule)
-        case = kernel, model.shape_of(conv(problem), kernel, plan.schedule.outputs or 0)
+        case = kernel, shape_of(conv(problem), kernel, plan.schedule.outputs or 0)
         assert plan.cost.cycles >= model.least_cycles(conv(problem), load(machine), (case,)).min()
 
 
@@ -211,11 +212,11 @@ def test_only_zeros_of_phases_are_left_out(text: str, zeros: int) -> None:
     w = conv(text)
     plan = planner.plan(w, host.machine("host"), algorithm="winograd")
     assert isinstance(plan.schedule, Schedule)
-    shape = model.shape_of(w, next(row for row in kernels() if row.name == plan.kernel), plan.schedule.outputs or 0)
+    shape = shape_of(w, next(row for row in kernels() if row.name == plan.kernel), plan.schedule.outputs or 0)
     weights = np.random.default_rng(0).random(w.filter_shape, dtype=np.float32) + 0.5
     lines = transformed_filters(w, plan.schedule, weights).reshape(-1, plan.schedule.windows)
     assert (~lines.any(axis=1)).sum() == zeros * w.channels
-    assert (1 - model.phase_share(w, shape)) * shape.planes * model.phases_of(w) == pytest.approx(zeros)
+    assert (1 - phase_share(w, shape)) * shape.planes * phases_of(w) == pytest.approx(zeros)
 
 
 def test_parting_the_phases_reads_the_image_and_writes_it_once() -> None:
@@ -223,7 +224,7 @@ def test_parting_the_phases_reads_the_image_and_writes_it_once() -> None:
     w = conv("conv:ic64ih224oc64kh7sh2ph3")
     plan = planner.plan(w, ZEN4, algorithm="winograd", state="cold")
     assert isinstance(plan.cost, Cost)
-    image, phases = 4 * 64 * 224 * 224, 4 * model.phase_elements(w)
+    image, phases = 4 * 64 * 224 * 224, 4 * phase_elements(w)
     assert plan.cost.levels["memory"]["image_bytes"] == pytest.approx(image)
     assert phases == 4 * 256 * 115 * 115
     assert plan.cost.levels["L2"]["input_bytes"] >= 2 * phases
@@ -313,7 +314,7 @@ def test_blocks_of_channels_give_what_planes_give(text: str) -> None:
         blocks = np.ascontiguousarray(x.reshape(w.batch, -1, c, w.height, w.width).transpose(0, 1, 3, 4, 2)) if w.channels % c == 0 else x
         ways = [(f"nchw-nchw{c}c", x)] + [(f"nchw{c}c", blocks)] * (w.stride_h == 1)
         for m in winograd.outputs_of(w):
-            shape = model.shape_of(w, row, m)
+            shape = shape_of(w, row, m)
             s = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, shape.channels, 1, 1, "winograd", m)
             want = cpu_launch.Prepared(w, filters, s, bias, "relu")(x)
             for name, given in ways:

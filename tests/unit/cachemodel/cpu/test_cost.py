@@ -17,10 +17,11 @@ from nest_trace import Trace, simulate
 from pysim import planner
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import Prediction, cost_of, predict, predict_schedule, schedule_of
-from pysim.cachemodel.cpu.incore import Table, compute_cycles, fetch_cycles, rates, select
+from pysim.cachemodel.cpu.incore import rates
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, live_taps, nest_of, segments
 from pysim.cachemodel.cpu.nest_loops import streams_of
 from pysim.cachemodel.cpu.reuse.occupancy import overflow_probability, variance
+from pysim.cachemodel.cpu.tables import Table, compute_cycles, fetch_cycles, select
 from pysim.errors import PlanError
 from pysim.machine import load as machine
 from pysim.machine.cpu import Machine
@@ -118,7 +119,8 @@ def test_runs_and_their_vectors_are_those_that_brute_force_finds(windows: int, r
     for window in range(windows):
         key = window // row, window // tile
         lengths[key] = lengths.get(key, 0) + 1
-    assert segments(windows, row, tile, lanes) == (len(lengths), sum(ceil_div(length, lanes) for length in lengths.values()))
+    vectors, partial = (sum(of) for of in zip(*((ceil_div(length, lanes), length % lanes > 0) for length in lengths.values()), strict=True))
+    assert segments(windows, row, tile, lanes) == (len(lengths), vectors, partial)
 
 
 def test_kernel_cycles_of_the_worked_layer_are_the_documented_number() -> None:

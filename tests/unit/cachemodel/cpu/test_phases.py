@@ -16,6 +16,7 @@ from pysim.cachemodel.cpu import winograd
 from pysim.cachemodel.cpu.direct_schedules import Rows
 from pysim.cachemodel.cpu.reuse.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import touched_bytes
+from pysim.cachemodel.cpu.winograd_incore import shape_of
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.errors import MissingError
 from pysim.explain.text import explain
@@ -133,7 +134,7 @@ def winograd_spans(of: winograd.Candidates) -> Spans:
     w, (kernel, shape), nest = of.workload, of.cases[0], winograd.described(of)
     k2, k3, channels = (int(of.k2[0]), int(of.k3[0]), int(of.channels[0]))
     planes, wide, held = shape.planes, 4 * kernel.windows, 4 * kernel.filters
-    plane, pitch = 4 * winograd.plane_elements(w, kernel, winograd.shape_of(w, kernel, 4)), 4 * planes * kernel.windows * k3 + 64
+    plane, pitch = 4 * winograd.plane_elements(w, kernel, shape_of(w, kernel, 4)), 4 * planes * kernel.windows * k3 + 64
     sizes = (4 * w.channels * w.height * w.width, planes * shape.filter_panels * shape.channels * wide, 4 * w.filters * w.windows)
     x, f, y, patches, products = (int(at) for at in np.cumsum([0, *(-(-size // 4096) * 4096 for size in (*sizes, k2 * planes * plane))]))
     seen: dict[str, range] = {}
@@ -170,7 +171,7 @@ def test_winograds_lines_are_those_of_exact_caches_within_10_percent_median_and_
     monkeypatch.setattr(winograd, "ROWS_AHEAD", 0)  # which the walk does not ask for
     w, kernel = parse("conv:ic64ih56oc64kh3ph1"), next(row for row in kernels() if row.name == "f32_win_32x14__avx512")
     assert isinstance(w, Conv)
-    shape, touched = winograd.shape_of(w, kernel, 4), 4 * (64 * 56 * 56 * 2 + 36 * 64 * 64)
+    shape, touched = shape_of(w, kernel, 4), 4 * (64 * 56 * 56 * 2 + 36 * 64 * 64)
     found = []
     for machine in MACHINES:
         for schedule in ((64, 14, 2), (64, 4, 1), (32, 2, 2), (64, 1, 2), (16, 7, 1)):
