@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Depthwise convolutions and convolutions with few channels per group. Nothing is packed: the row's kernel reads the image's rows in place
- * (kernels: native/depthwise.inc). Threads divide the groups, and also the rows if there are few groups. One thread sums a result in a
- * fixed order, so the bits do not depend on the number of threads.
+ * (kernels: native/depthwise.inc). Threads divide the groups, and also the rows if there are few groups; of form
+ * `blocks` the rows if each thread gets PART_ROWS: layers before and behind divide pixels, so it has most of what it reads in its own caches. One
+ * thread sums a result in a fixed order, so the bits do not depend on the number of threads.
  *
  * Form `rows` also takes volumes: the slices of the kernel are summed as channels are, those in the padding left out, one slice of outputs after
  * another of each group.
@@ -18,6 +19,7 @@
 enum {
     MAX_STRIDE = INT32_MAX / 16, /* the kernels' gathers use 32-bit indices */
     EPILOGUE_BYTES = 16 << 10,   /* bytes of results between two calls of the epilogue */
+    PART_ROWS = 4, /* of outputs: at the sides of a part its neighbours read the same rows (pysim/algorithms/cpu/depthwise.py) */
 };
 
 typedef struct {
@@ -322,6 +324,7 @@ static void run_depthwise(const pysim_job *job, const pysim_call *call) {
     if (by_taps(&job->nest.row) || by_last(&job->nest.row)) quantise(&r, call->epilogue);
     r.unit = by_last(&job->nest.row) ? c->groups : job->nest.row.info.lane_filters, r.rows = pysim_out_slices(c) * r.of.p;
     r.group_parts = pysim_min(call->threads, pysim_ceil_div(c->groups, r.unit));
+    if (by_blocks(&job->nest.row) && r.rows >= PART_ROWS * call->threads) r.group_parts = 1;
     if (!by_planes(&job->nest.row) && c->batch * r.group_parts < call->threads) r.row_parts = pysim_min(call->threads, r.rows);
     (void)pysim_nest_workspace(&job->nest, 1, &r.thread_bytes); /* has passed */
     const double start = call->profile ? now() : 0;

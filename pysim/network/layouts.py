@@ -7,7 +7,8 @@ The input and the output of each node have one of the two labels:
     LAYOUT_PRESERVING     either, the same for input and output: pools, additions, scales of channels, activations, slices of whole blocks
     other nodes           planes
 
-A value of 1x1 pixels is the same in both layouts.
+A value of 1x1 pixels is the same in both layouts. One whose channels are no whole blocks is made in blocks with more of them
+(`pysim.network.halves.whole_blocks`), not converted to blocks; read in planes it is converted and cut.
 
 Of a network of bf16 (`Graph.narrow`) blocks have bf16 and planes float32, so the same labels choose types: a conversion rounds or widens.
 Only values that are bf16 in the model are in blocks.
@@ -30,6 +31,7 @@ from msgspec.structs import replace
 from pysim.network.arena import view_offset
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Graph, Node
+from pysim.network.halves.whole_blocks import can_widen, widened
 from pysim.runtime.integer_steps import BYTES
 from pysim.runtime.operators import BITS
 
@@ -38,6 +40,7 @@ LAYOUT_PRESERVING = (
     "Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Relu", "Sigmoid", "Slice",
     "Take",
 )  # fmt: skip
+_OF_ALL_CHANNELS = ("Concat", "Slice", "View")  # of these, those that more channels would change
 _OF_WORDS = ("Take",)  # of these native operators that have no form for bf16
 # The same of bytes, whose channels are one block: they lie last
 OF_BYTES = ("Concat", "IntegerConv", "IntegerPair", "IntegerPool", "Table", "View")
@@ -53,13 +56,14 @@ class LayoutChoice(NamedTuple):
     blocked: frozenset[str]
 
 
-def choose_layouts(graph: Graph, block: int, seconds: Seconds, conversion: Conversion) -> LayoutChoice:
+def choose_layouts(graph: Graph, block: int, seconds: Seconds, conversion: Conversion, widens: bool = False) -> LayoutChoice:
     """The graph with the fastest predicted layouts; nodes with an output in blocks have the attribute `blocks`, the block sizes (input,
-    output)."""
+    output). `widens`: values may have more channels than in the graph."""
     if block == 1 and not any(node.op == "IntegerConv" for node in graph.nodes):
         return LayoutChoice(graph, frozenset())
-    cut = _Cut(graph, block, seconds, conversion)
-    choice = _with_conversions(graph, block, cut.labels())
+    wide = can_widen(graph, block) if widens and block > 1 else frozenset[str]()
+    cut = _Cut(graph, block, seconds, conversion, wide)
+    choice = _with_conversions(graph, block, cut.labels(), wide)
     return _narrowed(choice) if graph.narrow else choice
 
 
@@ -79,10 +83,10 @@ def _narrowed(choice: LayoutChoice) -> LayoutChoice:
 class _Cut:
     """The flow network: an edge is cut if its source is in planes and its target in blocks."""
 
-    def __init__(self, graph: Graph, block: int, seconds: Seconds, conversion: Conversion) -> None:
+    def __init__(self, graph: Graph, block: int, seconds: Seconds, conversion: Conversion, wide: frozenset[str]) -> None:
         import networkx as nx  # here, because a saved network does not need it: half of its start
 
-        self._graph, self._block, self._flow = graph, block, nx.DiGraph()
+        self._graph, self._block, self._wide, self._flow = graph, block, wide, nx.DiGraph()
         self._makers, self._users = graph.makers(), graph.users()
         self._flow.add_nodes_from(("planes", "blocks"))
         for at, node in enumerate(graph.nodes):
@@ -108,6 +112,7 @@ class _Cut:
         read, written = (at, "in"), (at, "out")
         if node.op == "Conv" and "reference" not in node.attributes:
             plain, both, out = (seconds(node, *blocks) for blocks in ((1, 1), (self._block, self._block), (1, self._block)))
+            out = None if node.inputs[0] in node.inputs[RESIDUAL_INPUT:] else out  # a residual lies as the result
             a, d, b = plain or 0.0, _FORBIDDEN if both is None else both, _FORBIDDEN if out is None else out
             c = 2 * _FORBIDDEN  # blocks to planes; large enough that b + c >= a + d, which a cut requires
             self._add_label_cost(read, c - a)
@@ -135,6 +140,7 @@ class _Cut:
             or (self._graph.narrow and node.op in _OF_WORDS)
             or "reference" in node.attributes
             or not all(self._blocks(name) for name in (*values, *node.outputs))
+            or (node.op in _OF_ALL_CHANNELS and any(name in self._wide for name in (*values, *node.outputs)))
         ):
             return False
         if node.op == "View":
@@ -149,21 +155,26 @@ class _Cut:
         if node.op == "IntegerPair":  # of either kind of bytes
             like = [tensors[name].shape == tensors[node.output].shape for name in values]
         if node.op in ("IntegerPair", "Mul"):  # of equal shapes, or by a number for each channel
-            return any(like) and all(
-                one or _is_single_pixel(self._graph, name, self._block) for one, name in zip(like, values, strict=True)
-            )
+            return any(like) and all(one or self._is_single_pixel(name) for one, name in zip(like, values, strict=True))
         return all(like) or node.op != "Add"
 
     def _blocks(self, name: str) -> bool:
-        return name not in self._graph.constants and in_blocks(self._graph, name, self._block)
+        return name not in self._graph.constants and (name in self._wide or in_blocks(self._graph, name, self._block))
+
+    def _is_single_pixel(self, name: str) -> bool:
+        return self._blocks(name) and _of_single_pixel(self._graph, name)
 
     def _value(self, name: str, users: list[int], conversion: Conversion) -> None:
-        if not self._graph.narrow and _is_single_pixel(self._graph, name, self._block):
+        if not self._graph.narrow and name not in self._wide and self._is_single_pixel(name):
             return
         maker = self._makers.get(name)
         made: Any = "planes" if maker is None else (maker, "out")
         into, back = ("into", name), ("back", name)
-        if in_blocks(self._graph, name, self._block):
+        if name in self._wide:  # cut from images one after the other
+            alone = self._graph.tensors[name].shape[0] == 1
+            self._add_cost(made, into, _FORBIDDEN)
+            self._add_cost(back, made, 0.0 if self._is_single_pixel(name) else conversion(name, False) if alone else _FORBIDDEN)
+        elif in_blocks(self._graph, name, self._block):
             self._add_cost(made, into, conversion(name, True))
             self._add_cost(back, made, conversion(name, False))
         else:
@@ -205,14 +216,13 @@ def in_blocks(graph: Graph, name: str, block: int) -> bool:
     return own > 1 and tensor.shape[1] % own == 0
 
 
-def _is_single_pixel(graph: Graph, name: str, block: int) -> bool:
+def _of_single_pixel(graph: Graph, name: str) -> bool:
     """Whether a value has one pixel per channel, so that both layouts are the same."""
-    tensor = graph.tensors[name]
-    return in_blocks(graph, name, block) and tensor.shape[2:] == (1, 1)
+    return graph.tensors[name].shape[2:] == (1, 1)
 
 
-def _with_conversions(graph: Graph, block: int, labels: Mapping[tuple[int, str], bool]) -> LayoutChoice:
-    nodes, tensors, blocked = list[Node](), dict(graph.tensors), set[str]()
+def _with_conversions(graph: Graph, block: int, labels: Mapping[tuple[int, str], bool], wide: frozenset[str]) -> LayoutChoice:
+    nodes, tensors, blocked, more = list[Node](), dict(graph.tensors), set[str](), set[str]()
     converted: dict[tuple[str, bool], str] = {}  # (value, whether in blocks) -> its name in that layout
     makers = graph.makers()
 
@@ -221,12 +231,17 @@ def _with_conversions(graph: Graph, block: int, labels: Mapping[tuple[int, str],
         made = labels[makers[name], "out"] if name in makers else False
         if name in graph.constants or name not in graph.tensors or made == wanted or (name, wanted) in converted:
             return
-        converted[name, wanted] = name
-        if graph.narrow or not _is_single_pixel(graph, name, block):
+        converted[name, wanted] = new = name
+        if graph.narrow or not (_of_single_pixel(graph, name) and (name in wide or in_blocks(graph, name, block))):
             converted[name, wanted] = new = f"{name}:{'blocks' if wanted else 'planes'}"
             tensors[new] = tensors[name]
             blocked.update({new} if wanted else ())
             yield Node("Reorder", new, (name,), (new,), {"block": block_of(graph, name, block), "to_planes": not wanted})
+        if name in wide:
+            more.add(new)
+            converted[name, wanted] = own = f"{name}:own"
+            tensors[own] = tensors[name]
+            yield Node("Slice", own, (new,), (own,), {"slices": tuple(slice(0, size, 1) for size in tensors[name].shape)})
 
     def named(name: str, wanted: bool) -> str:
         return converted.get((name, wanted), name)
@@ -238,9 +253,11 @@ def _with_conversions(graph: Graph, block: int, labels: Mapping[tuple[int, str],
             nodes += conversion(name, side)
         inputs = tuple(named(name, side) for name, side in zip(node.inputs, sides, strict=True))
         blocked.update(node.outputs if written else ())
+        more.update(wide.intersection(node.outputs if written else ()))
         blocks = (block_of(graph, node.inputs[0], block) if read else 1, block_of(graph, node.output, block) if written else 1)
         nodes.append(node._replace(inputs=inputs).having(blocks=blocks) if written or read else node._replace(inputs=inputs))
     for name in graph.outputs:
         nodes += conversion(name, False)
     outputs = tuple(named(name, False) for name in graph.outputs)
-    return LayoutChoice(graph._replace(nodes=tuple(nodes), outputs=outputs, tensors=tensors), frozenset(blocked))
+    laid = graph._replace(nodes=tuple(nodes), outputs=outputs, tensors=tensors)
+    return LayoutChoice(widened(laid, more, block) if more else laid, frozenset(blocked))

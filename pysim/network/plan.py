@@ -19,7 +19,7 @@ from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.halves.narrow import faster
-from pysim.network.halves.whole_blocks import with_whole_blocks
+from pysim.network.halves.whole_blocks import whole_problem, with_whole_blocks
 from pysim.network.integers.forms import beyond_16_bits, integer_problem
 from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
 from pysim.network.layouts import LayoutChoice, choose_layouts
@@ -230,18 +230,18 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
     such if that is faster."""
     narrow, block = any(node.op == "Conv" and node.output in graph.narrow for node in graph.nodes), _block_of(graph, on)
     if not narrow or block == 1 or accuracy == "reproducible":
-        return _with_layouts(graph._replace(narrow=frozenset()), on, accuracy)
+        return _with_layouts(graph._replace(narrow=frozenset()), on, accuracy, accuracy != "reproducible")
     plain, whole = _with_layouts(graph, on, accuracy), with_whole_blocks(graph, block)
     if whole is graph:
         return plain
     return min(plain, _with_layouts(whole, on, accuracy), key=lambda one: _laid_seconds(one.graph, on, accuracy))
 
 
-def _with_layouts(graph: Graph, on: Machine, accuracy: Accuracy) -> LayoutChoice:
+def _with_layouts(graph: Graph, on: Machine, accuracy: Accuracy, widens: bool = False) -> LayoutChoice:
     def seconds(node: Node, read: int, written: int) -> float | None:
         return _node_seconds(node, read, written, graph, on, accuracy)
 
-    return choose_layouts(graph, _block_of(graph, on), seconds, lambda name, _: reordering_seconds(graph.tensors[name], on))
+    return choose_layouts(graph, _block_of(graph, on), seconds, lambda name, _: reordering_seconds(graph.tensors[name], on), widens)
 
 
 def _laid_seconds(graph: Graph, on: Machine, accuracy: Accuracy) -> float:
@@ -268,7 +268,10 @@ def _node_seconds(node: Node, read: int, written: int, graph: Graph, on: Machine
         return pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
     try:
         problem = node.attributes["problem"]
-        problem = replace(problem, dtype="bf16") if graph.narrow and written > 1 else problem
+        if graph.narrow:
+            problem = replace(problem, dtype="bf16") if written > 1 else problem
+        elif (problem := whole_problem(problem, read, written)) is None:
+            return None
         request = Request(problem, on, _layout(node, read, written), _state(node, graph), accuracy=accuracy, prepared=True)
         plan, rounding = planned(request), 0.0
         if "narrow" in node.attributes and written == 1:

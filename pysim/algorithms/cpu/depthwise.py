@@ -84,6 +84,7 @@ def contract(problem: Conv, schedule: Schedule) -> Contract | None:
 MAX_CHANNELS = 16  # of a group: with more, packing is faster
 
 TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
+PART_ROWS = 4  # of a thread, form blocks (native/algorithms/depthwise.c)
 BLOCK_CYCLES, TRANSPOSED_TAP_CYCLES = 200.0, 6.0  # ends of loops, and weights (Zen 3: 97 layers of 4x4 to 28x28, 3x3 to 7x7)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # loaded at once for transposition
@@ -426,10 +427,11 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """Threads divide the groups of an image; if these are too few, also their rows (native/algorithms/depthwise.c)."""
+    """Threads divide the groups of an image; if these are too few, also their rows; in channel blocks the rows if each gets PART_ROWS
+    (native/algorithms/depthwise.c)."""
     kernel = row_of(schedule)
     units = 1 if kernel.form == LAST else ceil_div(problem.groups, kernel.lane_filters)
-    group_parts = min(threads, units)
+    group_parts = 1 if kernel.form == BLOCKS and problem.out_rows >= PART_ROWS * threads else min(threads, units)
     row_parts = min(threads, problem.out_rows) if kernel.form != PLANES and problem.batch * group_parts < threads else 1
     times = ceil_div(problem.batch * group_parts * row_parts, threads)
     groups = problem.groups if kernel.form == LAST else min(problem.groups, ceil_div(units, group_parts) * kernel.lane_filters)

@@ -282,13 +282,16 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     rows = ceil_div(tiles, of.row)
     own = msgspec.structs.replace(schedule, k2=panels, k3=min(schedule.k3, filter_panels))
     filters = min(of.filters, filter_panels * kernel.windows)
+    groups = ceil_div(times, blocks * parts)  # each with panels and filters of its own
+    of_group = ceil_div(times, groups)
+    share = times / (groups * of_group)
     if rows * of.high < problem.out_h:
-        return Part(rows_of(problem, times, rows * of.high, filters), own, tiles / (rows * of.row), items=times)
+        return Part(rows_of(problem, of_group, rows * of.high, filters, groups), own, share * tiles / (rows * of.row), items=times)
     slices = max(1, round(rows * of.high / problem.out_h))  # an image that is no volume is one
     images = max(1, round(slices / problem.out_d))
     each = min(slices, problem.out_d)
-    share = tiles / (images * each * of.tiles / (problem.batch * problem.out_d))
-    return Part(rows_of(problem, times * images, each * problem.out_h, filters), own, share, items=times)
+    share *= tiles / (images * each * of.tiles / (problem.batch * problem.out_d))
+    return Part(rows_of(problem, of_group * images, each * problem.out_h, filters, groups), own, share, items=times)
 
 
 def _division(of: Shape, k2: int, groups: int, threads: int) -> tuple[int, int]:

@@ -68,7 +68,7 @@ def test_random_networks_in_random_layouts(first, unit, monkeypatch):
     for seed in range(first, first + 20):
         random, proto = np.random.default_rng(seed), rounded(random_model(seed, 1 + seed % 3, unit=unit))
 
-        def mixed(graph, block, seconds, change, random=random):
+        def mixed(graph, block, seconds, change, widens=False, random=random):
             def any_seconds(*asked):
                 return None if seconds(*asked) is None else float(random.uniform(1, 9))
 

@@ -24,17 +24,18 @@ def blocks_by_numpy(x, block):
     return np.ascontiguousarray(x.reshape(n, c // block, block, h, w).transpose(0, 1, 3, 4, 2)).reshape(x.shape)
 
 
+@pytest.mark.parametrize("unit", [16, 12])  # of channels: whole blocks, or parts of them
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_random_networks_in_random_layouts_equal_onnxruntime(first, monkeypatch):
+def test_random_networks_in_random_layouts_equal_onnxruntime(first, unit, monkeypatch):
     changes = 0
     for seed in range(first, first + 20):
-        random, proto = np.random.default_rng(seed), random_model(seed, 1 + seed % 3, unit=16)
+        random, proto = np.random.default_rng(seed), random_model(seed, 1 + seed % 3, unit=unit)
 
-        def mixed(graph, block, seconds, change, random=random):
+        def mixed(graph, block, seconds, change, widens, random=random):
             def any_seconds(*asked):
                 return None if seconds(*asked) is None else float(random.uniform(1, 9))
 
-            return choose_layouts(graph, block, any_seconds, lambda name, into: float(random.uniform(0, 1)))
+            return choose_layouts(graph, block, any_seconds, lambda name, into: float(random.uniform(0, 1)), widens)
 
         monkeypatch.setattr(plan, "choose_layouts", mixed)
         content, x = proto.SerializeToString(), given(proto, seed)
@@ -42,7 +43,39 @@ def test_random_networks_in_random_layouts_equal_onnxruntime(first, monkeypatch)
         changes += len(model.plan.layouts)
         assert_close(model(x), wanted)
         assert_close(model(x), wanted)
-    assert changes > 20
+    assert changes > (20 if unit == 16 else 4)
+
+
+def in_blocks_alone(graph, block, seconds, change, widens):
+    """Blocks wherever something computes them."""
+    return choose_layouts(graph, block, lambda *asked: None if seconds(*asked) is None else float(asked[1] == 1), lambda *_: 1e-6, widens)
+
+
+@pytest.mark.parametrize("groups", [1, 3, 24])
+def test_channels_that_are_no_whole_blocks_lie_in_blocks_and_pass_on_what_is_not_finite(groups, monkeypatch):
+    b = Builder(5)
+    b.shapes["x"] = 1, 16, 9, 9
+
+    def conv(x, filters, groups=1):
+        kernel, shape = 1 + 2 * (groups > 1), (1, filters, 9, 9)
+        weights = b.constant(b.rng.standard_normal((filters, b.shapes[x][1] // groups, kernel, kernel)))
+        how = {"kernel_shape": [kernel] * 2, "pads": [kernel // 2] * 4, "group": groups}
+        return b.add("Conv", [x, weights, b.constant(b.rng.standard_normal(filters))], shape, **how)
+
+    image = conv("x", 24)
+    image = conv(b.add("Clip", [image, b.constant(np.array(-1)), b.constant(np.array(6))], (1, 24, 9, 9)), 24, groups)
+    proto = b.model([conv(image, 32)])
+    x = given(proto)
+    x[0, 3, 2, 2], x[0, 5, 6, 6], x[0, 7, 4, 0] = np.inf, np.nan, -np.inf
+    models = [model_of(proto)]
+    monkeypatch.setattr(plan, "choose_layouts", in_blocks_alone)
+    models.append(model_of(proto))
+    problems = [str(layer.plan.problem) for layer in models[1].plan.layers if layer.plan]
+    assert len(problems) == 3 and all("32" in one for one in problems)
+    planes, blocks = (model(x) for model in models)
+    assert 0 < np.isnan(planes).sum() < planes.size / 2
+    assert np.allclose(blocks, planes, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert_close(models[1](finite := given(proto)), by_onnxruntime(proto.SerializeToString(), finite))
 
 
 def network(seed):
@@ -171,7 +204,7 @@ def test_an_image_between_convolutions_is_enlarged_in_blocks(monkeypatch):
     large = b.add("Resize", [first, "", "scales"], (1, 32, 18, 14), mode="linear")
     proto = b.model([b.add("Conv", [large, kernels[1]], (1, 32, 18, 14), pads=[1] * 4)])
 
-    def blocks(graph, block, seconds, change):
+    def blocks(graph, block, seconds, change, *_):
         return choose_layouts(graph, block, lambda node, *sides: float(sides == (1, 1)), lambda *_: 0.1)
 
     monkeypatch.setattr(plan, "choose_layouts", blocks)

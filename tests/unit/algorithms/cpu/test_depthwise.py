@@ -97,7 +97,10 @@ def test_every_kernel_of_blocks_is_within_the_bound_of_a_sum(text: str, dtype: s
         schedule = Schedule(row.name, "input_stationary", "none", row.windows, row.filters, 1, 1, 1, "depthwise")
         launch = cpu_launch.Prepared(problem, f, schedule, bias, layout=layout)
         assert launch.workspace_bytes == depthwise.workspace_bytes(problem, schedule, layout)
-        y = launch(np.ascontiguousarray(x.reshape(x.shape[0], -1, c, *x.shape[2:]).transpose(0, 1, 3, 4, 2)))
+        y = launch(image := np.ascontiguousarray(x.reshape(x.shape[0], -1, c, *x.shape[2:]).transpose(0, 1, 3, 4, 2)))
+        for threads in (2, 5):
+            divided = cpu_launch.Prepared(problem, f, schedule, bias, layout=layout, threads=threads)
+            assert np.array_equal(divided(image), y, equal_nan=True), (row.name, threads)
         planes = y.transpose(0, 1, 4, 2, 3).reshape(right.shape)
         finite = np.isfinite(bound)
         assert (np.abs(planes[finite] - right[finite]) <= gamma(f[0].size + 2, UNIT[dtype]) * bound[finite]).all(), row.name
