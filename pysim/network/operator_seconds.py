@@ -3,7 +3,8 @@
 
 Data that operators read and write, and residuals, move at the rate of the smallest cache level that holds them all. In addition:
 
-    transposition across rows    log2(lanes) shuffles per written vector, also for partial vectors; likewise a layout conversion
+    transposition across rows    log2(lanes) shuffles per written vector, also for partial vectors; likewise a layout conversion, but not
+                                 between rows of channels and blocks of them
     rows (`native/rows.inc`)     vectors x operations / rate; each reduction of a row adds a chain of 2 log2(lanes) dependent instructions
                                  with the latency of a multiply-add
     Attention                    the multiply-adds of two products, of rows in groups, and a softmax's operations
@@ -76,6 +77,12 @@ def reordering_seconds(tensor: Tensor, on: Machine) -> float:
     elements = tensor.nbytes // tensor.dtype.itemsize
     shuffles = elements / lanes * max(1.0, log2(lanes))
     return _moved_seconds(on, tensor.nbytes, tensor.nbytes) + shuffles / on.core.frequency_hz.value
+
+
+def transposing_seconds(node: Node, graph: Graph, on: Machine) -> float:
+    """Seconds of a Transpose, by its attribute `blocks`, without what every operator waits for."""
+    moved = _moved_seconds(on, graph.tensors[node.inputs[0]].nbytes, graph.tensors[node.output].nbytes)
+    return moved + _passing_cycles(node, graph, on) / on.core.frequency_hz.value
 
 
 def _moved_seconds(on: Machine, read: int, written: int) -> float:
@@ -169,7 +176,7 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
         return _attending_cycles(node, graph, on, unit)
     if node.op == "Take" and prod(x.shape[node.attributes["axis"] + 1 :]) == 1:
         return float(elements * (2 if len(node.inputs) == 2 else 3 * len(graph.constants[node.inputs[2]])) / unit.loads_per_cycle.value)
-    if node.op == "Transpose":
+    if node.op == "Transpose" and max(node.attributes.get("blocks", (1, 1))) == 1:
         moved = [axis for axis in node.attributes["perm"] if x.shape[axis] > 1]
         if moved[-1:] != [axis for axis, size in enumerate(x.shape) if size > 1][-1:]:
             runs = elements / x.shape[max(moved)]  # rows of the input, adjacent ones transposed together
