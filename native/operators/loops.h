@@ -85,7 +85,7 @@ struct pysim_loops {
 };
 
 /* Rows of queries that share packed keys, keys of a block, rows of a tile, and the elements of the longest vector. */
-enum { PYSIM_ATTENTION_ROWS = 384, PYSIM_ATTENTION_KEYS = 64, PYSIM_ATTENTION_GROUP = 6, PYSIM_ATTENTION_LANES = 16 };
+enum { PYSIM_ATTENTION_ROWS = 384, PYSIM_ATTENTION_KEYS = 256, PYSIM_ATTENTION_GROUP = 6, PYSIM_ATTENTION_LANES = 16 };
 
 /* Packed keys and values, scores of a tile, scaled queries, sums, and each row's maximum and total. */
 static inline int64_t pysim_attention_elements(int64_t size, int64_t width) {

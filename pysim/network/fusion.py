@@ -12,7 +12,7 @@
     Mul after Linear              by one number per filter: input gamma, attribute scaled
     Times after Conv, Linear      by a number: attribute times, which multiplies what norm and bias give
     an activation, also x sigmoid(x), after any node that supports it
-    Affine, an activation         also behind Views of the layer's result
+    Affine, an activation         also behind Views of the layer's result, an activation behind transpositions, too
     Concat whose first inputs are all those of an earlier Concat     reads that one's result in their place (DenseNet)
 
 Constants are combined in float64 and rounded once, where no value between them may leave its type's range. The executor says what a node
@@ -118,8 +118,9 @@ class _Fusion:
             return
         layer, view = self._nodes[before], None
         assert layer is not None
-        if layer.op == "View" and (node.op == "Affine" or activation_of(node) is not None):
-            before, view = self._behind_views(before), before
+        moves = ("View", "Transpose") if activation_of(node) is not None else ("View",) if node.op == "Affine" else ()
+        if layer.op in moves:
+            before, view = self._behind(before, moves), before
             layer = self._nodes[before]
             assert layer is not None
         if node.op == "Affine":
@@ -142,11 +143,12 @@ class _Fusion:
         ):
             self._absorb(before, layer.having(activation=activation), at, view)
 
-    def _behind_views(self, view: int) -> int:
-        """The node whose result a View shows, through further Views, as long as nothing else reads it; else the last such View."""
-        while (layer := self._nodes[view]) is not None and layer.op == "View" and (before := self._before(layer)) is not None:
-            view = before
-        return view
+    def _behind(self, at: int, moves: tuple[str, ...]) -> int:
+        """The node whose result the one at `at` shows or moves, through further ones of these operators, as long as nothing else reads it;
+        else the last of them."""
+        while (layer := self._nodes[at]) is not None and layer.op in moves and (before := self._before(layer)) is not None:
+            at = before
+        return at
 
     def _before(self, node: Node) -> int | None:
         """The index of the node that computes the first input of this one, if nothing else reads that."""
@@ -155,8 +157,8 @@ class _Fusion:
         return at if at is not None and len(self._users[name]) == 1 and self._nodes[at] is not None else None
 
     def _absorb(self, before: int, node: Node, at: int, view: int | None = None) -> None:
-        """Replaces the node at `before` by `node`, which also computes the result of the node at `at`, shown by the View at `view` if there
-        is one."""
+        """Replaces the node at `before` by `node`, which also computes the result of the node at `at`, shown or moved by the node at `view`
+        if there is one."""
         absorbed, last = self._graph.nodes[at], before if view is None else view
         self._nodes[before] = node._replace(absorbed=(*node.absorbed, absorbed.name))
         shows = self._nodes[last]

@@ -5,6 +5,7 @@ The input and the output of each node have one of the two labels:
 
     Conv                  planes to planes, blocks to blocks or planes to blocks; the cost is the predicted time of its best plan
     LAYOUT_PRESERVING     either, the same for input and output: pools, additions, scales of channels, activations, slices of whole blocks
+    Transpose             between rows of channels and either (`pysim.network.lowering.images`)
     other nodes           planes
 
 A value of 1x1 pixels is the same in both layouts. One whose channels are no whole blocks is made in blocks with more of them
@@ -32,6 +33,7 @@ from pysim.network.arena import view_offset
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Graph, Node
 from pysim.network.halves.whole_blocks import can_widen, widened
+from pysim.network.lowering.images import TO_IMAGES, TO_ROWS
 from pysim.runtime.integer_steps import BYTES
 from pysim.runtime.operators import BITS
 
@@ -122,6 +124,12 @@ class _Cut:
         if node.op == "IntegerMeans" and self._blocks(node.inputs[0]):  # to one pixel, the same in both
             self._add_label_cost(written, _FORBIDDEN)
             return
+        if (image := self._image_of(node)) is not None:  # the other side is rows
+            in_blocks, rows = (read, written) if image == node.inputs[0] else (written, read)
+            self._add_label_cost(rows, _FORBIDDEN)
+            blocks = (self._block, 1) if in_blocks is read else (1, self._block)
+            self._add_label_cost(in_blocks, (seconds(node, *blocks) or 0.0) - (seconds(node, 1, 1) or 0.0))
+            return
         self._add_cost(read, written, _FORBIDDEN)
         self._add_cost(written, read, _FORBIDDEN)
         if self._preserves_layout(node):
@@ -130,6 +138,13 @@ class _Cut:
             self._add_label_cost(read, min(_FORBIDDEN if both is None else both, _FORBIDDEN) - plain)
         else:
             self._add_label_cost(read, _FORBIDDEN)
+
+    def _image_of(self, node: Node) -> str | None:
+        """The side of a Transpose that may be in blocks while the other is rows of channels."""
+        if node.op != "Transpose" or self._graph.narrow or "reference" in node.attributes:
+            return None
+        name = {TO_IMAGES: node.output, TO_ROWS: node.inputs[0]}.get(tuple(node.attributes["perm"]))
+        return name if name is not None and self._blocks(name) and self._graph.tensors[name].native else None
 
     def _preserves_layout(self, node: Node) -> bool:
         """Whether a node can work in either layout."""

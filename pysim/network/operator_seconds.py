@@ -3,10 +3,12 @@
 
 Data that operators read and write, and residuals, move at the rate of the smallest cache level that holds them all. In addition:
 
-    transposition across rows    log2(lanes) shuffles per written vector, also for partial vectors; likewise a layout conversion
+    transposition across rows    log2(lanes) shuffles per written vector, also for partial vectors; likewise a layout conversion, but not
+                                 between rows of channels and blocks of them
     rows (`native/rows.inc`)     vectors x operations / rate; each reduction of a row adds a chain of 2 log2(lanes) dependent instructions
                                  with the latency of a multiply-add
-    Attention                    the multiply-adds of two products, of rows in groups, and a softmax's operations
+    Attention                    the multiply-adds of two products, of rows in groups, a softmax's operations, keys and values that are
+                                 packed, and sums that are stored and loaded for each block of keys
     Take, element by element     its loads: an index and an element; with shares, also a share, for each of the several rows
     Recurrent                    in each step its multiply-adds, or its weights from the cache that holds them
     pools                        passes over rows in L1, one element per tap along columns and per tap along rows
@@ -43,7 +45,10 @@ from pysim.runtime.operators import BITS
 
 DTYPES = {"float32": "f32", "float64": "f64", BITS.name: "f32"}  # by which values are computed
 START_LINES = 12  # dependent misses on code, structs and weights at the start of a layer (Zen 5: layers of one pixel, 1.9 us each)
-ATTENTION_GROUP = 6  # rows of a tile (PYSIM_ATTENTION_GROUP)
+# rows of a tile, keys of a block, rows for which keys are packed once (native/operators/loops.h)
+ATTENTION_GROUP, ATTENTION_KEYS, ATTENTION_ROWS = 6, 256, 384
+# of an element of an attention's result, for each block of keys; of one of its keys and values, packed (lab/benchmarks/attention.py, Zen 4)
+RESULT_CYCLES, PACKED_CYCLES = 1.9, 0.55
 INTERLEAVED, BYTE_CYCLES = 4, 0.4  # of native/templates/integers/channels_last.h (Zen 3, 24 to 960 channels: 0.25 to 0.56)
 # Of a result: sums and products of two values of bytes (802,816 sums: 0.6 on a Zen 4, 0.73 on a Zen 3), and what a sum takes in the store
 # of a convolution (Zen 4: 64 -> 256 channels of 56x56 take 93 us longer)
@@ -77,6 +82,12 @@ def reordering_seconds(tensor: Tensor, on: Machine) -> float:
     elements = tensor.nbytes // tensor.dtype.itemsize
     shuffles = elements / lanes * max(1.0, log2(lanes))
     return _moved_seconds(on, tensor.nbytes, tensor.nbytes) + shuffles / on.core.frequency_hz.value
+
+
+def transposing_seconds(node: Node, graph: Graph, on: Machine) -> float:
+    """Seconds of a Transpose, by its attribute `blocks`, without what every operator waits for."""
+    moved = _moved_seconds(on, graph.tensors[node.inputs[0]].nbytes, graph.tensors[node.output].nbytes)
+    return moved + _passing_cycles(node, graph, on) / on.core.frequency_hz.value
 
 
 def _moved_seconds(on: Machine, read: int, written: int) -> float:
@@ -170,7 +181,7 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
         return _attending_cycles(node, graph, on, unit)
     if node.op == "Take" and prod(x.shape[node.attributes["axis"] + 1 :]) == 1:
         return float(elements * (2 if len(node.inputs) == 2 else 3 * len(graph.constants[node.inputs[2]])) / unit.loads_per_cycle.value)
-    if node.op == "Transpose":
+    if node.op == "Transpose" and max(node.attributes.get("blocks", (1, 1))) == 1:
         moved = [axis for axis in node.attributes["perm"] if x.shape[axis] > 1]
         if moved[-1:] != [axis for axis, size in enumerate(x.shape) if size > 1][-1:]:
             runs = elements / x.shape[max(moved)]  # rows of the input, adjacent ones transposed together
@@ -205,7 +216,9 @@ def _attending_cycles(node: Node, graph: Graph, on: Machine, unit: Unit) -> floa
         pairs = next(filter(None, map(on.unit, loop_targets("bf16"))))
         products *= unit.vector_rate(rate, item) / (2 * pairs.vector_rate("bf16", SIZES["bf16"]))
     rows = prod(q[:-2]) * (-(-q[-2] // ATTENTION_GROUP) * ATTENTION_GROUP)
-    return float(rows * (products + vectors * rows_kinds()["softmax"][1] * each))
+    results = -(-k[-1] // ATTENTION_KEYS) * -(-v[-1] // lanes) * lanes * RESULT_CYCLES
+    packed = prod(q[:-2]) * -(-q[-2] // ATTENTION_ROWS) * lanes * (vectors * q[-1] + k[-1] * -(-v[-1] // lanes)) * PACKED_CYCLES
+    return float(rows * (products + vectors * rows_kinds()["softmax"][1] * each + results) + packed)
 
 
 def _is_planned(node: Node) -> bool:

@@ -22,6 +22,7 @@ from pysim.network.numpy_ops import convolutions
 from pysim.network.numpy_ops.convolutions import taps
 from pysim.network.numpy_ops.operators import DEFINED
 from pysim.network.numpy_ops.selecting import widened
+from pysim.record.plan import blocked_shape
 from pysim.runtime.along_steps import halves_step
 from pysim.runtime.operators import BITS, Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
@@ -235,8 +236,15 @@ _MOST_COPIES = 16  # in place of one
 
 
 def _transposed(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | Chain | None:
-    """A copy, or where its axes are too many for one, a copy for each place along the shortest axis but the last."""
-    x = inputs[0].transpose(attributes["perm"])
+    """A copy, or where its axes are too many for one, a copy for each place along the shortest axis but the last; also between rows of
+    channels and images in blocks."""
+    (x, *_), (read, written) = inputs, attributes.get("blocks", (1, 1))
+    if read > 1:
+        x, out = x.reshape(blocked_shape(x.shape, read)).transpose(0, 2, 3, 1, 4), out.reshape(*out.shape[:3], -1, read)
+    elif written > 1:
+        x, out = x.reshape(*x.shape[:3], -1, written).transpose(0, 3, 1, 2, 4), out.reshape(blocked_shape(out.shape, written))
+    else:
+        x = x.transpose(attributes["perm"])
     if (step := copy_step(out, x)) is not None or out.ndim < 2 or not out.size:
         return step
     axis = min((axis for axis, size in enumerate(out.shape[:-1]) if size > 1), key=lambda axis: out.shape[axis], default=0)

@@ -24,7 +24,7 @@ from pysim.network.integers.forms import beyond_16_bits, integer_problem
 from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
 from pysim.network.layouts import LayoutChoice, choose_layouts
 from pysim.network.native_ops.arrays import shapes_of_products
-from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
+from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds, transposing_seconds
 from pysim.network.reproducible import MEANS
 from pysim.planner import planned
 from pysim.problem.conv import Conv
@@ -264,6 +264,8 @@ def _node_seconds(node: Node, read: int, written: int, graph: Graph, on: Machine
         return reordering_seconds(graph.tensors[node.output], on)
     if node.op == "IntegerConv":
         return _integer_seconds(node, graph, on, _layout(node, read, written))
+    if node.op == "Transpose":
+        return transposing_seconds(node.having(blocks=(read, written)), graph, on)
     if node.op != "Conv":
         return pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
     try:

@@ -17,6 +17,7 @@ from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.halves.narrow import computes_narrow, with_narrow
 from pysim.network.integers.fusion import with_integers
 from pysim.network.integers.residuals import with_residuals
+from pysim.network.lowering.images import with_images
 from pysim.network.lowering.parallel import add_parallel
 from pysim.network.native_ops.arrays import fuse_transpositions, norms_in_place
 from pysim.network.operator_seconds import reordering_seconds
@@ -64,7 +65,7 @@ def _fused(graph: Graph, target: Target) -> Graph:
     graph = fuse(graph, supports)
     if target.threads == 1 and not target.is_reproducible:  # rows beside each other are not divided among threads
         graph = norms_in_place(graph)
-    return fuse_attention(fuse_transpositions(graph if target.is_reproducible else add_parallel(graph)))
+    return with_images(fuse_attention(fuse_transpositions(graph if target.is_reproducible else add_parallel(graph))))
 
 
 def _volumes(graph: Graph, target: Target) -> Graph:

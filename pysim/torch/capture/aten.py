@@ -381,6 +381,14 @@ def _expand(low: Lowering, node: fx.Node, given: Arguments) -> str:
     return x if low.shape(x) == shape else low.add("Expand", (x,), shape)
 
 
+def _embedding(low: Lowering, node: fx.Node, given: Arguments) -> str:
+    """Rows of a table. An index that is none of it is refused (`numbers_of` if it is negative), and PyTorch's operator raises its error."""
+    table, at = low[given["weight"]], low[given["indices"]]
+    if low.dtype(at) != np.int64:
+        raise UnknownError("its indices are no integers of 64 bits")
+    return low.add("Take", (table, at), _form(node).shape, axis=0)
+
+
 def _permute(low: Lowering, node: fx.Node, given: Arguments) -> str:
     x = low[given["self"]]
     order = [*range(len(low.shape(x)))]
@@ -462,7 +470,8 @@ OPERATORS: dict[str, Operator] = {
     "abs": _unary("Abs"), "add": _arithmetic("Add"), "addcmul": _addcmul, "addmm": _addmm, "alias": same, "as_strided": _restrided,
     "avg_pool2d": _pool("AveragePool"), "baddbmm": _baddbmm, "bmm": _mm, "cat": _cat, "clamp": _clip, "clamp_max": _clip,
     "clamp_min": _clip, "clone": same, "constant_pad_nd": _pad, "convolution": _convolution, "copy": _copied, "detach": same,
-    "div": _arithmetic("Div"), "erf": _unary("Erf"), "exp": _unary("Exp"), "expand": _expand, "gelu": _gelu, "hardsigmoid": _hard_sigmoid,
+    "div": _arithmetic("Div"), "embedding": _embedding, "erf": _unary("Erf"), "exp": _unary("Exp"), "expand": _expand, "gelu": _gelu,
+    "hardsigmoid": _hard_sigmoid,
     "hardswish": _unary("HardSwish"), "hardtanh": _clip, "leaky_relu": _leaky_relu, "linalg_vector_norm": _length, "log": _unary("Log"),
     "max_pool2d_with_indices": _pool("MaxPool"), "maximum": _arithmetic("Max"), "mean": _means, "minimum": _arithmetic("Min"),
     "mish": _unary("Mish"), "mm": _mm, "mul": _arithmetic("Mul"), "native_batch_norm": _batch_norm, "native_group_norm": _group_norm,

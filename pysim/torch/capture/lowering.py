@@ -310,10 +310,11 @@ _MIXED = (
 
 
 def _check_types(node: fx.Node) -> None:
-    """Refuses values that no kernel takes. Of several results, the first counts."""
+    """Refuses values that no kernel takes. Of several results, the first counts, of an embedding the table and what is taken of it."""
     if name_of(node) in ("dequantize_per_tensor", "quantize_per_tensor"):
         return
-    read = [one for of in node.all_input_nodes for one in forms_in(of.meta.get("form"))]
+    inputs = node.args[:1] if name_of(node) == "embedding" else node.all_input_nodes
+    read = [one for of in inputs for one in forms_in(of.meta.get("form"))]
     forms = [*read, *forms_in(node.meta.get("form"))[:1]]
     if any(not isinstance(one, Form) or one.dtype not in _COMPUTED or not math.prod(one.shape) for one in forms):
         raise UnknownError("its values are no floating-point numbers of 32 or 64 bits and no bfloat16, or none at all")

@@ -2,6 +2,7 @@
 """The expected time on a CPU of PyTorch's operators, and of a network here as a PyTorch model calls it, for the choice between them.
 
     a product or convolution   call + FLOP / peak x flops + bytes of the input, the result and the weights, each at its own price (PRICES)
+    attention                  FLOP of its two products / peak x ATTENTION
     another operator           call + bytes of its result (PASSES); VIEW cycles if that lies in its input's memory
     a network here             its plan + CALL + copies of inputs that do not lie in order, and of results
 
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from torch import fx
 
 from pysim.machine.cpu import Machine
+from pysim.network.operator_seconds import DTYPES
 from pysim.network.plan import NetworkPlan
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
@@ -78,6 +80,9 @@ PASS_OF = {  # operators of PyTorch's that are priced as another than "add"
     "native_group_norm": "norm",
 }  # fmt: skip
 VIEW = 4000
+# scaled_dot_product_attention alone over its products at the peak: the least of eleven shapes, of which the largest is 4.1
+# (lab/benchmarks/torch_attention.py, Zen 4)
+ATTENTION = 1.49
 CALL = 60000
 # per byte that is copied between planes and channels last, in networks: EdgeNeXt's of 90 and 393 KB; half of that in a loop
 COPIED_CYCLES = 2.0
@@ -123,12 +128,21 @@ def pytorch_seconds(nodes: Iterable[fx.Node], problems: Mapping[str, Sequence[tu
     for node in nodes:
         if node.op == "call_function" and node.name in problems:
             seconds += sum(times * operator_seconds(problem, on) for problem, times in problems[node.name])
+        elif name_of(node) == "_scaled_dot_product_flash_attention_for_cpu":
+            seconds += _attention_seconds(node, on)
         elif is_view(node):
             seconds += VIEW / on.clock_hz
         elif node.op == "call_function":
             call, byte = PASSES[PASS_OF.get(name_of(node), "add")]
             seconds += (call + byte * forms_in(node.meta["form"])[0].nbytes) / on.clock_hz
     return seconds
+
+
+def _attention_seconds(node: fx.Node, on: Machine) -> float:
+    """Of the products of queries and keys, and of shares and values."""
+    query, key, value = (one.meta["form"] for one in node.args[:3])
+    flops = 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    return flops / peak_flops("bf16" if query.is_narrow else DTYPES[query.tensor.dtype.name], on) * ATTENTION
 
 
 def network_seconds(plan: NetworkPlan, inputs: Iterable[Form], results: Iterable[Form], on: Machine) -> float:

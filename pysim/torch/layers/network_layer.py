@@ -8,6 +8,7 @@ are new tensors with PyTorch's strides. PyTorch's own operators run where gradie
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import fx
@@ -105,9 +106,12 @@ def casts() -> Any:
 
 
 def numbers_of(x: Any) -> Any:
-    """An input as a network reads it."""
+    """An input as a network reads it; OperandError for indices of tables if one is negative, which a network would count from the end."""
     plain = x.detach().contiguous()
-    return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
+    found = (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
+    if found.dtype == np.int64 and found.min(initial=0) < 0:
+        raise OperandError("an index is negative")
+    return found
 
 
 def result_of(y: Any, is_narrow: bool, stride: tuple[int, ...]) -> Any:

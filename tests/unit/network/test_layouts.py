@@ -215,6 +215,29 @@ def test_an_image_between_convolutions_is_enlarged_in_blocks(monkeypatch):
     assert_close(model(image), wanted)
 
 
+@pytest.mark.parametrize("to", ["blocks", "planes"])
+def test_rows_of_channels_become_images_in_either_layout(to, monkeypatch):
+    b = Builder(0)
+    b.shapes["x"] = (2, 15, 32)
+    planes = b.add("Transpose", ["x"], (2, 32, 15), perm=[0, 2, 1])
+    b.constants.append(numpy_helper.from_array(np.array([2, 32, 5, 3]), "sizes"))
+    b.constants.append(numpy_helper.from_array(np.array([2, 32, 15]), "flat"))
+    image = b.add("Reshape", [planes, "sizes"], (2, 32, 5, 3))
+    kernel = b.constant(b.rng.standard_normal((32, 1, 3, 3)) / 3)
+    flat = b.add("Reshape", [b.add("Conv", [image, kernel], (2, 32, 5, 3), pads=[1] * 4, group=32), "flat"], (2, 32, 15))
+    proto = b.model([b.add("Tanh", [b.add("Transpose", [flat], (2, 15, 32), perm=[0, 2, 1])], (2, 15, 32))])
+
+    def laid(graph, block, seconds, change):
+        return choose_layouts(graph, block, lambda node, *sides: float((max(sides) > 1) != (to == "blocks")), lambda *_: 9.0)
+
+    monkeypatch.setattr(plan, "choose_layouts", laid)
+    model, x = model_of(proto), given(proto)
+    moved = [layer.node for layer in model.plan.layers if layer.node.op == "Transpose"]
+    assert [max(one.attributes.get("blocks", (1, 1))) > 1 for one in moved] == [to == "blocks"] * 2 and not model.plan.layouts
+    assert next(layer.node.attributes["activation"] for layer in model.plan.layers if layer.node.op == "Conv") == "tanh"
+    assert_close(model(x), by_onnxruntime(proto.SerializeToString(), x))
+
+
 def test_planes_that_are_no_whole_blocks_are_refused():
     x, y = np.zeros((1, 6, 4, 4), np.float32), np.zeros((1, 6, 4, 4), np.float32)
     with pytest.raises(NativeError, match="6 planes are not a multiple of the block, 4"):

@@ -18,6 +18,7 @@ from pysim.machine.load import load_any  # noqa: E402
 from pysim.network.execution import Network  # noqa: E402
 from pysim.problem.text import parse  # noqa: E402
 from pysim.torch.capture.folding import FoldedParameters  # noqa: E402
+from pysim.torch.capture.forms import Form  # noqa: E402
 from pysim.torch.capture.on_cpu import LIMIT  # noqa: E402
 from pysim.torch.layers import expected_cpu, network_layer  # noqa: E402
 
@@ -53,6 +54,17 @@ def test_pytorchs_operators_inside_networks_are_expected_to_take_what_they_take(
             errors.setdefault(expected_cpu.kind_of(problem), []).append(error)
     assert errors.keys() == expected_cpu.PRICES.keys()
     assert {kind: round(float(np.median(found)), 2) for kind, found in errors.items() if np.median(found) > 0.25} == {}
+
+
+def test_pytorchs_attention_is_expected_to_take_its_multiply_adds():
+    graph, sizes = torch.fx.Graph(), (300, 500, 500)
+    given = [graph.placeholder(name) for name in "qkv"]
+    node = graph.call_function(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, tuple(given))
+    for one, rows in zip((*given, node), (*sizes, 300), strict=True):
+        one.meta["form"] = Form((1, 6, rows, 64), torch.float32, (384 * rows, 64 * rows, 64, 1))
+    zen4, multiply_adds = load_any("zen4"), 2 * 6 * 300 * 500 * 64
+    expected = expected_cpu.ATTENTION * 2 * multiply_adds / expected_cpu.peak_flops("f32", zen4)
+    assert expected_cpu.pytorch_seconds([node], {}, zen4) == pytest.approx(expected)
 
 
 def test_operators_that_stay_pytorchs_are_those_of_the_model(monkeypatch):
