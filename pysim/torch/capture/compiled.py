@@ -26,6 +26,7 @@ from pysim.torch.capture.between import Between, seconds_between
 from pysim.torch.capture.compiled_layers import Chosen, Folded, Kept, Taken, choose_layers, fused_nodes, insert_layers, join_layers
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
+from pysim.torch.capture.preferred_layouts import layers_as_convolutions
 from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
 from pysim.torch.capture.rewrites.joint_products import Joint
 from pysim.torch.capture.rewrites.known_masks import without_known_masks
@@ -209,7 +210,8 @@ class Laid(NamedTuple):
         assert operands is not None
         last = any(one.form is torch.channels_last for one in taken)
         options = _OPTIONS | ({"force_layout_optimization": True} if last else {})
-        inner = compile_fx(self.module, [*self.inputs, *map(_static, operands)], config_patches=options)
+        with layers_as_convolutions():
+            inner = compile_fx(self.module, [*self.inputs, *map(_static, operands)], config_patches=options)
         call = CompiledGraph(inner, taken, self.captured.forward, self.written)
         parameters = sorted({at for one in taken for at in one.parameters if at is not None})
         places = self.captured.graph.find_nodes(op="placeholder")
