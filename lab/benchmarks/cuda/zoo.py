@@ -96,12 +96,6 @@ def segformer() -> nn.Module:
     return Pixels(of.SegformerForSemanticSegmentation(of.SegformerConfig()))
 
 
-def swin2sr() -> nn.Module:
-    of = import_module("transformers")
-    sizes = {"embed_dim": 60, "depths": (2, 2), "num_heads": (6, 6), "image_size": 64, "upsampler": "pixelshuffledirect"}
-    return Pixels(of.Swin2SRForImageSuperResolution(of.Swin2SRConfig(**sizes)))
-
-
 def dinov2() -> nn.Module:
     of = import_module("transformers")
     return Pixels(of.Dinov2Model(of.Dinov2Config(hidden_size=384, num_hidden_layers=4, num_attention_heads=6, image_size=224)))
@@ -171,10 +165,8 @@ NETWORKS = {
     "unet_norms": _small("unet_norms"),
     "upscaler": _small("upscaler"),
     "segformer": Network(segformer, (3, 256, 256)),
-    "swin2sr": Network(swin2sr, (3, 64, 64)),
     "dinov2": Network(dinov2),
     "electra": Network(electra, (128,), 30522),
-    "inception_v3": _timm("inception_v3", 299),
     "cs3darknet_m": _timm("cs3darknet_m"),
     "skresnet18": _timm("skresnet18"),
     "hgnetv2_b1": _timm("hgnetv2_b1"),
@@ -184,7 +176,6 @@ NETWORKS = {
     "efficientvit_b1": _timm("efficientvit_b1"),
     "maxvit_tiny": _timm("maxvit_tiny_rw_224", depths=(1, 1, 2, 1)),
     "repvit_m1": _timm("repvit_m1"),
-    "efficientformer_l1": _timm("efficientformer_l1"),
     "visformer_small": _timm("visformer_small"),
 }
 
