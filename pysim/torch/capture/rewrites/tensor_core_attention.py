@@ -29,7 +29,10 @@ from pysim.torch.layers.attention_seconds import attention_seconds, tensor_core_
 from pysim.torch.layers.compiler_seconds import MARGIN
 from pysim.torch.precision import ModelAccuracy, settings
 
-_CHANNELS = range(16, 257)  # of a head, that the kernel takes
+_CHANNELS = range(16, 65)  # of a head: the kernel takes 16 and more; wider heads' tiles do not fit every GPU's shared memory
+# Queries and keys of a tile, copies of keys in flight, warps: what PyTorch takes for 64 channels on an H100. 80 KiB of shared memory. And
+# this kernel for few queries, too
+_KERNEL = {"BLOCK_M": 128, "BLOCK_N": 32, "num_stages": 3, "num_warps": 4, "FORCE_USE_FLEX_ATTENTION": True}
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 # The share of a number that is cut below 2^-10 of its power of two, in the mean over mantissas whose logarithms are evenly distributed
 CUT = 2.0**-11 / (2 * log(2))
@@ -66,8 +69,9 @@ def _is_faster(given: dict[str, Any], on: Gpu) -> bool:
     if not all(is_static(one) and one.dim() == 4 and one.dtype is torch.float32 and one.numel() for one in examples):
         return False
     query, key, value = (tuple(one.shape) for one in examples)
-    same = query[:2] == key[:2] == value[:2] and key[2] == value[2] and query[3] == key[3]
-    plain = given.get("attn_mask") is None and given.get("dropout_p", 0.0) == 0.0 and not given.get("enable_gqa", False)
+    several = given.get("enable_gqa", False) is True and query[1] % key[1] == 0  # heads with the same keys
+    same = query[0] == key[0] and key[:3] == value[:3] and query[3] == key[3] and (several or query[1] == key[1])
+    plain = given.get("attn_mask") is None and given.get("dropout_p", 0.0) == 0.0
     known = isinstance(given.get("is_causal", False), bool) and isinstance(given.get("scale"), float | int | None)
     if not (same and plain and known and query[3] in _CHANNELS and value[3] in _CHANNELS):
         return False
@@ -90,7 +94,7 @@ def _blocks(graph: fx.Graph, device: Any) -> list[Any]:
 def tensor_core_attention(query: Any, key: Any, value: Any, is_causal: bool, scale: float, *blocks: Any) -> Any:
     """Attention of (images, heads, tokens, channels) that the compiler computes in TF32."""
     of = _pytorchs()
-    options = of._apply_kernel_options(query, key, value, False, {"FLOAT32_PRECISION": "'tf32'"})
+    options = of._apply_kernel_options(query, key, value, False, {"FLOAT32_PRECISION": "'tf32'"} | _KERNEL)
     options["OUTPUT_LOGSUMEXP"] = False  # which gradients need
     score = _of_earlier_keys if is_causal else of._identity
     y, *_ = flexible(query, key, value, score, (*blocks, of.noop_mask), scale * (1 + 2 * CUT), options)
