@@ -30,7 +30,7 @@ from pysim.torch.capture.preferred_layouts import layers_as_convolutions
 from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
 from pysim.torch.capture.rewrites.joint_products import Joint
 from pysim.torch.capture.rewrites.known_masks import without_known_masks
-from pysim.torch.capture.rewrites.tensor_core_attention import on_tensor_cores
+from pysim.torch.capture.rewrites.tensor_core_attention import may_cut, on_tensor_cores
 from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.compiler_seconds import MARGIN, compile_seconds
@@ -239,7 +239,7 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     made = fx.GraphModule(module, _copy(module.graph))
     remove_idle(made)
     before = effects_of(made.graph)
-    without_known_masks(made.graph, before, compiled=True)
+    without_known_masks(made.graph, before, may_cut(before, accuracy))
     with_contiguous_rows(made.graph, before)
     on_tensor_cores(made, before, accuracy, host.gpu_here())
     written = {one for targets in before.writers.values() for one in targets}

@@ -39,11 +39,18 @@ CUT = 2.0**-11 / (2 * log(2))
 _NEEDED = ("_apply_kernel_options", "_create_empty_block_mask", "_identity", "noop_mask")  # of PyTorch
 
 
+def may_cut(effects: Effects, accuracy: ModelAccuracy) -> bool:
+    """Whether a graph's attention may be in TF32, and the graph does not look at strides: its results' may be others than PyTorch's."""
+    now = settings()
+    allowed = accuracy == "tf32" or (accuracy != "ieee" and now.linear)
+    return allowed and now.cast is None and not effects.needs_strides
+
+
 def on_tensor_cores(module: fx.GraphModule, effects: Effects, accuracy: ModelAccuracy, on: Gpu) -> None:
-    """Attention that is expected to be faster so. The graph must not look at strides: its results' may be others than PyTorch's."""
-    now, blocks, graph = settings(), list[Any](), module.graph
-    if now.cast is not None or effects.needs_strides or not (accuracy == "tf32" or (accuracy != "ieee" and now.linear)):
+    """Attention that is expected to be faster so."""
+    if not may_cut(effects, accuracy):
         return
+    blocks, graph = list[Any](), module.graph
     for node in graph.find_nodes(op="call_function", target=scaled_dot_product_attention):
         given = dict(zip(_ARGUMENTS, node.args, strict=False)) | node.kwargs
         if node in effects.unsettled or not _is_faster(given, on) or not all(hasattr(_pytorchs(), one) for one in _NEEDED):
