@@ -91,21 +91,15 @@ def gpt2() -> nn.Module:
     return Hidden(of.GPT2Model(of.GPT2Config(n_layer=4)))
 
 
-def segformer() -> nn.Module:
-    of = import_module("transformers")
-    return Pixels(of.SegformerForSemanticSegmentation(of.SegformerConfig()))
+def _of_transformers(wrap: Callable[[nn.Module], nn.Module], model: str, config: str, **sizes: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        of = import_module("transformers")
+        return wrap(getattr(of, model)(getattr(of, config)(**sizes)))
+
+    return make
 
 
-def dinov2() -> nn.Module:
-    of = import_module("transformers")
-    return Pixels(of.Dinov2Model(of.Dinov2Config(hidden_size=384, num_hidden_layers=4, num_attention_heads=6, image_size=224)))
-
-
-def electra() -> nn.Module:
-    of = import_module("transformers")
-    return Encoder(of.ElectraModel(of.ElectraConfig(num_hidden_layers=4)))
-
-
+_DINO = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6, "image_size": 224}
 NETWORKS = {
     "resnet50": _torchvision("resnet50"),
     "efficientnet_b0": _torchvision("efficientnet_b0"),
@@ -164,9 +158,9 @@ NETWORKS = {
     "vit_of_transformers": Network(vit_of_transformers),
     "unet_norms": _small("unet_norms"),
     "upscaler": _small("upscaler"),
-    "segformer": Network(segformer, (3, 256, 256)),
-    "dinov2": Network(dinov2),
-    "electra": Network(electra, (128,), 30522),
+    "segformer": Network(_of_transformers(Pixels, "SegformerForSemanticSegmentation", "SegformerConfig"), (3, 256, 256)),
+    "dinov2": Network(_of_transformers(Pixels, "Dinov2Model", "Dinov2Config", **_DINO)),
+    "electra": Network(_of_transformers(Encoder, "ElectraModel", "ElectraConfig", num_hidden_layers=4), (128,), 30522),
     "cs3darknet_m": _timm("cs3darknet_m"),
     "skresnet18": _timm("skresnet18"),
     "hgnetv2_b1": _timm("hgnetv2_b1"),

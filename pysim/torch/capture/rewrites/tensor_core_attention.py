@@ -72,7 +72,7 @@ def _pytorchs() -> Any:
 
 
 def _is_faster(given: dict[str, Any], on: Gpu) -> bool:
-    examples = [one.meta.get("example_value") if isinstance(one, fx.Node) else None for one in map(given.get, _ARGUMENTS[:3])]
+    examples: list[Any] = [one.meta.get("example_value") if isinstance(one, fx.Node) else None for one in map(given.get, _ARGUMENTS[:3])]
     if not all(is_static(one) and one.dim() == 4 and one.dtype is torch.float32 and one.numel() for one in examples):
         return False
     query, key, value = (tuple(one.shape) for one in examples)
