@@ -26,7 +26,7 @@ from pysim.torch.capture.between import Between, seconds_between
 from pysim.torch.capture.compiled_layers import Chosen, Folded, Kept, Taken, choose_layers, fused_nodes, insert_layers, join_layers
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
-from pysim.torch.capture.preferred_layouts import layers_as_convolutions
+from pysim.torch.capture.preferred_layouts import layers_as_convolutions, share_copies
 from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
 from pysim.torch.capture.rewrites.joint_products import Joint
 from pysim.torch.capture.rewrites.known_masks import without_known_masks
@@ -228,6 +228,7 @@ class Laid(NamedTuple):
         if self.before.needs_strides:
             restore_strides(module, nodes)
         else:
+            share_copies(module.graph, self.before)
             restore_strides(module, [one for one in returned(module.graph) if one.op != "placeholder"], only_results)
         module.graph.lint()
         module.recompile()
