@@ -181,6 +181,54 @@ class SuperResolution(nn.Module):
         return self.last(self.up(x))
 
 
+class NormUNet(nn.Module):
+    """Three levels of residual blocks with GroupNorm and SiLU, attention on the lowest, down by strides, up by transposed convolutions."""
+
+    def __init__(self, width: int = 64, levels: int = 3) -> None:
+        super().__init__()
+        widths = [width << at for at in range(levels)]
+        self.first = nn.Conv2d(4, width, 3, padding=1)
+        self.blocks = nn.ModuleList(DecoderBlock(one, one) for one in widths)
+        self.down = nn.ModuleList(nn.Conv2d(one, 2 * one, 3, 2, 1) for one in widths[:-1])
+        self.norm, self.attention = nn.LayerNorm(widths[-1]), Attention(widths[-1], 4)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * one, one, 4, 2, 1) for one in widths[:-1])
+        self.join = nn.ModuleList(DecoderBlock(2 * one, one) for one in widths[:-1])
+        self.last = nn.Sequential(nn.GroupNorm(32, width), nn.SiLU(), nn.Conv2d(width, 4, 3, padding=1))
+
+    def forward(self, x: Any) -> Any:
+        x, kept = self.first(x), []
+        for at, block in enumerate(self.blocks):
+            x = block(self.down[at - 1](x) if at else x)
+            kept.append(x)
+        tokens = x.flatten(2).transpose(1, 2)
+        x = x + self.attention(self.norm(tokens)).transpose(1, 2).reshape(x.shape)
+        for at in reversed(range(len(self.up))):
+            x = self.join[at](torch.cat([kept[at], self.up[at](x)], 1))
+        return self.last(x)
+
+
+class Upscaler(nn.Module):
+    """Dense blocks with leaky ReLU, then a transposed convolution to twice the size, beside bilinear interpolation."""
+
+    def __init__(self, width: int = 48, grows: int = 24, depth: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.dense = nn.ModuleList(
+            nn.ModuleList(nn.Conv2d(width + at * grows, grows, 3, padding=1) for at in range(4)) for _ in range(depth)
+        )
+        self.narrow = nn.ModuleList(nn.Conv2d(width + 4 * grows, width, 1) for _ in range(depth))
+        self.up = nn.ConvTranspose2d(width, 3, 4, 2, 1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x)
+        for layers, narrow in zip(self.dense, self.narrow, strict=True):
+            parts = [y]
+            for layer in layers:
+                parts.append(functional.leaky_relu(layer(torch.cat(parts, 1)), 0.2))
+            y = y + narrow(torch.cat(parts, 1))
+        return self.up(y) + functional.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+
 class ConvNeXtV2Block(nn.Module):
     """A depthwise 7x7 convolution, a layer norm, and two products with global response normalization between them."""
 
@@ -230,4 +278,6 @@ NETWORKS = {
     "vit": Small(VisionTransformer, 3, 224),
     "super_resolution": Small(SuperResolution, 3, 48),
     "convnext_v2": Small(convnext_v2, 3, 224),
+    "unet_norms": Small(NormUNet, 4, 64),
+    "upscaler": Small(Upscaler, 3, 96),
 }

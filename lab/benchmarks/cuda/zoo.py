@@ -91,6 +91,15 @@ def gpt2() -> nn.Module:
     return Hidden(of.GPT2Model(of.GPT2Config(n_layer=4)))
 
 
+def _of_transformers(wrap: Callable[[nn.Module], nn.Module], model: str, config: str, **sizes: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        of = import_module("transformers")
+        return wrap(getattr(of, model)(getattr(of, config)(**sizes)))
+
+    return make
+
+
+_DINO = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6, "image_size": 224}
 NETWORKS = {
     "resnet50": _torchvision("resnet50"),
     "efficientnet_b0": _torchvision("efficientnet_b0"),
@@ -147,6 +156,21 @@ NETWORKS = {
     "roberta": Network(roberta, (128,), 50265),
     "llama": Network(llama, (256,), 32000),
     "vit_of_transformers": Network(vit_of_transformers),
+    "unet_norms": _small("unet_norms"),
+    "upscaler": _small("upscaler"),
+    "segformer": Network(_of_transformers(Pixels, "SegformerForSemanticSegmentation", "SegformerConfig"), (3, 256, 256)),
+    "dinov2": Network(_of_transformers(Pixels, "Dinov2Model", "Dinov2Config", **_DINO)),
+    "electra": Network(_of_transformers(Encoder, "ElectraModel", "ElectraConfig", num_hidden_layers=4), (128,), 30522),
+    "cs3darknet_m": _timm("cs3darknet_m"),
+    "skresnet18": _timm("skresnet18"),
+    "hgnetv2_b1": _timm("hgnetv2_b1"),
+    "resnet50_gn": _timm("resnet50_gn"),
+    "nfnet_l0": _timm("nfnet_l0"),
+    "xception41": _timm("xception41", 299),
+    "efficientvit_b1": _timm("efficientvit_b1"),
+    "maxvit_tiny": _timm("maxvit_tiny_rw_224", depths=(1, 1, 2, 1)),
+    "repvit_m1": _timm("repvit_m1"),
+    "visformer_small": _timm("visformer_small"),
 }
 
 

@@ -24,7 +24,7 @@ from pysim.network.fusion import InputOp
 from pysim.network.graph import Node
 from pysim.torch.capture.effects import Effects, is_pure, name_of_operator
 from pysim.torch.capture.nodes import WEIGHTED_OPS, joined_channels
-from pysim.torch.layers.attention_seconds import attention_seconds
+from pysim.torch.layers.attention_seconds import attention_seconds, tensor_core_seconds
 from pysim.torch.layers.compiler_seconds import fused_seconds
 from pysim.torch.layers.pytorch_seconds import HOST_SECONDS
 from pysim.torch.precision import NAMES
@@ -32,7 +32,7 @@ from pysim.torch.precision import NAMES
 # Calls of libraries, with which the compiler fuses nothing
 _LIBRARY_CALLS = {
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "matmul", "mm", "bmm", "addmm",
-    "baddbmm", "scaled_dot_product_attention", "multi_head_attention_forward",
+    "baddbmm", "scaled_dot_product_attention", "tensor_core_attention", "multi_head_attention_forward",
 }  # fmt: skip
 # PyTorch's kernels for these need NCHW: beside their three passes, images that layers leave channels last are converted before and after
 _IN_NCHW = ("group_norm", "instance_norm")
@@ -75,28 +75,30 @@ def seconds_between(
     least, bandwidth = on.model.pass_seconds.value, on.memory_bytes_per_second.value
     each = least if in_cuda_graph else HOST_SECONDS
     a_cycle = 1 / (on.sms.value * on.frequency_hz.value)
-    kernels, calls = _kernels(_Rest(graph, fused, effects)), sum(_attention_seconds(node, on) for node in graph.nodes)
+    kernels, calls = _kernels(_Rest(graph, fused, effects)), [_attention_seconds(node, on) for node in graph.nodes]
     return Between(
-        calls
+        sum(by_pytorch for by_pytorch, _ in calls)
         + sum(
             max(each, launches * least, moved / bandwidth, cycles * a_cycle)
             for moved, cycles, launches in _work_alone(_Rest(graph, alone, effects), alone)
         ),
-        calls + sum(fused_seconds(*kernel, on) for kernel in kernels),
+        sum(compiled for _, compiled in calls) + sum(fused_seconds(*kernel, on) for kernel in kernels),
         kernels,
     )
 
 
-def _attention_seconds(node: fx.Node, on: Gpu) -> float:
-    """0 for other operators."""
-    if node.op != "call_function" or name_of_operator(node) != "scaled_dot_product_attention":
-        return 0.0
+def _attention_seconds(node: fx.Node, on: Gpu) -> tuple[float, float]:
+    """By PyTorch's kernel, and in a graph that is compiled; 0 for other operators."""
+    name = name_of_operator(node) if node.op == "call_function" else ""
+    if name not in ("scaled_dot_product_attention", "tensor_core_attention"):
+        return 0.0, 0.0
     names = ("query", "key", "value", "attn_mask")
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     query, key, _, mask = (given[name].meta.get("example_value") if isinstance(given.get(name), fx.Node) else None for name in names)
     if query is None or key is None or not (is_static(query) and is_static(key)):
-        return 0.0
-    return attention_seconds(query.shape, key.shape[-2], query.element_size(), mask is not None, on)
+        return 0.0, 0.0
+    seconds = attention_seconds(query.shape, key.shape[-2], query.element_size(), mask is not None, on)
+    return seconds, tensor_core_seconds(query.shape, key.shape[-2], on) if name == "tensor_core_attention" else seconds
 
 
 def is_fused(node: fx.Node) -> bool:

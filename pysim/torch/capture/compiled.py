@@ -26,9 +26,11 @@ from pysim.torch.capture.between import Between, seconds_between
 from pysim.torch.capture.compiled_layers import Chosen, Folded, Kept, Taken, choose_layers, fused_nodes, insert_layers, join_layers
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
+from pysim.torch.capture.preferred_layouts import layers_as_convolutions, share_copies
 from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
 from pysim.torch.capture.rewrites.joint_products import Joint
 from pysim.torch.capture.rewrites.known_masks import without_known_masks
+from pysim.torch.capture.rewrites.tensor_core_attention import may_cut, on_tensor_cores
 from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides
 from pysim.torch.layers.compiler_seconds import MARGIN, compile_seconds
@@ -209,7 +211,8 @@ class Laid(NamedTuple):
         assert operands is not None
         last = any(one.form is torch.channels_last for one in taken)
         options = _OPTIONS | ({"force_layout_optimization": True} if last else {})
-        inner = compile_fx(self.module, [*self.inputs, *map(_static, operands)], config_patches=options)
+        with layers_as_convolutions():
+            inner = compile_fx(self.module, [*self.inputs, *map(_static, operands)], config_patches=options)
         call = CompiledGraph(inner, taken, self.captured.forward, self.written)
         parameters = sorted({at for one in taken for at in one.parameters if at is not None})
         places = self.captured.graph.find_nodes(op="placeholder")
@@ -225,6 +228,7 @@ class Laid(NamedTuple):
         if self.before.needs_strides:
             restore_strides(module, nodes)
         else:
+            share_copies(module.graph, self.before)
             restore_strides(module, [one for one in returned(module.graph) if one.op != "placeholder"], only_results)
         module.graph.lint()
         module.recompile()
@@ -236,8 +240,9 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     made = fx.GraphModule(module, _copy(module.graph))
     remove_idle(made)
     before = effects_of(made.graph)
-    without_known_masks(made.graph, before)
+    without_known_masks(made.graph, before, may_cut(before, accuracy))
     with_contiguous_rows(made.graph, before)
+    on_tensor_cores(made, before, accuracy, host.gpu_here())
     written = {one for targets in before.writers.values() for one in targets}
     places = [node for node in made.graph.nodes if node.op == "placeholder"]
     if not before.needs_strides:

@@ -313,16 +313,16 @@ def _decided(
     dtype = layer.result_type(TENSORS[plan.workload.dtype], given, None if residual is None else residual.meta["example_value"])
     if dtype is not result.dtype:
         return layer.left(f"its result would be {dtype} here, {result.dtype} in PyTorch", plan.problem)
-    own, theirs = form_seconds(plan.workload, on, layer.geometry, result.numel())
+    own, theirs = form_seconds(problem, on, layer.geometry, result.numel())
     copied = copied_seconds([one for one in (x, residual and residual.meta["example_value"]) if lies_apart(one)], on)
-    layer.alone_seconds = library_seconds(plan.workload, on) + converted_seconds(plan.workload, on, result.numel()) * operand.contiguous
+    layer.alone_seconds = library_seconds(problem, on) + converted_seconds(problem, on, result.numel()) * operand.contiguous
     if layer.geometry.added is not None:  # a layer without a compiler, too, by whichever is faster
-        layer.alone_seconds = min(library_seconds(plan.workload, on) + theirs, own + own_seconds(plan, on, adds, layer.scales))
+        layer.alone_seconds = min(library_seconds(problem, on) + theirs, own + own_seconds(plan, on, adds, layer.scales))
     seconds = own_seconds(plan, on, adds, layer.scales, layer.activation) + own * (not fuses_on) + copied
-    expected = compiler_seconds(plan.workload, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
+    expected = compiler_seconds(problem, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
     ours = Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected)
     found: Taken | Decision = Taken(layer, positions, plan, memory_format_of(plan), dtype, ours)
-    margin += 0.0 if expected > library_seconds(plan.workload, on) + theirs else BARE_MARGIN
+    margin += 0.0 if expected > library_seconds(problem, on) + theirs else BARE_MARGIN
     if math.isinf(margin) or seconds * (1 + margin) > expected:
         found = layer.left("the compiler's is expected to be about as fast or faster", plan.problem, seconds, expected)
     has_shift = layer.epsilon is not None or given[1] is not None

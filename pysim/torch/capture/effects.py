@@ -34,7 +34,7 @@ _MAKERS = {
     "matmul", "max_pool", "max_pool1d", "max_pool2d", "max_pool3d", "maximum", "mean", "minimum", "mish", "mm", "mul", "neg", "norm",
     "norm_over_channels", "ones", "ones_like", "pow", "quantize_per_tensor", "rand", "rand_like", "randn", "randn_like", "reciprocal",
     "relu", "relu6", "rsqrt", "scaled_dot_product_attention", "sigmoid", "silu", "sin", "softmax", "softplus", "sqrt", "stack", "std",
-    "sub", "sum", "tanh", "true_divide", "truediv", "var", "where", "zeros", "zeros_like",
+    "sub", "sum", "tanh", "tensor_core_attention", "true_divide", "truediv", "var", "where", "zeros", "zeros_like",
 }  # fmt: skip
 _OPERATORS_IN_PLACE = {
     getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul")

@@ -26,6 +26,9 @@ from pysim.torch.layers.compiler_seconds import fused_seconds
 # By bytes of an element: launch, cycles of a multiprocessor for each score, tile, and factor with a mask
 _PRICES = {2: (7.0e-6, 0.14, 128, 2.2), 4: (8.0e-6, 1.85, 64, 1.25)}
 
+# The kernel of PyTorch's compiler for flexible attention, in TF32: launch, cycles for each score of 64 channels, and its tiles
+_FLEXIBLE = (4.0e-6, 0.7, 128, 32)
+
 _PRODUCT, _SHARES, _SOFTMAX = 2.0e-6, (0.36, 0.68), 0.9  # shares: of rows that are not, and that are whole vectors
 _VECTOR = 4  # FP32 numbers of 16 bytes
 
@@ -35,6 +38,15 @@ def attention_seconds(queries: Sequence[int], keys: int, element_bytes: int, mas
     launch, cycles, tile, more = _PRICES[2 if element_bytes == 2 else 4]
     scores = math.prod(queries[:-2]) * tile * -(-queries[-2] // tile) * tile * -(-keys // tile)
     return (launch + scores * cycles / (on.sms.value * on.frequency_hz.value)) * (more if masked else 1.0)
+
+
+def tensor_core_seconds(queries: Sequence[int], keys: int, on: Gpu) -> float:
+    """The same of FP32 operands by the compiler's kernel for flexible attention, in TF32, and a pass over its results."""
+    *batch, tokens, channels = queries
+    launch, cycles, rows, columns = _FLEXIBLE
+    scores, results = math.prod(batch) * rows * -(-tokens // rows) * columns * -(-keys // columns), math.prod(queries)
+    one_pass = fused_seconds(results, 8 * results, on)
+    return float(launch + scores * cycles * max(1, -(-channels // 64)) / (on.sms.value * on.frequency_hz.value)) + one_pass
 
 
 def products_seconds(queries: Sequence[int], keys: int, on: Gpu) -> float:

@@ -48,14 +48,11 @@ from pysim.torch.layers.library_conv import convolved, memory_format_of_last
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
 from pysim.torch.parameters import ParameterCache, changes_are_seen, needs_pytorch
-from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
+from pysim.torch.precision import FP32_COST, HALF, TENSORS, ModelAccuracy, errors_stay, plan_accuracy, settings, types_of
 
 Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, beta, mean, var of a norm on the input
 # Bounds of a filter's largest weight in f16: above the lower one, only weights below 2^-13 of the largest lose bits to f16's 2^-24 steps
 _MIN_F16, _MAX_F16 = 2.0**-12, 2.0**15
-# TF32's rounding of the weights of sums shorter than this does not average out: DPN-68's and ResNet-34d's errors were 2.1 and 1.24 times
-# PyTorch's, whose library multiplies their first layers in FP32 (H200). FP32 may take longer by this factor
-_SHORT, _SHORT_COST = 32, 1.3
 FOLDED = "PyTorch's library is expected to be faster, with its norm and activation in one kernel"
 _CACHE_SIZE = 32  # kinds of inputs, and models that share the layer, for which it keeps its plan, launch and packed weights
 
@@ -272,7 +269,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
 
     def fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, prologue: bool = False) -> Plan:
-        """The fastest plan of these types, of short sums FP32's where it is about as fast; the first type's PlanError if none has one."""
+        """The fastest plan of these types, FP32's where TF32's errors stay and it is about as fast; the first type's PlanError if none
+        has one."""
         plans, errors = [], []
         for dtype in types:
             layout: Layout = "nhwc" if self.kind == "Conv" and not prologue else "nchw"
@@ -286,8 +284,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if not plans:
             raise errors[0]
         best = min(plans, key=lambda plan: plan.seconds or 0.0)
-        if isinstance(best.workload, Conv) and best.workload.groups == 1 and best.workload.products < _SHORT:
-            most = _SHORT_COST * (best.seconds or 0.0)
+        if errors_stay(best.workload, x.dim()):
+            most = FP32_COST * (best.seconds or 0.0)
             best = next((one for one in plans if one.workload.dtype == "f32" and (one.seconds or 0.0) <= most), best)
         return best
 

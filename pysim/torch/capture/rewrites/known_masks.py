@@ -24,20 +24,21 @@ from pysim.calibration import host
 from pysim.torch.capture.between import is_static
 from pysim.torch.capture.effects import Effects, is_pure
 from pysim.torch.capture.rewrites.attention_masks import has_contiguous_rows
-from pysim.torch.layers.attention_seconds import attention_seconds, products_seconds
+from pysim.torch.layers.attention_seconds import attention_seconds, products_seconds, tensor_core_seconds
 from pysim.torch.precision import tf32
 
 _MOST = 1 << 26  # elements of a mask that is computed: 64 MiB of Booleans
 _PLACES = {"query": 0, "key": 1, "attn_mask": 3, "is_causal": 5}  # of arguments
 
 
-def without_known_masks(graph: fx.Graph, effects: Effects) -> None:
+def without_known_masks(graph: fx.Graph, effects: Effects, tensor_cores: bool = False) -> None:
+    """`tensor_cores`: attention in FP32 may run there without a mask, too (`tensor_core_attention`)."""
     found = dict[fx.Node, Any]()
     for node in graph.find_nodes(op="call_function", target=functional.scaled_dot_product_attention):
         *_, mask, causal = _given(node)
         if not isinstance(mask, fx.Node) or causal or not is_static(example := mask.meta.get("example_value")) or not _keeps_shape(node):
             continue
-        if _multiplies_faster(node, example):
+        if _multiplies_faster(node, example, tensor_cores):
             continue
         if mask not in found:
             found[mask] = _known(mask, effects) if 0 < example.numel() <= _MOST else None
@@ -52,7 +53,7 @@ def _given(node: fx.Node) -> list[Any]:
     return [node.kwargs.get(name, node.args[at] if len(node.args) > at else None) for name, at in _PLACES.items()]
 
 
-def _multiplies_faster(node: fx.Node, mask: Any) -> bool:
+def _multiplies_faster(node: fx.Node, mask: Any, tensor_cores: bool) -> bool:
     """Whether PyTorch's attention with this mask is products in TF32, which are expected to be faster than its kernel without a mask."""
     query, key = (one.meta.get("example_value") if isinstance(one, fx.Node) else None for one in _given(node)[:2])
     if (
@@ -65,7 +66,8 @@ def _multiplies_faster(node: fx.Node, mask: Any) -> bool:
     ):
         return False
     about, on = (query.shape, key.shape[-2]), host.gpu_here()
-    return products_seconds(*about, on) < attention_seconds(*about, query.element_size(), False, on)
+    without = attention_seconds(*about, query.element_size(), False, on)
+    return products_seconds(*about, on) < (min(without, tensor_core_seconds(*about, on)) if tensor_cores else without)
 
 
 def _keeps_shape(node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
 from pysim.torch import measured  # noqa: E402
 from pysim.torch.capture import compiled, compiled_layers  # noqa: E402
+from pysim.torch.layers.fused_layer import FusedLayer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("slow_compiler", "on_gpu", "fresh_compiler")
 
@@ -77,6 +78,19 @@ def test_layers_are_ours_and_the_rest_the_compilers(traced, inplace):
     assert runs(optimized) == {"stem": "pysim", "conv": "pysim", "last": "pysim"}
     assert any("native_group_norm" in str(node.target) for node in traced[0].graph.nodes)
     assert [one.endswith("true]") for one in how(traced)] == [False, True, False]  # the second adds its residual where that lies
+
+
+@torch.no_grad()
+def test_the_library_is_priced_in_the_type_in_which_it_multiplies(traced, monkeypatch):
+    """Where TF32 is allowed that is TF32, though FP32's plan is the faster one."""
+    of_fp32, priced = FusedLayer.fastest_plan, []
+    monkeypatch.setattr(compiled_layers, "types_of", lambda *_: ("tf32", "f32"))
+    monkeypatch.setattr(FusedLayer, "fastest_plan", lambda self, x, w, types, on: of_fp32(self, x, w, ("f32",), on))
+    monkeypatch.setattr(compiled_layers, "library_seconds", lambda problem, on: priced.append(problem.dtype) or 1.0)
+    model, x = settled(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())), images()
+    optimized = pysim.torch.optimize(model, compiler=True)
+    assert_close(optimized(x), model(x))
+    assert set(priced) == {"tf32"}
 
 
 @torch.no_grad()

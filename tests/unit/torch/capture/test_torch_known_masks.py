@@ -68,13 +68,16 @@ def test_masks_that_hide_nothing_or_what_comes_later_are_left_out(name, twice):
     torch.testing.assert_close(found[0] if isinstance(found, tuple) else found, model(x))
 
 
-@pytest.mark.parametrize(("tokens", "tf32", "stays"), [(128, True, False), (1024, True, True), (1024, False, False)])
-def test_products_in_tf32_stay_where_they_are_expected_to_be_faster(monkeypatch, tokens, tf32, stays):
-    """Of 8 images and 8 heads of 64 channels on an H200."""
+@pytest.mark.parametrize(
+    ("tokens", "tf32", "tensor_cores", "stays"),
+    [(128, True, False, False), (1024, True, False, True), (1024, False, False, False), (1024, True, True, False)],
+)
+def test_products_in_tf32_stay_where_they_are_expected_to_be_faster(monkeypatch, tokens, tf32, tensor_cores, stays):
+    """Of 8 images and 8 heads of 64 channels on an H200. `tensor_cores`: attention without a mask may run there."""
     monkeypatch.setattr(known_masks, "tf32", lambda kind: tf32)
     monkeypatch.setattr(known_masks.host, "gpu_here", lambda: load_any("h200"))
     x = torch.zeros(1).expand(8, 8, tokens, 64)
     module = Captured(Attention(lambda x, size: (torch.arange(size)[None, None, :, None] >= 0).expand(8, -1, -1, size)), x).module
-    without_known_masks(module.graph, effects_of(module.graph))
+    without_known_masks(module.graph, effects_of(module.graph), tensor_cores)
     (node,) = module.graph.find_nodes(op="call_function", target=functional.scaled_dot_product_attention)
     assert (node.args[3] is not None) == stays

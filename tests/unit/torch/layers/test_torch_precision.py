@@ -267,11 +267,29 @@ def test_whether_tf32_is_allowed_is_known_however_the_program_said_so():
         matmul.fp32_precision, conv.fp32_precision = before
 
 
-@pytest.mark.parametrize(("channels", "taken"), [(3, "f32"), (16, "tf32")])
-def test_short_sums_are_in_fp32_where_that_is_about_as_fast(channels, taken):
-    """DPN-68's first layer, 27 products, and one of 144, on an H200."""
-    layer = FusedLayer("layer", "Conv", Geometry((2, 2), (1, 1)), None, None)
-    shapes = (16, channels, 224, 224), (10, channels, 3, 3)
-    x, w = (torch.empty(shape, device="meta") for shape in shapes)
-    layer.problem_of = lambda x, w, dtype: parse(f"conv:mb16ic{channels}ih224oc10kh3sh2ph1:{dtype}")
+@pytest.mark.parametrize(
+    ("problem", "taken"),
+    [
+        ("conv:mb16ic3ih224oc10kh3sh2ph1", "f32"),  # DPN-68's first layer, 27 products
+        ("conv:mb16ic16ih224oc10kh3sh2ph1", "tf32"),
+        ("conv:mb16ic832ih1oc1000kh1", "f32"),  # its last
+        ("conv:mb16ic832ih7oc1000kh1", "tf32"),
+        ("conv:mb4096ic832ih1oc1000kh1", "tf32"),  # FP32 takes several times as long
+    ],
+)
+def test_layers_whose_errors_stay_are_in_fp32_where_that_is_about_as_fast(problem, taken):
+    """On an H200, TF32 allowed."""
+    layer = FusedLayer("layer", "Conv", Geometry(), None, None)
+    of = parse(problem)
+    x, w = (torch.empty(shape, device="meta") for shape in (of.input_shape, of.filter_shape))
+    layer.problem_of = lambda x, w, dtype: parse(f"{problem}:{dtype}")
+    assert layer.fastest_plan(x, w, ("tf32", "f32"), load_any("h200")).workload.dtype == taken
+
+
+@pytest.mark.parametrize(("shape", "taken"), [((16, 512), "f32"), ((16, 197, 512), "tf32")])
+def test_products_of_images_are_in_fp32_and_those_of_tokens_are_not(shape, taken):
+    """ResNet-34's last layer, and a product of as many channels of a transformer, on an H200."""
+    layer = FusedLayer("layer", "Linear", Geometry(), None, None)
+    x, w = torch.empty(shape, device="meta"), torch.empty(1000, 512, device="meta")
+    layer.problem_of = lambda x, w, dtype: parse(f"gemm:{x.numel() // 512}x1000x512:nt:{dtype}")
     assert layer.fastest_plan(x, w, ("tf32", "f32"), load_any("h200")).workload.dtype == taken
