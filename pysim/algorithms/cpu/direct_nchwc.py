@@ -253,7 +253,8 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
 
 def _read(shape: Shape, size: int, tiles: Array) -> Extent:
     """Bytes of a channel that tiles read: one the columns of its pixels in each row of the kernel, several that share rows whole ones."""
-    nest, live = nest_of(shape.w), live_taps(shape.w)[0]
+    nest = nest_of(shape.w)
+    live = live_taps(nest)[0]
     row = float((min(nest.width, nest.out_w * nest.kernel_w) if shape.inner > 1 else nest.width) * size)
     plane, halo = nest.touched_h * row, max(0, nest.kernel_h - nest.stride_h) * row
     beside = max(0, (nest.kernel_w - 1) * nest.dilation_w + 1 - nest.stride_w) * size  # columns that tiles of one row share
