@@ -45,6 +45,9 @@ GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
 # 224x224 to 64 with stride 2, to 16, and 3x3 to 48 with stride 2 were predicted at 0.82, 0.60 and 0.67 of their time without the second,
 # now 1.02, 1.00 and 0.94
 ROW_WORD_CYCLES, PIECE_CYCLES = 0.4, 7.0
+# Of pieces of up to so many bytes, words included (`copy_windows`, native/templates/integers/channels_last.h): 3x3 and 7x7 of 3 channels
+# with stride 2 and 4x4 with stride 4, of 224x224, 2.9, 2.2 and 2.9 (Zen 4)
+SHORT_BYTES, SHORT_CYCLES = 32, 2.6
 # Of form tiles: splitting 16 numbers in three, beyond packing them as rows of FP32. Packing both operands of 512x512x512 took 0.53 ns a
 # number on an Emerald Rapids, 22 cycles a vector at 2.66 GHz, of which lines and rows are about half
 SPLIT_CYCLES = 12.0
@@ -52,8 +55,9 @@ SPLIT_CYCLES = 12.0
 # 64 channels of 112x112 to 28x28: 2.4 to 11)
 PLANES_OF_BYTES, BYTE_ROW_CYCLES = ("bounded", "pairs"), 4.0
 # The same of forms groups and unpacked where sums become bytes: of a row of a tile's results, and of each of its vectors (Zen 4, 1x1
-# layers of 16 to 64 channels of 112x112 to 28x28 in place: 7.3 cycles for a row of one vector, 14.4 of four)
-ROWS_OF_BYTES, ROW_CYCLES, RESCALED_CYCLES = ("groups", "unpacked"), 4.9, 2.4
+# layers of 16 to 64 channels of 112x112 to 28x28 in place: 7.3 cycles for a row of one vector, 14.4 of four). Rows of one vector, all of a
+# pixel's results, are stored four at once: 32 -> 16 channels of 112x112 4.4 cycles
+ROWS_OF_BYTES, ROW_CYCLES, RESCALED_CYCLES, ROW_OF_FOUR_CYCLES = ("groups", "unpacked"), 4.9, 2.4, 2.0
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -272,6 +276,8 @@ def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean
         filters = _packed_filters(nest, kernel)
         words, pieces = nest.group_channels / kernel.group * filters, nest.filters_gathered * filters
         each = words * (ROW_WORD_CYCLES if kernel.reads_rows else GROUP_WORD_CYCLES) + pieces * PIECE_CYCLES
+        if pieces and nest.copied_pieces and kernel.reads_rows and nest.group_channels <= SHORT_BYTES * nest.filters_gathered:
+            each = pieces * SHORT_CYCLES
         return pack, nest.repeats * each, runs, vectors
     gather += partial_cycles(kernel.target, segments(nest.windows, nest.out_w, kernel.windows, lanes, unfilled)[1] / vectors)
     transpose = log2(lanes)  # shuffles of a vector
@@ -306,10 +312,13 @@ def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int
     windows)."""
     full_filters, last_filters = divmod(nest.group_filters, kernel.filters)
     steps = store = vectors = 0.0
+    row = 0.0 if not nest.to_bytes or kernel.form not in ROWS_OF_BYTES else ROW_CYCLES
+    if row and nest.windows == kernel.lane_windows:
+        row = ROW_OF_FOUR_CYCLES
     for tiles, live, windows in rows:
         for count, filters in ((full_filters, kernel.filters), (1, last_filters)):
             if windows and count and filters:
-                step, stored, out = _tile(kernel, unit, windows, filters, nest.to_bytes)
+                step, stored, out = _tile(kernel, unit, windows, filters, row)
                 steps += live * count * step
                 store += tiles * count * stored
                 vectors += tiles * count * out
@@ -375,8 +384,8 @@ def step_cycles(kernel: Kernel, unit: Unit, dtype: str, windows: int, filters: i
 
 
 @lru_cache(maxsize=4096)
-def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int, to_bytes: bool = False) -> tuple[float, float, int]:
-    """Cycles of one k-iteration of a tile and of storing it, and vectors of its outputs.
+def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int, row: float = 0.0) -> tuple[float, float, int]:
+    """Cycles of one k-iteration of a tile and of storing it, and vectors of its outputs. `row`: of each row of results that become bytes.
 
     A k-iteration takes the slowest of its multiply-adds, its operand loads and the latency of an accumulator. Portable tiles compute
     all their filters; in tiles with few windows their accumulators are in memory, and each filter waits for the one before. Outputs are
@@ -395,8 +404,8 @@ def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int, to_bytes: bool
         filters, waits = kernel.filters, unit.fma_latency_cycles.value * (kernel.filters if windows < kernel.windows else 1)
     step = step_cycles(kernel, unit, kernel.dtype, windows, filters)
     stored = stores / unit.stores_per_cycle.value + shuffles
-    if to_bytes and kernel.form in ROWS_OF_BYTES:
-        stored = filters * ROW_CYCLES + vectors * RESCALED_CYCLES
+    if row:
+        stored = filters * row + vectors * RESCALED_CYCLES
     if kernel.form == "tiles" and unit.tile_store_cycles:
         stored += unit.tile_store_cycles.value
     return max(step, waits), stored, vectors
