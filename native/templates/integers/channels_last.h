@@ -45,7 +45,8 @@ INLINE void copy_windows(const int SIZE, const uint8_t *from, int64_t count, int
         uint8_t *out = to;
         for (int64_t r = 0; r < rows; r++, piece += step, out += run)
             if (SIZE == 16) *(PIECES_16 *)out = *(const PIECES_16 *)piece;
-            else *(PIECES_32 *)out = *(const PIECES_32 *)piece;
+            else if (SIZE == 32) *(PIECES_32 *)out = *(const PIECES_32 *)piece;
+            else *(PIECES *)out = *(const PIECES *)piece;
     }
 }
 
@@ -53,10 +54,13 @@ INLINE void copy_windows(const int SIZE, const uint8_t *from, int64_t count, int
 static int64_t copied_windows(const pysim_byte_windows *w, int64_t row, int64_t column, int64_t count, int64_t pitch, uint8_t *to,
                               const uint8_t *stop, const uint8_t *end) {
     const pysim_conv *c = w->conv;
-    const int64_t run = c->kernel_w * c->channels, size = run > 16 ? 32 : 16, y = row * c->stride_h - c->pad_top,
-                  line = c->width * c->channels;
+    const int64_t run = c->kernel_w * c->channels,
+                  size = run > 32   ? PIECE
+                         : run > 16 ? 32
+                                    : 16,
+                  y = row * c->stride_h - c->pad_top, line = c->width * c->channels;
     const int64_t left = column * c->stride_w - c->pad_left, last = c->width - c->kernel_w, below = (c->kernel_h - 1) * c->dilation_h;
-    if (run > 32 || c->dilation_w > 1 || y < 0 || y + below >= c->height || left < 0 || left > last) return 0;
+    if (run > size || c->dilation_w > 1 || y < 0 || y + below >= c->height || left < 0 || left > last) return 0;
     const uint8_t *from = w->image + y * line + left * c->channels;
     int64_t found = pysim_min(pysim_min(count, w->out_w - column), (last - left) / c->stride_w + 1);
     const int64_t tail = below * line + size, apart = c->stride_w * c->channels; /* of what a window reads, and between windows */
@@ -65,6 +69,7 @@ static int64_t copied_windows(const pysim_byte_windows *w, int64_t row, int64_t 
     if (end - to < written + (found - 1) * pitch) found = end - to < written ? 0 : (end - to - written) / pitch + 1;
     if (size == 16 && c->kernel_h == 3) copy_windows(16, from, found, apart, 3, c->dilation_h * line, run, pitch, to); /* unrolled */
     else if (size == 16) copy_windows(16, from, found, apart, c->kernel_h, c->dilation_h * line, run, pitch, to);
+    else if (size > 32) copy_windows(PIECE, from, found, apart, c->kernel_h, c->dilation_h * line, run, pitch, to);
     else copy_windows(32, from, found, apart, c->kernel_h, c->dilation_h * line, run, pitch, to);
     return found;
 }

@@ -45,9 +45,10 @@ GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
 # 224x224 to 64 with stride 2, to 16, and 3x3 to 48 with stride 2 were predicted at 0.82, 0.60 and 0.67 of their time without the second,
 # now 1.02, 1.00 and 0.94
 ROW_WORD_CYCLES, PIECE_CYCLES = 0.4, 7.0
-# Of pieces of up to so many bytes, words included (`copy_windows`, native/templates/integers/channels_last.h): 3x3 and 7x7 of 3 channels
-# with stride 2 and 4x4 with stride 4, of 224x224, 2.9, 2.2 and 2.9 (Zen 4)
-SHORT_BYTES, SHORT_CYCLES = 32, 2.6
+# Of pieces of up to 32 bytes, and of up to a vector, words included (`copy_windows`, native/templates/integers/channels_last.h): 3x3 and
+# 7x7 of 3 channels with stride 2 and 4x4 with stride 4, of 224x224, 2.9, 2.2 and 2.9; 16x16 of 3 channels, 3x3 of 16, 11x11 of 3: 3.1, 4.8
+# and 4.2 (Zen 4)
+SHORT_BYTES, SHORT_CYCLES, VECTOR_CYCLES = 32, 2.6, 4.0
 # Of form tiles: splitting 16 numbers in three, beyond packing them as rows of FP32. Packing both operands of 512x512x512 took 0.53 ns a
 # number on an Emerald Rapids, 22 cycles a vector at 2.66 GHz, of which lines and rows are about half
 SPLIT_CYCLES = 12.0
@@ -276,8 +277,8 @@ def _packing(nest: Nest, machine: Machine, kernel: Kernel, unit: Unit, live_mean
         filters = _packed_filters(nest, kernel)
         words, pieces = nest.group_channels / kernel.group * filters, nest.filters_gathered * filters
         each = words * (ROW_WORD_CYCLES if kernel.reads_rows else GROUP_WORD_CYCLES) + pieces * PIECE_CYCLES
-        if pieces and nest.copied_pieces and kernel.reads_rows and nest.group_channels <= SHORT_BYTES * nest.filters_gathered:
-            each = pieces * SHORT_CYCLES
+        if nest.copied_pieces and kernel.reads_rows and nest.group_channels <= unit.vector_bytes * nest.filters_gathered:
+            each = pieces * (SHORT_CYCLES if nest.group_channels <= SHORT_BYTES * nest.filters_gathered else VECTOR_CYCLES)
         return pack, nest.repeats * each, runs, vectors
     gather += partial_cycles(kernel.target, segments(nest.windows, nest.out_w, kernel.windows, lanes, unfilled)[1] / vectors)
     transpose = log2(lanes)  # shuffles of a vector
