@@ -359,7 +359,7 @@ static int64_t panels_at_once(const shape *of, int64_t panel, int64_t end) {
 static void copy_rows(nchwc_run *r, int64_t image, int64_t begin, int64_t end, char *room) {
     const pysim_conv *given = &r->job->problem.conv, *c = r->of.conv;
     const int64_t channels = given->channels / given->groups, per_row = r->of.per_row, size = given->width * (int64_t)sizeof(uint16_t);
-    const pysim_loops *loops = pysim_loops_for(PYSIM_BF16);
+    void (*const narrow)(const void *, int64_t, void *) = pysim_loops_for(PYSIM_BF16)->narrow;
     uint16_t *first = (uint16_t *)(void *)(room + (64 - (uintptr_t)room % 64) % 64), *second = first + whole_lines(size) / 2;
     uint16_t *to = second + whole_lines(size) / 2;
     r->y = pysim_max(0, begin / per_row * c->stride_h - c->pad_top);
@@ -370,8 +370,8 @@ static void copy_rows(nchwc_run *r, int64_t image, int64_t begin, int64_t end, c
         for (int64_t y = r->y; y < r->y + r->rows; y++, to += PAIR * given->pad_right) {
             const int64_t at = ((image * channels + ch) * given->height + y) * given->width;
             const float *from = (const float *)(const void *)r->call->first + at;
-            loops->narrow(from, given->width, first);
-            if (ch + 1 < channels) loops->narrow(from + given->height * given->width, given->width, second);
+            narrow(from, given->width, first);
+            if (ch + 1 < channels) narrow(from + given->height * given->width, given->width, second);
             else memset(second, 0, (size_t)size);
             memset(to, 0, (size_t)(PAIR * given->pad_left) * sizeof *to);
             to += PAIR * given->pad_left;
