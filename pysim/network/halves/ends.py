@@ -69,7 +69,7 @@ class Ends:
                 raise OperandError(f'the input "{printable(name)}" is {have}; the model takes {tensor.dtype} of shape {tensor.shape}')
             array = np.asarray(array, order="C") if short else cpu.dense(array, name, tensor.shape)
         if short is None:
-            return array  # type: ignore[no-any-return]
+            return array
         results, convert = short
         convert(array, made := results.take())
         return made
