@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Direct convolution in the blocked layout (NCHWc). A tile is neighbouring pixels of an output row; the kernel broadcasts input elements from where
  * they lie, so nothing is packed, whatever the stride. The input may also be planes (an image of three channels): then the taps of a kernel row
- * are contiguous.
+ * are contiguous. Of bf16, planes are floats: each block of tiles copies the rows that it reads, rounded, as blocks of two channels with the
+ * columns of padding as zeros. Where weights are not finite, pixels that reach into this padding are computed one by one, without it.
  *
  *   for each block of k2 tiles: for each panel of filters: for each set of channels: for each tile: KERNEL
  *
@@ -9,6 +10,8 @@
  * a call have in the padding leave these out. Other taps in the padding, of a tile at the left or right edge of the image, have calls of their own
  * with only those pixels that need them: padding is not multiplied. Each tile prefetches its share of the filters that come next, because they are
  * read once, from a far level (256 -> 256 channels, 14x14, 3x3: 1131 us without, 1047 with, on a busy Zen 5). */
+#include <string.h>
+
 #include "algorithm.h"
 #include "elements.h"
 
@@ -16,6 +19,7 @@ enum {
     LINE = 64,
     RUN_TILES = 8,    /* of a call of the kernel: their results lie in L1 for the epilogue's loops */
     LINE_CYCLES = 12, /* in which a line comes from another core's cache or a shared one, several at once */
+    PAIR = 2,         /* channels of a block of copied rows */
 };
 
 typedef struct {
@@ -35,9 +39,15 @@ typedef struct {
     int contiguous;              /* whether the taps of a kernel row are contiguous: an input of planes */
     int64_t blocks, panel_parts; /* blocks of tiles; into how many parts the panels of a block are divided */
     int64_t k2;                  /* tiles per block; 0: blocks of even sizes */
+    const pysim_job *job;
+    int copies, apart; /* copied rows; whether their padding must not be multiplied */
+    const char *input; /* of the image and group that is computed: planes of `rows` rows from the image's row `y` on */
+    int64_t rows, y;
 } nchwc_run;
 
-static int64_t inner_of(const pysim_conv *c) { return c->input_block > 1 ? c->input_block : 1; }
+/* Whether rows are copied: what the kernels multiply are pairs of neighbouring channels. */
+static int copies_rows(const pysim_conv *c) { return c->dtype == PYSIM_BF16 && c->input_block <= 1; }
+static int64_t inner_of(const pysim_conv *c) { return c->input_block > 1 ? c->input_block : copies_rows(c) ? PAIR : 1; }
 
 /* Unpadded 1x1 convolutions of stride 1: all pixels of the image become one row. */
 static pysim_conv flattened(const pysim_conv *c) {
@@ -50,7 +60,7 @@ static pysim_conv flattened(const pysim_conv *c) {
 static shape shape_of(const pysim_conv *c, const pysim_row *row, const pysim_schedule *s) {
     shape of = {.conv = c, .lanes = row->info.lane_filters, .inner = inner_of(c), .bytes = pysim_dtype_bytes(c->dtype)};
     (void)pysim_check_conv(c, &of.p, &of.q, NULL); /* checked before */
-    of.blocks = c->channels / c->groups / of.inner;
+    of.blocks = pysim_ceil_div(c->channels / c->groups, of.inner);
     of.set = pysim_ceil_div(s->channels, of.inner);
     of.vectors = c->filters / c->groups / of.lanes;
     of.panel = row->info.filters / of.lanes;
@@ -88,18 +98,37 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_conv *c,
     return PYSIM_OK;
 }
 
-/* Results of bf16 are rounded once: their sums have one set, and no taps but those that the first and the last pixel of a call leave out. */
+/* Results of bf16 are rounded once: their sums have one set, and no taps but those that the first and the last pixel of a call leave out, or whose
+ * padding is copied. */
 static pysim_status check_rounded_once(const pysim_schedule *s, const pysim_conv *c) {
     int64_t p, q;
     (void)pysim_check_conv(c, &p, &q, NULL); /* has passed */
     const int64_t behind = (q - 1) * c->stride_w + (c->kernel_w - 1) * c->dilation_w + 1 - c->pad_left - c->width;
-    if (c->input_block <= 1) return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d; kernels of bf16 read blocks", (int)c->input_block);
-    if (s->channels == c->channels / c->groups && c->pad_left <= c->stride_w && behind <= c->stride_w) return PYSIM_OK;
+    const int one_set = s->channels == c->channels / c->groups, pointwise = c->kernel_h * c->kernel_w * c->stride_h * c->stride_w == 1;
+    if (copies_rows(c) && pointwise && !pysim_conv_padded(c))
+        return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d; of bf16 kernels of one tap and stride 1 read blocks", (int)c->input_block);
+    if (one_set && (copies_rows(c) || (c->pad_left <= c->stride_w && behind <= c->stride_w))) return PYSIM_OK;
     return pysim_fail(PYSIM_UNSUPPORTED, "sums of bf16 have all channels in one set, and no more columns of padding than the stride");
+}
+
+/* Rows of the image that `tiles` tiles read, at most; bytes of a thread's copy of them and of two rows that it rounds before. */
+static int64_t rows_of_tiles(const shape *of, int64_t tiles) {
+    const pysim_conv *c = of->conv;
+    const int64_t out = pysim_min(of->p, (tiles + of->per_row - 2) / of->per_row + 1);
+    return pysim_min(c->height, (out - 1) * c->stride_h + (c->kernel_h - 1) * c->dilation_h + 1);
+}
+static int64_t whole_lines(int64_t bytes) { return pysim_ceil_div(bytes, 64) * 64; }
+static pysim_status copied_bytes(const shape *of, int64_t width, int64_t k2, int64_t *bytes) {
+    const int64_t rows = rows_of_tiles(of, pysim_min(k2, of->tiles));
+    const int64_t size[] = {of->blocks, rows, of->conv->width, PAIR * of->bytes};
+    const pysim_status status = pysim_product("the copied rows' bytes, channels x rows x columns x element", 4, size, bytes);
+    *bytes = whole_lines(*bytes) + PAIR * whole_lines(width * of->bytes) + 64;
+    return status;
 }
 
 static pysim_status open_nchwc(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
     job->own = flattened(&p->conv);
+    if (copies_rows(&p->conv)) job->own.width += p->conv.pad_left + p->conv.pad_right, job->own.pad_left = job->own.pad_right = 0;
     job->nest = (pysim_nest){.problem = &job->own, .schedule = *s};
     job->thread_bytes = 64; /* nothing is kept, but a run must have a workspace */
     pysim_status status = row(s, p->conv.dtype, &job->nest.row);
@@ -109,20 +138,24 @@ static pysim_status open_nchwc(const pysim_problem *p, const pysim_schedule *s, 
     const shape of = shape_of(&job->own, &job->nest.row, s);
     const int64_t size[] = {job->own.groups, panels_of(&of), panel_size(&of), of.bytes};
     status = pysim_product("the packed filters' bytes, groups x panels x elements x element", 4, size, &job->prepared_bytes);
+    if (status == PYSIM_OK && copies_rows(&p->conv)) {
+        status = copied_bytes(&of, p->conv.width, s->k2, &job->thread_bytes);
+        job->prepared_bytes += 64; /* whether weights are not finite */
+    }
     job->operands.second = (pysim_operand){"packed filters", p->conv.dtype, job->prepared_bytes};
     return status;
 }
 
-/* Filters of FP32 become pairs of neighbouring channels, [channel / 2][filter][2]. */
+/* Filters of FP32 become pairs of neighbouring channels, [channel / 2][filter][2]; of an odd number of them the last one has a zero beside it. */
 static void prepare_bf16(const shape *of, int64_t group, int64_t panel, const float *filters, uint16_t *to) {
     const pysim_conv *c = of->conv;
-    const int64_t channels = of->blocks * of->inner, taps = c->kernel_h * c->kernel_w;
+    const int64_t channels = c->channels / c->groups, taps = c->kernel_h * c->kernel_w;
     const int64_t first = panel * of->panel * of->lanes, width = width_of(of, panel);
     const float *from = filters + (group * of->vectors * of->lanes + first) * channels * taps;
-    for (int64_t ch = 0; ch < channels; ch++)
+    for (int64_t ch = 0; ch < of->blocks * of->inner; ch++)
         for (int64_t tap = 0; tap < taps; tap++) {
             uint16_t *pairs = to + ((ch / of->inner * taps + tap) * of->inner + ch % of->inner / 2 * 2) * width + ch % 2;
-            for (int64_t f = 0; f < width; f++) pairs[2 * f] = pysim_bf16_of(from[(f * channels + ch) * taps + tap]);
+            for (int64_t f = 0; f < width; f++) pairs[2 * f] = ch < channels ? pysim_bf16_of(from[(f * channels + ch) * taps + tap]) : 0;
         }
 }
 
@@ -144,6 +177,7 @@ DEFINE_PREPARE(double, prepare_f64)
 static void prepare_nchwc(const pysim_job *job, const char *filters, char *prepared) {
     const shape of = shape_of(&job->own, &job->nest.row, &job->nest.schedule);
     const int64_t panels = panels_of(&of);
+    if (copies_rows(&job->problem.conv)) memset(prepared, 0, (size_t)job->prepared_bytes); /* the last panel may have fewer filters */
     for (int64_t i = 0; i < job->own.groups * panels; i++) {
         char *to = prepared + i * panel_size(&of) * of.bytes;
         if (of.conv->dtype == PYSIM_F64)
@@ -152,6 +186,11 @@ static void prepare_nchwc(const pysim_job *job, const char *filters, char *prepa
             prepare_bf16(&of, i / panels, i % panels, (const float *)(const void *)filters, (uint16_t *)(void *)to);
         else prepare_f32(&of, i / panels, i % panels, (const float *)(const void *)filters, (float *)(void *)to);
     }
+    if (!copies_rows(&job->problem.conv)) return;
+    const uint16_t *weights = (const uint16_t *)(const void *)prepared;
+    int32_t marked = 0;
+    for (int64_t i = 0; i < job->own.groups * panels * panel_size(&of); i++) marked |= (weights[i] & 0x7f80) == 0x7f80;
+    memcpy(prepared + job->prepared_bytes - 64, &marked, sizeof marked);
 }
 
 /* A tile and a channel set: what all its kernel calls share. */
@@ -170,7 +209,7 @@ static void call_kernel(const nchwc_run *r, const tile *t, int64_t lo, int64_t h
     call.filters = (const char *)call.filters + s0 * call.filter_tap * bytes;
     call.rows = t->rows;
     call.taps = r->contiguous ? 1 : taps;
-    call.inner = r->contiguous ? taps : r->of.inner;
+    call.inner = r->contiguous ? taps * r->of.inner : r->of.inner;
     call.out = (char *)call.out + lo * r->of.lanes * bytes;
     call.pixels = hi - lo;
     call.first = first, call.last = last;
@@ -214,10 +253,24 @@ static int64_t tap_from(const pysim_conv *c, int64_t s, int64_t at, int64_t boun
 /* Elements of an input row before and behind the image that the first and the last pixel of a kernel call may leave out. */
 static int64_t spare_of(const nchwc_run *r) { return r->contiguous ? 0 : r->of.conv->stride_w; }
 
+/* The pixels of a tile one by one, each with the taps that are inside the image, before it got its padding. */
+static void sum_pixels(const nchwc_run *r, const tile *t) {
+    const pysim_conv *given = &r->job->problem.conv;
+    const int64_t end = given->pad_left + given->width;
+    for (int64_t p = 0; p < t->pixels; p++) {
+        const int64_t x = t->x + p * given->stride_w, s0 = tap_from(given, 0, x, given->pad_left), s1 = tap_from(given, s0, x, end);
+        call_kernel(r, t, p, p + 1, s0, s1, 1, 1);
+    }
+}
+
 /* Adds one channel set to a tile. The taps [main, main_end), of which at most the first and the last pixel lie in the padding, come last, together
  * with the epilogue. No divisions: for tiles of few channels they would take as long as a tenth of the multiply-adds. */
 static void sum_set(const nchwc_run *r, tile *t, int first, int last) {
     const pysim_conv *c = r->of.conv;
+    if (r->apart) {
+        sum_pixels(r, t);
+        return;
+    }
     if (t->x >= 0 && t->x + (t->pixels - 1) * c->stride_w + (c->kernel_w - 1) * c->dilation_w < c->width) {
         call_kernel(r, t, 0, t->pixels, 0, c->kernel_w, first, last);
         return;
@@ -256,7 +309,7 @@ static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t m
     int64_t r0 = 0, r1 = c->kernel_h; /* kernel rows inside the image */
     while (r0 < r1 && y + r0 * c->dilation_h < 0) r0++;
     while (r0 < r1 && y + (r1 - 1) * c->dilation_h >= c->height) r1--;
-    const int64_t width = width_of(of, panel), b0 = set * of->set, plane = c->height * c->width * of->inner;
+    const int64_t width = width_of(of, panel), b0 = set * of->set, plane = r->rows * c->width * of->inner;
     const int64_t filter = image * of->vectors + panel * of->panel, at = (filter * map + row * of->q + q0) * of->lanes;
     tile t = {.pixels = q1 - q0, .x = q0 * c->stride_w - c->pad_left, .rows = r1 - r0};
     t.call = (pysim_nchwc_tile){
@@ -268,7 +321,7 @@ static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t m
         .filter_tap = of->inner * width,
         .filter_row = c->kernel_w * of->inner * width,
         .filter_block = c->kernel_h * c->kernel_w * of->inner * width,
-        .input = r->call->first + (image * of->blocks + b0) * plane * bytes,
+        .input = r->input + b0 * plane * bytes,
         .out = r->call->result + at * bytes,
         .out_vector = map * of->lanes,
         .vectors = width / of->lanes,
@@ -278,7 +331,7 @@ static int64_t run_tiles(const nchwc_run *r, int64_t image, int64_t i, int64_t m
         .panels = panels,
         .panel = panel_size(of),
     };
-    if (t.rows) t.call.input = (const char *)t.call.input + (y + r0 * c->dilation_h) * c->width * of->inner * bytes;
+    if (t.rows) t.call.input = (const char *)t.call.input + (y + r0 * c->dilation_h - r->y) * c->width * of->inner * bytes;
     const char *filters =
         r->call->second + ((image % c->groups * panels_of(of) + panel) * panel_size(of) + b0 * t.call.filter_block) * bytes;
     t.call.filters = filters + r0 * t.call.filter_row * bytes;
@@ -302,16 +355,43 @@ static int64_t panels_at_once(const shape *of, int64_t panel, int64_t end) {
     return one_pixel && panel + PYSIM_NCHWC_PANELS <= pysim_min(end, of->vectors / of->panel) ? PYSIM_NCHWC_PANELS : 1;
 }
 
+/* Copies the rows of an image's group that tiles [begin, end) read to a thread's workspace. */
+static void copy_rows(nchwc_run *r, int64_t image, int64_t begin, int64_t end, char *room) {
+    const pysim_conv *given = &r->job->problem.conv, *c = r->of.conv;
+    const int64_t channels = given->channels / given->groups, per_row = r->of.per_row, size = given->width * (int64_t)sizeof(uint16_t);
+    void (*const narrow)(const void *, int64_t, void *) = pysim_loops_for(PYSIM_BF16)->narrow;
+    uint16_t *first = (uint16_t *)(void *)(room + (64 - (uintptr_t)room % 64) % 64), *second = first + whole_lines(size) / 2;
+    uint16_t *to = second + whole_lines(size) / 2;
+    r->y = pysim_max(0, begin / per_row * c->stride_h - c->pad_top);
+    const int64_t last = (end - 1) / per_row * c->stride_h - c->pad_top + (c->kernel_h - 1) * c->dilation_h;
+    r->rows = pysim_max(0, pysim_min(c->height, last + 1) - r->y);
+    r->input = (const char *)to;
+    for (int64_t ch = 0; ch < channels; ch += PAIR)
+        for (int64_t y = r->y; y < r->y + r->rows; y++, to += PAIR * given->pad_right) {
+            const int64_t at = ((image * channels + ch) * given->height + y) * given->width;
+            const float *from = (const float *)(const void *)r->call->first + at;
+            narrow(from, given->width, first);
+            if (ch + 1 < channels) narrow(from + given->height * given->width, given->width, second);
+            else memset(second, 0, (size_t)size);
+            memset(to, 0, (size_t)(PAIR * given->pad_left) * sizeof *to);
+            to += PAIR * given->pad_left;
+            for (int64_t x = 0; x < given->width; x++, to += PAIR) to[0] = first[x], to[1] = second[x];
+            memset(to, 0, (size_t)(PAIR * given->pad_right) * sizeof *to);
+        }
+}
+
 /* A block of tiles of one image's group, for a part of the panels. */
 static void run_item(int64_t item, int64_t thread, const void *context) {
-    const nchwc_run *r = context;
+    const nchwc_run *shared = context;
+    nchwc_run own = *shared, *r = &own;
     const int64_t block = item / r->panel_parts % r->blocks, image = item / r->panel_parts / r->blocks;
     const int64_t sets = pysim_ceil_div(r->of.blocks, r->of.set);
     int64_t panel, panel_end, begin, end;
-    (void)thread;
     if (r->k2) begin = block * r->k2, end = pysim_min(r->of.tiles, begin + r->k2);
     else pysim_split_range(r->of.tiles, block, r->blocks, &begin, &end);
     pysim_split_range(panels_of(&r->of), item % r->panel_parts, r->panel_parts, &panel, &panel_end);
+    if (r->copies) copy_rows(r, image, begin, end, r->call->workspace + thread * r->job->thread_bytes);
+    else r->input += image * r->of.blocks * r->of.inner * r->of.conv->height * r->of.conv->width * r->of.bytes;
     for (int64_t panels; panel < panel_end; panel += panels) {
         panels = panels_at_once(&r->of, panel, panel_end);
         for (int64_t set = 0; set < sets; set++)
@@ -342,7 +422,10 @@ static void divide(nchwc_run *r, int64_t parts) {
 static void run_nchwc(const pysim_job *job, const pysim_call *call) {
     nchwc_run r = {.of = shape_of(&job->own, &job->nest.row, &job->nest.schedule), .kernel = job->nest.row.nchwc, .call = call};
     const int64_t images = job->own.batch * job->own.groups;
-    r.contiguous = r.of.inner == 1 && job->own.dilation_w == 1;
+    r.job = job, r.input = call->first, r.rows = job->own.height;
+    r.copies = copies_rows(&job->own);
+    r.contiguous = job->own.input_block <= 1 && job->own.dilation_w == 1;
+    if (r.copies && pysim_conv_padded(&job->problem.conv)) memcpy(&r.apart, call->second + job->prepared_bytes - 64, sizeof r.apart);
     r.k2 = pysim_min(job->nest.schedule.k2, r.of.tiles);
     r.blocks = pysim_ceil_div(r.of.tiles, r.k2);
     r.panel_parts = 1;

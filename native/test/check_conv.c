@@ -164,22 +164,21 @@ static int pack(const conv_case *k, guard_side side) {
     return 1;
 }
 
-/* Filters have values of the problem's type, also where they are floats. */
-static void fill_filters(conv_case *k, check_fill_kind kind, guard_side side) {
-    void *filters = guard_place(&at.filters, (size_t)k->filters * check_size(k->second), side);
-    if (k->second == k->c.dtype) {
-        check_fill(filters, k->second, k->filters, kind, &k->random);
+/* Operands have values of the problem's type, also where they are floats. */
+static void fill(conv_case *k, void *operand, int32_t dtype, int64_t count, check_fill_kind kind) {
+    if (dtype == k->c.dtype) {
+        check_fill(operand, dtype, count, kind, &k->random);
         return;
     }
-    void *own = check_scratch(SCRATCH_B, (size_t)k->filters * check_size(k->c.dtype));
-    check_fill(own, k->c.dtype, k->filters, kind, &k->random);
-    for (int64_t i = 0; i < k->filters; i++) check_set(filters, k->second, i, check_get(own, k->c.dtype, i));
+    void *own = check_scratch(SCRATCH_B, (size_t)count * check_size(k->c.dtype));
+    check_fill(own, k->c.dtype, count, kind, &k->random);
+    for (int64_t i = 0; i < count; i++) check_set(operand, dtype, i, check_get(own, k->c.dtype, i));
 }
 
 static int prepare(conv_case *k, check_fill_kind kind, guard_side side) {
     types_of(k);
-    check_fill(guard_place(&at.input, (size_t)k->input * check_size(k->first), side), k->first, k->input, kind, &k->random);
-    fill_filters(k, kind, side);
+    fill(k, guard_place(&at.input, (size_t)k->input * check_size(k->first), side), k->first, k->input, kind);
+    fill(k, guard_place(&at.filters, (size_t)k->filters * check_size(k->second), side), k->second, k->filters, kind);
     check_fill(guard_place(&at.bias, (size_t)k->c.filters * check_size(k->added), side), k->added, k->c.filters, kind, &k->random);
     check_fill(guard_place(&at.residual, (size_t)k->output * check_size(k->result), side), k->result, k->output, kind, &k->random);
     set_signs(k, at.filters.buffer, at.bias.buffer);

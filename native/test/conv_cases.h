@@ -57,11 +57,14 @@ static void types_of(conv_case *k) {
     if (c->input_block <= 1) k->first = PYSIM_F32;
 }
 
-/* Whether results are rounded from one set of channels, and without stores between taps: no planes, and no more columns of padding than the stride. */
+/* Results are rounded from one set of channels, and without stores between taps: no more columns of padding than the stride beside blocks, no kernels of
+ * one tap and stride 1 beside planes. */
 static void make_narrow(conv_case *k) {
     pysim_conv *c = &k->c;
     if (c->dtype != PYSIM_BF16) return;
     k->s.channels = c->channels / c->groups;
+    if (c->input_block <= 1 && c->kernel_h * c->kernel_w * c->stride_h * c->stride_w == 1) c->stride_w = 2;
+    if (c->input_block <= 1) return;
     c->pad_left = c->pad_left < c->stride_w ? c->pad_left : c->stride_w;
     c->pad_right = c->pad_right < c->stride_w ? c->pad_right : c->stride_w;
     const int64_t needed = c->dilation_w * (c->kernel_w - 1) + 1 - c->pad_left - c->pad_right;
@@ -72,7 +75,7 @@ static void make_narrow(conv_case *k) {
 static void make_nchwc(conv_case *k, const unsigned char *level, const pysim_kernel_info *row) {
     enum { FEW = 3 };
     pysim_conv *c = &k->c;
-    const int64_t lanes = row->lane_filters, block = k->index % 3 || row->dtype == PYSIM_BF16 ? lanes : 1;
+    const int64_t lanes = row->lane_filters, block = k->index % 3 ? lanes : 1;
     c->groups = c->groups < FEW ? c->groups : FEW;
     const int64_t channels = block * (block > 1 && channel_levels[level[CHANNELS]] > FEW ? FEW : channel_levels[level[CHANNELS]]);
     c->channels = c->groups * channels;

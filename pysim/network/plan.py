@@ -145,7 +145,7 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
         return None, 1
     x, (filters, channels) = graph.tensors[node.inputs[0]], graph.tensors[node.inputs[1]].shape
     rows, dtype = x.nbytes // x.dtype.itemsize // channels, DTYPES[x.dtype.name]
-    if rows > 1:
+    if rows > 1 or "narrow" in node.attributes:  # kernels of products read one row of bf16 at the speed of memory
         return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype=dtype), 1
     return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype), 1
 

@@ -4,7 +4,7 @@
 Each is a `Step`, which is called to run. Types: float32 or float64, but for halves.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,13 +46,30 @@ def best_step(values: Array, places: Array, x: Array, largest: bool) -> Step | N
     return step_of("BEST", how, values, x, third=places)
 
 
+_HALVES = {np.dtype(np.float16): "PYSIM_F16", BITS: "PYSIM_BF16"}
+
+
 def halves_step(out: Array, x: Array) -> Step | None:
     """float16 or the bits of bf16 as float32, or float32 rounded to these; None for other types."""
-    halves = {np.dtype(np.float16): "PYSIM_F16", BITS: "PYSIM_BF16"}
-    rounds, kind = (True, halves.get(out.dtype)) if x.dtype == np.float32 else (False, halves.get(x.dtype))
+    rounds, kind = (True, _HALVES.get(out.dtype)) if x.dtype == np.float32 else (False, _HALVES.get(x.dtype))
     if kind is None or (x if rounds else out).dtype != np.float32 or not x.size or not x.flags.c_contiguous or not out.flags.c_contiguous:
         return None
     return step_of("HALVES", library()[0].new("pysim_halves *", [x.size, rounds, getattr(library()[1], kind)]), out, x)
+
+
+class Halves:
+    """The same of any dense arrays of `count` elements of one type (float16, or bits of bf16 as BITS). `rounds`: to that type, from
+    float32. Any thread may call it."""
+
+    def __init__(self, kind: "np.dtype[Any]", count: int, rounds: bool) -> None:
+        ffi, lib = library()
+        self._how = ffi.new("pysim_halves *", [count, rounds, getattr(lib, _HALVES[kind])])
+        self._cast, self._run = ffi.cast, lib.pysim_run_halves
+        self._count = count
+
+    def __call__(self, x: Array, out: Array) -> None:
+        if self._count:
+            check(self._run(self._how, *(self._cast("void *", one.__array_interface__["data"][0]) for one in (x, out))))
 
 
 def sample_step(out: Array, x: Array, grid: Array, nearest: bool, padding: bytes, aligned: bool) -> Step | None:

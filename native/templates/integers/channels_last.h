@@ -34,6 +34,46 @@ INLINE uint8_t *gather_run(const pysim_byte_windows *w, int64_t y, int64_t x, in
     return out + (b - a);
 }
 
+/* Windows inside the image, `count` of one row of outputs, whose kernel rows are runs of at most SIZE bytes: copies of SIZE each, the bytes behind which later
+ * ones overwrite. All may be read and written. */
+typedef uint8_t PIECES_16 __attribute__((vector_size(16), aligned(1), may_alias)),
+    PIECES_32 __attribute__((vector_size(32), aligned(1), may_alias));
+INLINE void copy_windows(const int SIZE, const uint8_t *from, int64_t count, int64_t apart, int64_t rows, int64_t step, int64_t run,
+                         int64_t pitch, uint8_t *to) {
+    for (int64_t i = 0; i < count; i++, from += apart, to += pitch) {
+        const uint8_t *piece = from;
+        uint8_t *out = to;
+        for (int64_t r = 0; r < rows; r++, piece += step, out += run)
+            if (SIZE == 16) *(PIECES_16 *)out = *(const PIECES_16 *)piece;
+            else if (SIZE == 32) *(PIECES_32 *)out = *(const PIECES_32 *)piece;
+            else *(PIECES *)out = *(const PIECES *)piece;
+    }
+}
+
+/* As many of `count` windows of a row of outputs from a column on as that copies. */
+static int64_t copied_windows(const pysim_byte_windows *w, int64_t row, int64_t column, int64_t count, int64_t pitch, uint8_t *to,
+                              const uint8_t *stop, const uint8_t *end) {
+    const pysim_conv *c = w->conv;
+    const int64_t run = c->kernel_w * c->channels,
+                  size = run > 32   ? PIECE
+                         : run > 16 ? 32
+                                    : 16,
+                  y = row * c->stride_h - c->pad_top, line = c->width * c->channels;
+    const int64_t left = column * c->stride_w - c->pad_left, last = c->width - c->kernel_w, below = (c->kernel_h - 1) * c->dilation_h;
+    if (run > size || c->dilation_w > 1 || y < 0 || y + below >= c->height || left < 0 || left > last) return 0;
+    const uint8_t *from = w->image + y * line + left * c->channels;
+    int64_t found = pysim_min(pysim_min(count, w->out_w - column), (last - left) / c->stride_w + 1);
+    const int64_t tail = below * line + size, apart = c->stride_w * c->channels; /* of what a window reads, and between windows */
+    if (stop - from < tail + (found - 1) * apart) found = stop - from < tail ? 0 : (stop - from - tail) / apart + 1;
+    const int64_t written = (c->kernel_h - 1) * run + size;
+    if (end - to < written + (found - 1) * pitch) found = end - to < written ? 0 : (end - to - written) / pitch + 1;
+    if (size == 16 && c->kernel_h == 3) copy_windows(16, from, found, apart, 3, c->dilation_h * line, run, pitch, to); /* unrolled */
+    else if (size == 16) copy_windows(16, from, found, apart, c->kernel_h, c->dilation_h * line, run, pitch, to);
+    else if (size > 32) copy_windows(PIECE, from, found, apart, c->kernel_h, c->dilation_h * line, run, pitch, to);
+    else copy_windows(32, from, found, apart, c->kernel_h, c->dilation_h * line, run, pitch, to);
+    return found;
+}
+
 /* Elements [k0, k1) of windows [first, first + count), each a row of k = [kernel row][kernel column][channel], `pitch` bytes apart. Without a dilation
  * the columns of a kernel row are one run of the image. Rows are written from the first to the last, and so are their bytes. */
 static void gather(const pysim_byte_windows *w, int64_t first, int64_t count, int64_t k0, int64_t k1, int64_t pitch, uint8_t *to) {
@@ -42,8 +82,15 @@ static void gather(const pysim_byte_windows *w, int64_t first, int64_t count, in
     const int64_t from = k0 / run, from_row = from / runs, from_run = from % runs;
     const uint8_t *stop = w->image + c->height * c->width * c->channels, *end = to + count * pitch;
     const int64_t step = c->dilation_h * c->width * c->channels;
+    const int whole = k0 == 0 && k1 == c->kernel_h * c->kernel_w * c->channels;
     int64_t row = first / w->out_w, column = first % w->out_w;
     for (int64_t i = 0; i < count; i++, to += pitch) {
+        const int64_t copied = whole ? copied_windows(w, row, column, count - i, pitch, to, stop, end) : 0;
+        if (copied) {
+            i += copied - 1, to += (copied - 1) * pitch, column += copied;
+            if (column == w->out_w) column = 0, row++;
+            continue;
+        }
         const int64_t left = column * c->stride_w - c->pad_left;
         int64_t y = row * c->stride_h - c->pad_top + from_row * c->dilation_h, at = from * run, s = from_run;
         if (k0 == 0 && k1 == c->kernel_h * run && runs == 1 && left >= 0 && left + taps <= c->width) {

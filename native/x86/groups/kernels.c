@@ -107,10 +107,26 @@ INLINE void store_scaled(const int nv, const int nf, int64_t first, SUMS acc[MAX
     }
 #endif
     const BYTE_ROW row = byte_row(r);
+    int next = 0;
+#if WIDTH == 512
+    enum { TOGETHER = 4 };
+    if (nv == 1 && r->window_step && nw == LANES && out_pitch == LANES) { /* rows of one vector behind each other: four at once */
+        scales_of(r, nv, 0, tail, by);
+#pragma GCC unroll 4
+        for (; next + TOGETHER <= nf; next += TOGETHER, to += TOGETHER * LANES) {
+            __m512i whole[TOGETHER];
+#pragma GCC unroll 4
+            for (int j = 0; j < TOGETHER; j++) whole[j] = b_whole(&row, acc[next + j][0], by[0]);
+            b_store_whole(&row, TOGETHER, whole, (uint8_t *)to, TOGETHER * LANES);
+        }
+    }
+#endif
 #pragma GCC unroll 16
-    for (int j = 0; j < nf; j++, to += out_pitch) {
+    for (int j = 0; j < nf; j++) {
+        if (nv == 1 && j < next) continue;
         scales_of(r, nv, j, tail, by);
         b_store_row(&row, nv, acc[j], by, (uint8_t *)to, nw);
+        to += out_pitch;
     }
 }
 #endif

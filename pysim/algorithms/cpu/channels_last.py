@@ -10,6 +10,7 @@ runs of 192 bytes.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -45,7 +46,8 @@ def product_of(problem: Conv) -> Gemm:
 @lru_cache(maxsize=64)
 def nest_of(problem: Conv) -> loops.Nest:
     gathered = 0 if problem.pointwise else problem.kernel_h * (problem.kernel_w if problem.dilation_w > 1 else 1)
-    own = {"in_place": True, "windows_packed": True, "windows_transposed": False, "filters_gathered": gathered, "batch": problem.batch}
+    own: dict[str, Any] = {"in_place": True, "windows_packed": True, "windows_transposed": False, "batch": problem.batch}
+    own |= {"filters_gathered": gathered, "copied_pieces": problem.dilation_w == 1}
     return msgspec.structs.replace(loops.nest_of(product_of(problem)), **own)
 
 

@@ -3,7 +3,8 @@
 (native/algorithms/direct_nchwc.c).
 
 The kernels are the rows of `native/direct_nchwc.inc`. Their lanes hold a block of filters. The input has blocks of as many channels,
-or is NCHW (an image of three channels); the output has blocks.
+or is NCHW (an image of three channels); the output has blocks. NCHW of bf16 is float32: rows are copied as blocks of two channels, with
+their padding.
 
 Worked number: 128 channels of 7x7 are 8 blocks of 49 pixels x 16 channels. A vector holds all filters of one pixel; a vector along a row of
 7 would leave 9 of 16 lanes empty.
@@ -20,6 +21,7 @@ kernel  Per channel and tap of a tile: max(P F / fma rate, F / load rate + (P + 
         where a 1x1 kernel has constant places (strides up to FARTHEST, from blocks, vectors of up to DENSE_BYTES). Tiles that leave no
         register free cost SPILL_CYCLES more.
 store   P F vectors are stored once per set, and loaded again in every set after the first.
+pack    Of bf16 in NCHW, PAIR_CYCLES per column of two channels that a block of tiles copies, COPIED_ROW_CYCLES per row of it.
 call    ACCUMULATOR_CYCLES per accumulator of a tile and set, and call_cycles per call: of up to RUN_TILES neighbouring tiles, or of one
         at a side of a padded image that reaches further into the padding than a pixel (of an NCHW input: at all). Those take one call
         more per tap that at least two pixels (of an NCHW input: one) have in the padding, and one to clear the accumulators.
@@ -86,7 +88,18 @@ BLOCK_CYCLES = 2.5  # tiles of 6 x 16 take 6.4 cycles a channel, six of them mul
 # cycles a channel and tap on nine 1x1 layers)
 SPILL_REGISTERS, SPILL_CYCLES = 16, 0.6
 LINE, LINE_CYCLES = 64, 12  # of native/algorithms/direct_nchwc.c: cycles of a line from another core's cache or a shared one
+# Of copied rows, blocks of PAIR channels (native/algorithms/direct_nchwc.c): 2 and 4 channels of 224x224 and 2 of 512x49 take 11, 24 and
+# 12 us (Zen 4)
+PAIR, PAIR_CYCLES, COPIED_ROW_CYCLES = 2, 0.6, 40
 TILES_AHEAD = 2  # of native/templates/direct_nchwc.c: tiles whose output lines are prefetched; the first ones of a block are not
+
+
+def _seen(w: Conv, layout: Layout) -> Conv:
+    """The convolution that kernels compute: of copied rows with whole pairs of channels, and without padding beside them."""
+    if w.dtype != "bf16" or blocks_of(layout)[0] > 1:
+        return w
+    columns, channels = w.pad_left + w.width + w.pad_right, w.groups * round_up(w.group_channels, PAIR)
+    return msgspec.structs.replace(w, channels=channels, width=columns, pad_left=0, pad_right=0)
 
 
 class Shape(NamedTuple):
@@ -96,7 +109,8 @@ class Shape(NamedTuple):
     rows: int
     pixels: int
     channels: int
-    inner: int  # channels in a block of the input; 1: NCHW
+    inner: int  # channels in a block of what kernels read; 1: NCHW
+    run: int  # neighbouring elements of the input at a tap, or of all taps of a row
     vectors: int  # of filters
     panels: int
     per_row: int  # tiles
@@ -105,9 +119,12 @@ class Shape(NamedTuple):
     @lru_cache(maxsize=64)
     def of(cls, w: Conv, kernel: Kernel, layout: Layout) -> "Shape":
         rows, pixels = (1, w.windows) if w.pointwise else (w.out_h, w.out_w)
+        read = blocks_of(layout)[0]
+        inner = PAIR if read == 1 and w.dtype == "bf16" else read
+        run = inner * (w.kernel_w if read == 1 and w.dilation_w == 1 else 1)
         vectors = ceil_div(w.group_filters, kernel.lane_filters)
         panels = ceil_div(vectors, kernel.filters // kernel.lane_filters)
-        return cls(w, rows, pixels, w.group_channels, blocks_of(layout)[0], vectors, panels, ceil_div(pixels, kernel.windows))
+        return cls(w, rows, pixels, w.group_channels, inner, run, vectors, panels, ceil_div(pixels, kernel.windows))
 
     @property
     def tiles(self) -> int:
@@ -120,16 +137,30 @@ class Shape(NamedTuple):
         return rows * columns / self.w.windows
 
 
-def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float, Array, Array]:
-    """kernel, call, store."""
+def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float, Array, Array, Array]:
+    """kernel, call, store, pack."""
     (kernel,) = rows.kernels
+    given, w = w, _seen(w, layout)
     cycles, _, call, store, load = (w.batch * w.groups * each for each in _of_set(Shape.of(w, kernel, layout), kernel, machine))
     sets = np.ceil(w.group_channels / rows.channels)
-    return cycles, call * sets, store * sets + load * (sets - 1)
+    return cycles, call * sets, store * sets + load * (sets - 1), _copying(given, w, Shape.of(w, kernel, layout), rows)
+
+
+def _copying(given: Conv, w: Conv, shape: Shape, rows: Rows) -> Array:
+    """Cycles in which blocks of tiles copy the rows that they read."""
+    if w is given:
+        return np.zeros(len(rows.k2))
+    block = np.minimum(rows.k2, shape.tiles)
+    reach = (w.kernel_h - 1) * w.dilation_h + 1 - w.stride_h  # rows that a block reads beyond those of its outputs
+    of_block = np.minimum(w.height, block / shape.per_row * w.stride_h + reach)
+    each = w.width * PAIR_CYCLES + COPIED_ROW_CYCLES
+    copied: Array = w.batch * w.groups * np.ceil(shape.tiles / block) * of_block * (w.group_channels // PAIR) * each
+    return copied
 
 
 def least_cycles_of(w: Conv, kernel: Kernel, machine: Machine, layout: Layout) -> float:
     """A lower bound on the schedules of a kernel: all channels in one set, no transfers."""
+    w = _seen(w, layout)
     cycles, _, call, store, _ = _of_set(Shape.of(w, kernel, layout), kernel, machine)
     return w.batch * w.groups * (cycles + call + store)
 
@@ -144,7 +175,7 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
         of_rows, of_loads = _of_panel(shape._replace(per_row=ceil_div(shape.pixels, row.windows)), row, machine)
         cycles, loading = cycles + count * shape.channels * of_rows, loading + count * shape.channels * of_loads
     behind = (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1 - w.pad_left - w.width  # padded columns at the end
-    skipped = 0 if shape.inner == 1 and w.dilation_w == 1 else w.stride_w  # columns of padding that the kernel skips
+    skipped = 0 if shape.inner == 1 and shape.run > 1 else w.stride_w  # columns of padding that the kernel skips
     reaching = [min(w.kernel_w, ceil_div(pad - skipped, w.dilation_w)) for pad in (w.pad_left, behind) if pad > skipped]
     sides = sum(reaching) + min(len(reaching), shape.per_row)
     apart = min(len(reaching), shape.per_row)  # tiles of a row with calls of their own
@@ -169,11 +200,10 @@ def rows_of_panels(w: Conv, kernel: Kernel) -> list[tuple[Kernel, int]]:
 def _of_panel(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float]:
     """Cycles of a panel per channel: (all, the part that overlaps with no transfer)."""
     unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
-    runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # taps per run of the input
     is_dense = w.taps == 1 and w.stride_w <= FARTHEST and shape.inner > 1 and unit.vector_bytes <= DENSE_BYTES
-    start, depth = (BLOCK_CYCLES if is_dense else RUN_CYCLES) / runs, kernel.group
+    start, depth = (BLOCK_CYCLES if is_dense else RUN_CYCLES) / shape.run, kernel.group
     if kernel.target == "portable":  # plain C: the rate includes the loop overhead
-        each = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs
+        each = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / shape.run
         return shape.rows * shape.steps * each, 0.0
     of_rows = loading = 0.0
     broadcasts = machine.broadcasts_per_cycle(unit)
@@ -253,7 +283,8 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
 
 def _read(shape: Shape, size: int, tiles: Array) -> Extent:
     """Bytes of a channel that tiles read: one the columns of its pixels in each row of the kernel, several that share rows whole ones."""
-    nest, live = nest_of(shape.w), live_taps(shape.w)[0]
+    nest = nest_of(shape.w)
+    live = live_taps(nest)[0]
     row = float((min(nest.width, nest.out_w * nest.kernel_w) if shape.inner > 1 else nest.width) * size)
     plane, halo = nest.touched_h * row, max(0, nest.kernel_h - nest.stride_h) * row
     beside = max(0, (nest.kernel_w - 1) * nest.dilation_w + 1 - nest.stride_w) * size  # columns that tiles of one row share
@@ -264,6 +295,7 @@ def _read(shape: Shape, size: int, tiles: Array) -> Extent:
 
 def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
     """Costs of schedules from their in-core terms, on one core."""
+    w = _seen(w, request.layout)
 
     def covered(kernel: Kernel) -> Iterator[float]:
         cycles, loading, *_ = _of_set(Shape.of(w, kernel, request.layout), kernel, machine)
@@ -311,10 +343,12 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
         return Reason("size", f"its blocks have {kernel.lane_filters} channels, those of {layout} do not")
     if problem.dtype != "bf16":
         return None
+    if read == 1:
+        return Reason("shape", "of bf16 kernels of one tap and stride 1 take blocks") if problem.pointwise else None
     columns = problem.columns
     behind = (columns.out - 1) * columns.stride + columns.extent - columns.before - columns.size
-    if read == 1 or max(columns.before, behind) > columns.stride:  # these sums are stored between calls, and would be rounded
-        return Reason("shape", "of bf16 it takes blocks, and no more columns of padding than the stride")
+    if max(columns.before, behind) > columns.stride:  # these sums are stored between calls, and would be rounded
+        return Reason("shape", "of bf16 in blocks it takes no more columns of padding than the stride")
     return None
 
 
@@ -340,11 +374,23 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    return Prepared("packed filters", panel_bytes(nest_of(problem), schedule))
+    seen = _seen(problem, layout)
+    if seen is problem:
+        return Prepared("packed filters", panel_bytes(nest_of(problem), schedule))
+    whole = msgspec.structs.replace(schedule, channels=seen.group_channels)
+    return Prepared("packed filters", panel_bytes(nest_of(seen), whole) + PANEL_ALIGN)  # and whether weights are not finite
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
-    return PANEL_ALIGN  # unused
+    seen = _seen(problem, layout)
+    if seen is problem:
+        return PANEL_ALIGN  # unused
+    shape = Shape.of(seen, row_of(schedule), layout)
+    out = min(shape.rows, (min(schedule.k2, shape.tiles) + shape.per_row - 2) // shape.per_row + 1)
+    rows = min(seen.height, (out - 1) * seen.stride_h + (seen.kernel_h - 1) * seen.dilation_h + 1)
+    pair = PAIR * problem.element_bytes
+    copied = round_up(seen.group_channels // PAIR * rows * seen.width * pair, PANEL_ALIGN)
+    return copied + PAIR * round_up(problem.width * problem.element_bytes, PANEL_ALIGN) + PANEL_ALIGN
 
 
 def division(shape: Shape, kernel: Kernel, schedule: Schedule, parts: int) -> tuple[int, int]:
@@ -383,6 +429,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 def describe(plan: Plan) -> Description:
     w, schedule, kernel = unpacked_plan(plan)
+    w = _seen(w, plan.layout)
     shape = Shape.of(w, kernel, plan.layout)
     layout = f"blocks of {shape.inner} channels" if shape.inner > 1 else "NCHW input"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
@@ -393,4 +440,5 @@ def describe(plan: Plan) -> Description:
 
 def nests(plan: Plan) -> Nests:
     w, schedule, kernel = unpacked_plan(plan)
+    w = _seen(w, plan.layout)
     return Nests((described(w, Rows.alone(kernel, schedule), plan.layout),), {"panels": f"panels of {kernel.filters} filters"})

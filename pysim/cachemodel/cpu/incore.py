@@ -45,6 +45,10 @@ GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
 # 224x224 to 64 with stride 2, to 16, and 3x3 to 48 with stride 2 were predicted at 0.82, 0.60 and 0.67 of their time without the second,
 # now 1.02, 1.00 and 0.94
 ROW_WORD_CYCLES, PIECE_CYCLES = 0.4, 7.0
+# Of pieces of up to 32 bytes, and of up to a vector, words included (`copy_windows`, native/templates/integers/channels_last.h): 3x3 and
+# 7x7 of 3 channels with stride 2 and 4x4 with stride 4, of 224x224, 2.9, 2.2 and 2.9; 16x16 of 3 channels, 3x3 of 16, 11x11 of 3: 3.1, 4.8
+# and 4.2 (Zen 4)
+SHORT_BYTES, SHORT_CYCLES, VECTOR_CYCLES = 32, 2.6, 4.0
 # Of form tiles: splitting 16 numbers in three, beyond packing them as rows of FP32. Packing both operands of 512x512x512 took 0.53 ns a
 # number on an Emerald Rapids, 22 cycles a vector at 2.66 GHz, of which lines and rows are about half
 SPLIT_CYCLES = 12.0
@@ -52,8 +56,9 @@ SPLIT_CYCLES = 12.0
 # 64 channels of 112x112 to 28x28: 2.4 to 11)
 PLANES_OF_BYTES, BYTE_ROW_CYCLES = ("bounded", "pairs"), 4.0
 # The same of forms groups and unpacked where sums become bytes: of a row of a tile's results, and of each of its vectors (Zen 4, 1x1
-# layers of 16 to 64 channels of 112x112 to 28x28 in place: 7.3 cycles for a row of one vector, 14.4 of four)
-ROWS_OF_BYTES, ROW_CYCLES, RESCALED_CYCLES = ("groups", "unpacked"), 4.9, 2.4
+# layers of 16 to 64 channels of 112x112 to 28x28 in place: 7.3 cycles for a row of one vector, 14.4 of four). Rows of one vector, all of a
+# pixel's results, are stored four at once: 32 -> 16 channels of 112x112 4.4 cycles
+ROWS_OF_BYTES, ROW_CYCLES, RESCALED_CYCLES, ROW_OF_FOUR_CYCLES = ("groups", "unpacked"), 4.9, 2.4, 2.0
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -134,6 +139,7 @@ class OfKernels(NamedTuple):
     work: Array
     depth: Array
     lanes: Array
+    vector_bytes: Array
     transpose: Array
     shuffles: Array
     rate: Array
@@ -180,6 +186,7 @@ def _of_kernel(machine: Machine, kernel: Kernel, size: int, result: int) -> OfKe
         kernel.work,
         k_depth(kernel, result // size),
         lanes,
+        unit.vector_bytes,
         log2(lanes),
         log2(kernel.lane_filters),
         unit.rate(kernel.dtype),
@@ -350,7 +357,12 @@ def _packing(nest: Nest, machine: Machine, of: OfKernels, counted: _Counted, liv
     of_groups = nest.repeats * taps / of.group * live_mean * vectors * each
     filters = _packed_filters(nest, of, filter_tiles)
     words, pieces = nest.group_channels / of.group * filters, nest.filters_gathered * filters
-    filters_of_groups = nest.repeats * (words * np.where(of.reads_rows > 0, ROW_WORD_CYCLES, GROUP_WORD_CYCLES) + pieces * PIECE_CYCLES)
+    each = words * np.where(of.reads_rows > 0, ROW_WORD_CYCLES, GROUP_WORD_CYCLES) + pieces * PIECE_CYCLES
+    if nest.copied_pieces:
+        channels = nest.group_channels + 0 * of.group
+        copied = (of.reads_rows > 0) & (channels <= of.vector_bytes * nest.filters_gathered)
+        each = np.where(copied, pieces * np.where(channels <= SHORT_BYTES * nest.filters_gathered, SHORT_CYCLES, VECTOR_CYCLES), each)
+    filters_of_groups = nest.repeats * each
 
     gather = counted.gather + of.partial * (counted.partial / vectors)
     per_vector = per_vector + SPLIT_CYCLES * of.split
@@ -383,10 +395,11 @@ def _over_tiles(nest: Nest, of: OfKernels, counted: _Counted) -> tuple[Array, Ar
     full_tiles, full_filters = np.floor(nest.windows / of.windows), np.floor(nest.group_filters / of.filters)
     last_windows, last_filters = nest.windows - full_tiles * of.windows, nest.group_filters - full_filters * of.filters
     steps = store = vectors = 0.0 * of.windows
+    row = np.where(of.lane_windows == nest.windows, ROW_OF_FOUR_CYCLES, ROW_CYCLES) if nest.to_bytes else None
     partial = 1.0 * (last_windows > 0)
     for tiles, live, windows in ((full_tiles, counted.live, of.windows), (partial, partial * counted.live_edge, last_windows)):
         for count, filters in ((full_filters, of.filters), (1.0 * (last_filters > 0), last_filters)):
-            step, stored, out = _tile(of, windows, filters, nest.to_bytes)
+            step, stored, out = _tile(of, windows, filters, row)
             steps = steps + live * count * step
             store = store + tiles * count * stored
             vectors = vectors + tiles * count * out
@@ -451,8 +464,9 @@ def step_cycles(of: OfKernels, windows: Array, filters: Array) -> Array:
     return cycles
 
 
-def _tile(of: OfKernels, windows: Array, filters: Array, to_bytes: bool) -> tuple[Array, Array, Array]:
-    """Cycles of one k-iteration of a tile and of storing it, and vectors of its outputs.
+def _tile(of: OfKernels, windows: Array, filters: Array, row: Array | None) -> tuple[Array, Array, Array]:
+    """Cycles of one k-iteration of a tile and of storing it, and vectors of its outputs. `row`: cycles of each row of results that become
+    bytes.
 
     Portable tiles compute all their filters; in tiles with few windows their accumulators are in memory, and each filter waits for the one
     before.
@@ -466,6 +480,6 @@ def _tile(of: OfKernels, windows: Array, filters: Array, to_bytes: bool) -> tupl
     few = np.where(windows < of.windows, of.filters, 1.0)
     waits, filters = of.plain * of.latency * few, np.where(of.plain > 0, of.filters, filters)
     stored = stores / of.stores + shuffles
-    if to_bytes:
-        stored = np.where(of.rows_of_bytes > 0, filters * ROW_CYCLES + vectors * RESCALED_CYCLES, stored)
+    if row is not None:
+        stored = np.where(of.rows_of_bytes > 0, filters * row + vectors * RESCALED_CYCLES, stored)
     return np.maximum(step_cycles(of, windows, filters), waits), stored + of.tile_store, vectors

@@ -41,7 +41,7 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
     then pack of a schedule says whether the run packs filters.
     `windows_transposed`, `filters_transposed`: packing that operand transposes it. `fresh_input`: the input was written just before the
     run. `to_bytes`: complete sums are stored as bytes. `filters_gathered`: rows of k of filters are windows of an image, which the
-    run gathers in so many pieces each; else 0.
+    run gathers in so many pieces each; else 0. `copied_pieces`: short pieces are copies of one size.
     """
 
     in_place: bool
@@ -51,6 +51,7 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
     windows_transposed: bool = False
     filters_transposed: bool = False
     filters_gathered: int = 0
+    copied_pieces: bool = False
     fresh_input: bool = False
     to_bytes: bool = False
 

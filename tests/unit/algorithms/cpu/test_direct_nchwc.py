@@ -2,6 +2,7 @@
 """Convolutions of channels in blocks: the numbers of plain ones, laid out otherwise;
 what does not fit is said; the model counts what is run."""
 
+import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from pysim.cachemodel.cpu.nest import _live
 from pysim.errors import OperandError, PlanError
 from pysim.problem.text import parse
 from pysim.record.plan import BLOCKED, blocks_of, on_cpu
-from pysim.record.schedule import Schedule
+from pysim.record.schedule import Schedule, name_of
 from pysim.registry.cpu import nchwc_kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
@@ -251,3 +252,44 @@ def test_a_convolution_whose_taps_all_fall_into_padding_has_a_time(layout):
     """Three columns 2 apart, the image's one column between them."""
     found = pysim.plan("conv:mb2ic32ih19iw1oc32kh2kw3sh3sw2dh2dw1ph0pw3", machine="zen4", layout=layout)
     assert 0 < found.cost.seconds < 1
+
+
+def test_a_layer_of_one_tap_reads_its_input_once_a_panel():
+    """512 channels of 28x28 are one row of 784 pixels, for 8 panels of 16 filters."""
+    kernel = next(row for row in nchwc_kernels() if (row.target, row.dtype, row.filters) == ("avx512", "f32", 16))
+    schedule = Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, 512, 16, 1, direct_nchwc.NAME)
+    plan = pysim.plan("conv:mb1ic512ih28oc128kh1", machine="zen4", layout="nchw16c", name=name_of(direct_nchwc.NAME, schedule))
+    assert plan.cost.levels["L2"]["input_bytes"] <= 8 * 512 * 28 * 28 * 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv:mb2ic3ih20iw23oc32kh3sh2ph1:bf16",
+        "conv:mb1ic1ih15iw40oc48kh7sh2ph3:bf16",
+        "conv:g2mb1ic10ih9oc64kh3dh1dw0ph2pw1:bf16",
+        "conv:mb1ic3ih12oc16kh4sh4:bf16",
+    ],
+)
+def test_planes_of_floats_are_rounded_once_for_layers_of_bf16(text):
+    """Of an image of few values and weights of few bits the results are those of exact sums, whatever is not finite."""
+    if not (rows := [row for row in nchwc_kernels() if row.dtype == "bf16" and row.name in runtime.available_kernels()]):
+        pytest.skip("no kernels of bf16 here")
+    w, layout = parse(text), f"nchw-nchw{rows[0].lane_filters}c"
+    x = RANDOM.integers(-3, 4, w.input_shape).astype(np.float32)
+    f = RANDOM.integers(-2, 3, w.filter_shape).astype(np.float32)
+    exact = msgspec.structs.replace(w, dtype="f32")
+    for weight, pixel in ((1.0, 1.0), (np.inf, 1.0), (1.0, np.nan), (-np.inf, np.inf)):
+        f[-1, 0, 0, 0], x[0, -1, 1, 2] = weight, pixel
+        want = pysim.prepare(exact, f, accuracy="ieee")(x)
+        for kernel in rows:
+            schedule = Schedule(
+                kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, w.group_channels, 3, 1, direct_nchwc.NAME
+            )
+            for threads in (1, 3):
+                launch = cpu_launch.Launch(w, schedule, threads=threads, layout=layout)
+                assert launch.prepared_bytes == direct_nchwc.prepare(w, schedule, layout).size_bytes
+                assert launch.workspace_bytes == threads * direct_nchwc.workspace_bytes(w, schedule, layout)
+                got = cpu_launch.Prepared(w, f, schedule, threads=threads, layout=layout)(x)
+                rounded = want.astype(ml_dtypes.bfloat16).astype(np.float32)
+                np.testing.assert_array_equal(planes(got.view(ml_dtypes.bfloat16)).astype(np.float32), rounded)
