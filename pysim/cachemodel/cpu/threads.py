@@ -14,7 +14,8 @@ part      A nest divides images evenly if they are many or a multiple of T. Othe
 machine   Private levels keep data within a run, but nothing from the run before: threads move between CPUs, and parts between threads.
           A level that several cores share has for one part the share of its capacity (bytes of the part / bytes of the problem), since
           data that parts have in common is there once. Its bandwidth, and that of memory, is what one core alone gets, but at most the
-          total over the busy cores; without a total in the file, each core has its own.
+          total over the busy cores; without a total in the file, each core has its own. A unit that busy CPUs slow down more than the
+          rest of a core (`together` of the unit: tiles, which power limits) has the mean of what each then has.
 share     The rate of each of T busy CPUs relative to one CPU alone (`core.together`): they share cores, clocks, or the host with others.
           A run waits for its slowest part. With n items for each thread, taken from a common queue,
 
@@ -35,14 +36,14 @@ Worked number: 56x56 windows in tiles of 32 are 98 tiles, 64 filters in tiles of
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu.nest import ceil_div
-from pysim.machine.cpu import Level, Machine, Memory
+from pysim.machine.cpu import Level, Machine, Memory, Together, Unit
 from pysim.machine.quantity import Number
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -163,7 +164,27 @@ def machine_of_one_core(machine: Machine, threads: int, part: float) -> Machine:
         return msgspec.structs.replace(one, sets=max(1, round(level.sets * min(1.0, part))))
 
     memory = _at_most(machine.memory, min(threads, machine.cores))
-    return msgspec.structs.replace(machine, levels=tuple(map(own, machine.levels)), memory=memory)
+    units = tuple(_of_busy_cpus(unit, machine, min(threads, machine.cores)) for unit in machine.core.units)
+    core = msgspec.structs.replace(machine.core, units=units)
+    return msgspec.structs.replace(machine, core=core, levels=tuple(map(own, machine.levels)), memory=memory)
+
+
+def _of_busy_cpus(unit: Unit, machine: Machine, threads: int) -> Unit:
+    """The unit at the rate that it has in the mean while `threads` CPUs use theirs, over what else busy CPUs lose (`busy_rate`)."""
+    if not unit.together:
+        return unit
+    share = min(1.0, _mean_share(unit.together, threads) / _mean_share(machine.core.together, threads))
+    types = tuple(msgspec.structs.replace(one, fma_per_cycle=_times(one.fma_per_cycle, share)) for one in unit.types)
+    return msgspec.structs.replace(unit, fma_per_cycle=_times(unit.fma_per_cycle, share), types=types)
+
+
+def _times(number: Number, share: float) -> Number:
+    return msgspec.structs.replace(number, value=number.value * share)
+
+
+def _mean_share(known: Sequence[Together], threads: int) -> float:
+    """Interpolated between the numbers that are known."""
+    return float(np.interp(threads, [1, *(one.cpus for one in known)], [1.0, *(one.mean_share.value for one in known)]))
 
 
 Place = TypeVar("Place", Level, Memory)
@@ -196,8 +217,7 @@ def busy_rate(machine: Machine, threads: int, items: int = 1, largest: float | N
     known = machine.core.together
     if threads == 1 or not known:
         return 1.0
-    cpus = [1, *(one.cpus for one in known)]
-    mean = float(np.interp(threads, cpus, [1.0, *(one.mean_share.value for one in known)]))
+    cpus, mean = [1, *(one.cpus for one in known)], _mean_share(known, threads)
     slowest = float(np.interp(largest or threads, cpus, [1.0, *(one.slowest_share.value for one in known)]))
     return 1 / (1 / mean + max(0.0, 1 / slowest - 1 / mean) / items)
 

@@ -235,6 +235,27 @@ def test_a_run_waits_for_its_slowest_part_and_for_the_mean_of_many() -> None:
     assert shared.cycles - shared.terms["threads"] == pytest.approx(2 * (even.cycles - even.terms["threads"]))
 
 
+def test_a_unit_that_busy_cpus_slow_down_is_planned_at_the_rate_it_then_has() -> None:
+    machine = load("emerald-rapids")
+    assert isinstance(machine, Machine)
+
+    def with_tiles(*together: Together) -> Machine:
+        units = tuple(_replace(unit, together=together if unit.target == "amx" else ()) for unit in machine.core.units)
+        return _replace(machine, core=_replace(machine.core, units=units))
+
+    slow = with_tiles(Together(cpus=16, slowest_share=_share(0.2), mean_share=_share(0.25)))
+    seen = machine_of_one_core(slow, 16, 1.0)
+    for target, share in (("amx", 0.25), ("avx512", 1.0)):
+        assert seen.unit_of(target).fma_per_cycle.value == share * slow.unit_of(target).fma_per_cycle.value
+    assert seen.unit_of("amx").rate("bf16") == 0.25 * slow.unit_of("amx").rate("bf16")
+    assert machine_of_one_core(slow, 6, 1.0).unit_of("amx").rate("f32") == pytest.approx(0.75 * slow.unit_of("amx").rate("f32"))
+    lost = _replace(slow, core=_replace(slow.core, together=(Together(cpus=16, slowest_share=_share(0.5), mean_share=_share(0.5)),)))
+    assert machine_of_one_core(lost, 16, 1.0).unit_of("amx").rate("f32") == 0.5 * slow.unit_of("amx").rate("f32")  # busy_rate has the rest
+    plans = [planner.plan("gemm:2048x2048x2048", one, threads=16, accuracy="strict") for one in (with_tiles(), slow)]
+    assert ["amx" in plan.name for plan in plans] == [True, False]
+    assert all("amx" in planner.plan("gemm:2048x2048x2048", one, accuracy="strict").name for one in (with_tiles(), slow))
+
+
 def test_lines_that_two_threads_write_are_those_that_tiles_begin_within() -> None:
     """Rows of 14x14 results are 12.25 lines, of 16x16 16: tiles of 64 begin on multiples of 16 and of 64 bytes."""
     name = "sconv,kernel=f32_win_64x6__avx512,stationary=input_stationary,pack=none,windows=64,filters=6,channels=128,k2=171,k3=4"
