@@ -290,7 +290,7 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
             const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end), parts = f_end - f2;
-            const int first = packs && f2 == n->filter_begin, near = f2 > n->filter_begin && (w_end - w3) * set.windows.bytes <= NEAR_BYTES;
+            const int first = packs && f2 == n->filter_begin, near = f2 > n->filter_begin && stay_near(&set.windows, w_end - w3);
             if (n->pack_filters && !x->ready) pack_filters(n, x, c0, nc, f2, f_end, x->filters), set.filters.first = f2;
             for (int64_t w = w3; w < w_end; w++) {
                 const int more = w + 1 < w_end, pack_next = more && first;
@@ -329,7 +329,7 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
         if (packs_filters && !one_by_one) pack_filters(n, x, c0, nc, f3, f_end, x->filters);
         for (int64_t w2 = n->window_begin; w2 < n->window_end; w2 += s->k2) {
             const int64_t w_end = pysim_min(w2 + s->k2, n->window_end), parts = w_end - w2;
-            const int pack_next = one_by_one && w2 == n->window_begin;
+            const int first = w2 == n->window_begin, pack_next = one_by_one && first, near = !first && stay_near(&set.filters, f_end - f3);
             if (packs) set.windows.first = w2;
             for (int64_t w = w2; packs && w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
             for (int64_t f = f3; f < f_end; f++) {
@@ -340,9 +340,9 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
                     if (on_tiles) {
                         memset(set.store.ahead, 0, sizeof set.store.ahead);
                         if (next && !(pack_next && more)) windows_ahead(&set, w + s->k2, f - f3, f_end - f3);
-                        if (more) next_filters_ahead(&set, f + 1, pack_next, w - w2, parts);
-                        else rows_in_place_ahead(&set, 1, f + 1, w - w2, parts);
-                        if (n->windows_packed) next_windows_ahead(&set, w, w_end, f - f3, f_end - f3);
+                        if (more && !near) next_filters_ahead(&set, f + 1, pack_next, w - w2, parts);
+                        else if (!more) rows_in_place_ahead(&set, 1, f + 1, w - w2, parts);
+                        if (n->windows_packed) next_windows_ahead(&set, w2, w, w_end, f - f3, f_end - f3);
                     }
                     tile(&set, w, f);
                 }

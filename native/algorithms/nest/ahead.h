@@ -39,6 +39,9 @@ typedef struct {
     int bare;                                      /* a tile is a kernel call and nothing else */
 } channel_set;
 
+/* Whether a pass over so many panels of this operand leaves them in L2. */
+static int stay_near(const tiles *of, int64_t panels) { return panels * of->bytes <= NEAR_BYTES; }
+
 /* Whether these filters of a channel set are read where they lie, and not packed. */
 static int in_rows(const pysim_nest *n, int64_t nc, int64_t f0, int64_t nf) {
     return n->row.in_rows && n->pack_filters && n->filter_row && !n->flip && nf % n->row.in_rows == 0 &&
@@ -78,10 +81,11 @@ static void windows_ahead(channel_set *set, int64_t tile, int64_t part, int64_t 
         rows_ahead(n->input + (set->c0 * n->input_pitch + t0) * n->bytes, n->input_pitch * n->bytes, set->nc, bytes, part, parts);
 }
 
-/* Of panels made beforehand the next one beside the first filters' products with this one, then those of the next set. */
-static void next_windows_ahead(channel_set *set, int64_t w, int64_t w_end, int64_t part, int64_t parts) {
+/* Of panels made beforehand those of the next set beside the products with all filters but the first, and beside the first's what is missing of
+ * the next one. `w2`: where this set begins. */
+static void next_windows_ahead(channel_set *set, int64_t w2, int64_t w, int64_t w_end, int64_t part, int64_t parts) {
     const pysim_schedule *s = &set->n->schedule;
-    if (part == 0 && w + 1 < w_end) panel_ahead(set, 0, &set->windows, w + 1, s->windows, 0, 1);
+    if (part == 0 && w + 1 < w_end) panel_ahead(set, 0, &set->windows, w + 1, s->windows, 0, w2 > set->n->window_begin ? parts : 1);
     else if (w + s->k2 < set->n->window_end) panel_ahead(set, 0, &set->windows, w + s->k2, s->windows, part, parts);
 }
 
@@ -122,7 +126,7 @@ static void next_set_ahead(channel_set *set, int64_t f, int64_t parts, int64_t w
     const int64_t next = f + parts;
     int64_t f0, nf;
     if (next >= n->filter_end) return;
-    if (2 * parts * set->filters.bytes > NEAR_BYTES) {
+    if (!stay_near(&set->filters, 2 * parts)) {
         if (window + 1 < windows) return;
         window = 0, windows = 1;
     }
