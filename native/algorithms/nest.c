@@ -396,6 +396,15 @@ static void divide(int64_t windows, int64_t filters, int64_t parts, int shared, 
     }
 }
 
+/* Parts of shared panels: a thread takes several from the queue, as CPUs may multiply tiles at rates that differ by more than a factor of three, but a
+ * part has PART_TILES tiles at least, since it reads panels from other CPUs' caches (pysim/cachemodel/cpu/threads.py has the same rule). */
+enum { SHARED_ITEMS = 4, PART_TILES = 16 };
+
+static int64_t shared_parts(const pysim_nest *n, int64_t threads) {
+    const int64_t each = window_tiles(n) * filter_tiles(n) / (PART_TILES * threads);
+    return threads * pysim_max(1, pysim_min(SHARED_ITEMS, each));
+}
+
 /* Outputs of all images larger than the first come mostly from beyond the caches of a core, larger than the second from beyond L2. With few
  * k-iterations between the stores of two tiles, prefetching a tile's lines beats waiting in the stores; with very few only if they come from afar. Times
  * with over times without, output just used and not used for long, on one core. Zen 5: 3000x3000x16 0.73 and 0.73, 2048x2048x64 0.89 and 0.60, 1200x1200x16
@@ -488,7 +497,8 @@ void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, con
     const int shared = images == 1 && shares_panels(n, threads);
     (void)panels_workspace(n, shared, &each); /* The size was checked before. */
     nest_run r = {n, prepare, context, 1, 1, workspace, each, profile, 0, 0};
-    divide(window_tiles(n), filter_tiles(n), pysim_split_count(images, threads), shared, &r.window_parts, &r.filter_parts);
+    const int64_t parts = shared ? shared_parts(n, threads) : pysim_split_count(images, threads);
+    divide(window_tiles(n), filter_tiles(n), parts, shared, &r.window_parts, &r.filter_parts);
     if (shared) {
         prepare(n, 0, context);
         run_shared(&r, threads);

@@ -7,7 +7,8 @@ levels are divided.
 
 part      A nest divides images evenly if they are many or a multiple of T. Otherwise it also divides the tiles of each image into parts of
           windows x parts of filters, such that the largest part has the fewest tiles (`divide` of native/algorithms/nest.c).
-          Products on a matrix unit pack the panels of a channel set together and multiply then, in parts as square as can be.
+          Products on a matrix unit pack the panels of a channel set together and multiply then, in parts as square as can be, up to
+          SHARED_ITEMS for a thread.
           Winograd divides blocks of panels and parts of the filters (native/algorithms/winograd.c), depthwise divides groups and then
           rows. Here a part has whole rows of outputs, and `share` is its exact number of tiles over that of those rows. Results do
           not depend on T: one thread computes a tile.
@@ -15,7 +16,7 @@ machine   Private levels keep data within a run, but nothing from the run before
           A level that several cores share has for one part the share of its capacity (bytes of the part / bytes of the problem), since
           data that parts have in common is there once. Its bandwidth, and that of memory, is what one core alone gets, but at most the
           total over the busy cores; without a total in the file, each core has its own. A unit that busy CPUs slow down more than the
-          rest of a core (`together` of the unit: tiles, which power limits) has the mean of what each then has.
+          rest of a core (`together` of the unit: tiles, which power limits) has its own such share.
 share     The rate of each of T busy CPUs relative to one CPU alone (`core.together`): they share cores, clocks, or the host with others.
           A run waits for its slowest part. With n items for each thread, taken from a common queue,
 
@@ -53,6 +54,7 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import cpu_kernel
 
 FEW_IMAGES = 4  # a thread; MAX_UNEVEN_ITEMS of native/threads/thread_pool.c
+SHARED_ITEMS, PART_TILES = 4, 16  # most parts of a thread that shares panels, fewest tiles of one; native/algorithms/nest.c
 
 
 class Part(NamedTuple):
@@ -92,12 +94,18 @@ def shares_panels(w: Conv | Gemm, schedule: Schedule, threads: int) -> bool:
     return threads > 1 and kernel is not None and kernel.form == "tiles" and isinstance(w, Gemm)
 
 
+def nest_grid(images: int, windows: int, filters: int, threads: int, shared: bool) -> tuple[int, int]:
+    """Parts of each image's window tiles and filter tiles; `shared`: panels are (`shared_parts` of native/algorithms/nest.c)."""
+    of_shared = threads * max(1, min(SHARED_ITEMS, windows * filters // (PART_TILES * threads)))
+    return grid(windows, filters, of_shared if shared else parts_of_each(images, threads), shared)
+
+
 def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     """The largest part of a nest's schedule."""
     images, windows, filters = (1, w.n, w.m) if isinstance(w, Gemm) else (w.batch * w.groups, w.windows, w.group_filters)
     window_tiles, filter_tiles = ceil_div(windows, schedule.windows), ceil_div(filters, schedule.filters)
     shared = shares_panels(w, schedule, threads)
-    of_windows, of_filters = grid(window_tiles, filter_tiles, parts_of_each(images, threads), shared)
+    of_windows, of_filters = nest_grid(images, window_tiles, filter_tiles, threads, shared)
     times = ceil_div(images * of_windows * of_filters, threads)
     most_windows, most_filters = ceil_div(window_tiles, of_windows), ceil_div(filter_tiles, of_filters)
     all_windows = windows
@@ -110,8 +118,8 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     seams = times * filters * (neighbours + 2 * (of_windows > 1) * again), math.gcd(row, schedule.windows) * result
     if isinstance(w, Gemm):
         part = Part(msgspec.structs.replace(w, n=windows, m=filters), own, 1.0, 1, times, *seams)
-        packing = ceil_div(window_tiles + filter_tiles, threads) / (most_windows + most_filters)
-        return part._replace(regions=2 * (again + 1), packing=packing) if shared else part
+        packing = ceil_div(window_tiles + filter_tiles, threads) / (most_windows + most_filters) / times
+        return part._replace(share=float(times), regions=2 * (again + 1), packing=packing) if shared else part
     rows = ceil_div(windows, w.out_w)
     share = most_windows / ceil_div(rows * w.out_w, schedule.windows)
     return Part(rows_of(w, times, rows, filters), own, share, 1, times, *seams)
@@ -152,8 +160,9 @@ def even_parts(w: Workload, threads: int) -> Iterator[Workload]:
     yield from sorted(found, key=lambda one: one.text)
 
 
-def machine_of_one_core(machine: Machine, threads: int, part: float) -> Machine:
-    """The machine as one of `threads` busy cores sees it; `part`: the share of the problem's bytes that the core touches."""
+def machine_of_one_core(machine: Machine, threads: int, part: float, items: int = 1, largest: float | None = None) -> Machine:
+    """The machine as one of `threads` busy cores sees it; `part`: the share of the problem's bytes that the core touches, in `items`;
+    `largest`: how many have the largest part."""
     if threads == 1:
         return machine
 
@@ -164,27 +173,24 @@ def machine_of_one_core(machine: Machine, threads: int, part: float) -> Machine:
         return msgspec.structs.replace(one, sets=max(1, round(level.sets * min(1.0, part))))
 
     memory = _at_most(machine.memory, min(threads, machine.cores))
-    units = tuple(_of_busy_cpus(unit, machine, min(threads, machine.cores)) for unit in machine.core.units)
+    cores, known = min(threads, machine.cores), machine.core.together
+    units = tuple(
+        _slowed(unit, _kept(unit.together, cores, items, largest) / _kept(known, cores, items, largest)) for unit in machine.core.units
+    )
     core = msgspec.structs.replace(machine.core, units=units)
     return msgspec.structs.replace(machine, core=core, levels=tuple(map(own, machine.levels)), memory=memory)
 
 
-def _of_busy_cpus(unit: Unit, machine: Machine, threads: int) -> Unit:
-    """The unit at the rate that it has in the mean while `threads` CPUs use theirs, over what else busy CPUs lose (`busy_rate`)."""
-    if not unit.together:
+def _slowed(unit: Unit, share: float) -> Unit:
+    """A unit that busy CPUs slow down more than the rest of a core, which `busy_rate` counts."""
+    if not unit.together or share >= 1:
         return unit
-    share = min(1.0, _mean_share(unit.together, threads) / _mean_share(machine.core.together, threads))
     types = tuple(msgspec.structs.replace(one, fma_per_cycle=_times(one.fma_per_cycle, share)) for one in unit.types)
     return msgspec.structs.replace(unit, fma_per_cycle=_times(unit.fma_per_cycle, share), types=types)
 
 
 def _times(number: Number, share: float) -> Number:
     return msgspec.structs.replace(number, value=number.value * share)
-
-
-def _mean_share(known: Sequence[Together], threads: int) -> float:
-    """Interpolated between the numbers that are known."""
-    return float(np.interp(threads, [1, *(one.cpus for one in known)], [1.0, *(one.mean_share.value for one in known)]))
 
 
 Place = TypeVar("Place", Level, Memory)
@@ -212,12 +218,16 @@ def fork_join_cycles(machine: Machine, threads: int) -> float:
 
 
 def busy_rate(machine: Machine, threads: int, items: int = 1, largest: float | None = None) -> float:
-    """The rate of each of `threads` CPUs relative to one CPU alone, with `items` for each; `largest`: how many have the largest part.
-    Interpolated between the numbers that are known."""
-    known = machine.core.together
+    """The rate of each of `threads` CPUs relative to one CPU alone, with `items` for each; `largest`: how many have the largest part."""
+    return _kept(machine.core.together, threads, items, largest)
+
+
+def _kept(known: Sequence[Together], threads: int, items: int, largest: float | None) -> float:
+    """The same of what is `known`, interpolated between these numbers."""
     if threads == 1 or not known:
         return 1.0
-    cpus, mean = [1, *(one.cpus for one in known)], _mean_share(known, threads)
+    cpus = [1, *(one.cpus for one in known)]
+    mean = float(np.interp(threads, cpus, [1.0, *(one.mean_share.value for one in known)]))
     slowest = float(np.interp(largest or threads, cpus, [1.0, *(one.slowest_share.value for one in known)]))
     return 1 / (1 / mean + max(0.0, 1 / slowest - 1 / mean) / items)
 
