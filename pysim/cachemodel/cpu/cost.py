@@ -342,7 +342,7 @@ def _fetch_cycles(table: Table, costs: ShortCalls, tiled: bool) -> Array:
     windows, filters = rates.windows * line * rates.window_tiles, rates.filters * line * rates.filter_tiles
     of_sets, kept = np.where(table.keeps_windows, rates.filter_tiles, rates.window_tiles), np.where(table.keeps_windows, windows, filters)
     others, blocks = np.where(table.keeps_windows, filters, windows), np.where(table.keeps_windows, rates.window_tiles, rates.filter_tiles)
-    near = table.keeps_windows & (rates.windows * line * rates.machine.line_bytes * table.k3 <= NEAR_BYTES)
+    near = np.where(table.keeps_windows, rates.windows, rates.filters) * line * rates.machine.line_bytes * table.k3 <= NEAR_BYTES
     times = np.where(near, 1.0, np.ceil(of_sets / table.k2)) if tiled else 1.0
     cycles: Array = costs.fetch_line_cycles.value * (kept * times + others * np.ceil(blocks / table.k3))
     return cycles
