@@ -290,7 +290,8 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
             const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end), parts = f_end - f2;
-            const int first = packs && f2 == n->filter_begin, near = f2 > n->filter_begin && stay_near(&set.windows, w_end - w3);
+            const int first = packs && f2 == n->filter_begin,
+                      near = f2 > n->filter_begin && stay_near(&set.windows, w_end - w3, &set.filters, parts);
             if (n->pack_filters && !x->ready) pack_filters(n, x, c0, nc, f2, f_end, x->filters), set.filters.first = f2;
             for (int64_t w = w3; w < w_end; w++) {
                 const int more = w + 1 < w_end, pack_next = more && first;
@@ -329,7 +330,8 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
         if (packs_filters && !one_by_one) pack_filters(n, x, c0, nc, f3, f_end, x->filters);
         for (int64_t w2 = n->window_begin; w2 < n->window_end; w2 += s->k2) {
             const int64_t w_end = pysim_min(w2 + s->k2, n->window_end), parts = w_end - w2;
-            const int first = w2 == n->window_begin, pack_next = one_by_one && first, near = !first && stay_near(&set.filters, f_end - f3);
+            const int first = w2 == n->window_begin, pack_next = one_by_one && first,
+                      near = !first && stay_near(&set.filters, f_end - f3, &set.windows, parts);
             if (packs) set.windows.first = w2;
             for (int64_t w = w2; packs && w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
             for (int64_t f = f3; f < f_end; f++) {

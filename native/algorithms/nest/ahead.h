@@ -7,8 +7,9 @@
 
 enum { ALIGN = 64 };
 
-/* Panels that a pass over a set of filters leaves in L2, 2 MiB on every CPU with tiles: the next passes do not fetch them. */
-enum { NEAR_BYTES = 3 << 19 };
+/* What passes leave in L2, 2 MiB on every CPU with tiles, beside results and lines that are fetched: panels that all passes read, if with those of
+ * one pass they are no more. The next passes do not fetch them. */
+enum { NEAR_BYTES = 7 << 18 };
 
 typedef struct {
     char *windows, *filters;            /* packed panels */
@@ -39,8 +40,10 @@ typedef struct {
     int bare;                                      /* a tile is a kernel call and nothing else */
 } channel_set;
 
-/* Whether a pass over so many panels of this operand leaves them in L2. */
-static int stay_near(const tiles *of, int64_t panels) { return panels * of->bytes <= NEAR_BYTES; }
+/* Whether so many panels of an operand stay in L2 while sets of the other's pass by. */
+static int stay_near(const tiles *of, int64_t panels, const tiles *other, int64_t passing) {
+    return panels * of->bytes + passing * other->bytes <= NEAR_BYTES;
+}
 
 /* Whether these filters of a channel set are read where they lie, and not packed. */
 static int in_rows(const pysim_nest *n, int64_t nc, int64_t f0, int64_t nf) {
@@ -126,7 +129,7 @@ static void next_set_ahead(channel_set *set, int64_t f, int64_t parts, int64_t w
     const int64_t next = f + parts;
     int64_t f0, nf;
     if (next >= n->filter_end) return;
-    if (!stay_near(&set->filters, 2 * parts)) {
+    if (!stay_near(&set->filters, 2 * parts, &set->windows, 1)) {
         if (window + 1 < windows) return;
         window = 0, windows = 1;
     }
