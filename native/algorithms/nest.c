@@ -17,6 +17,7 @@
 #include "algorithm.h"
 #include "algorithms/nest.h"
 #include "algorithms/nest/ahead.h"
+#include "algorithms/nest/parts.h"
 #include "operators/integers.h"
 
 static int64_t window_tiles(const pysim_nest *n) { return pysim_ceil_div(n->windows, n->schedule.windows); }
@@ -386,27 +387,6 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
     if (n->finish) n->finish(n);
 }
 
-/* Divides window tiles x filter tiles among threads so that the largest part has the fewest tiles. Among equals it takes the fewest
- * parts of filters, because each of them packs the windows again; of shared panels the squarest part, which reads the fewest of them
- * (pysim/cachemodel/cpu/threads.py implements the same rule). */
-static void divide(int64_t windows, int64_t filters, int64_t parts, int shared, int64_t *window_parts, int64_t *filter_parts) {
-    int64_t least = INT64_MAX, panels = INT64_MAX;
-    for (int64_t f = 1; f <= pysim_min(parts, filters); f++) {
-        const int64_t w = pysim_min(parts / f, windows), across = pysim_ceil_div(windows, w), down = pysim_ceil_div(filters, f);
-        if (across * down < least || (shared && across * down == least && across + down < panels))
-            least = across * down, panels = across + down, *window_parts = w, *filter_parts = f;
-    }
-}
-
-/* Parts of shared panels: a thread takes several from the queue, as CPUs may multiply tiles at rates that differ by more than a factor of three, but a
- * part has PART_TILES tiles at least, since it reads panels from other CPUs' caches (pysim/cachemodel/cpu/threads.py has the same rule). */
-enum { SHARED_ITEMS = 4, PART_TILES = 16 };
-
-static int64_t shared_parts(const pysim_nest *n, int64_t threads) {
-    const int64_t each = window_tiles(n) * filter_tiles(n) / (PART_TILES * threads);
-    return threads * pysim_max(1, pysim_min(SHARED_ITEMS, each));
-}
-
 /* Outputs of all images larger than the first come mostly from beyond the caches of a core, larger than the second from beyond L2. With few
  * k-iterations between the stores of two tiles, prefetching a tile's lines beats waiting in the stores; with very few only if they come from afar. Times
  * with over times without, output just used and not used for long, on one core. Zen 5: 3000x3000x16 0.73 and 0.73, 2048x2048x64 0.89 and 0.60, 1200x1200x16
@@ -499,7 +479,7 @@ void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, con
     const int shared = images == 1 && shares_panels(n, threads);
     (void)panels_workspace(n, shared, &each); /* The size was checked before. */
     nest_run r = {n, prepare, context, 1, 1, workspace, each, profile, 0, 0};
-    const int64_t parts = shared ? shared_parts(n, threads) : pysim_split_count(images, threads);
+    const int64_t parts = shared ? shared_parts(window_tiles(n) * filter_tiles(n), threads) : pysim_split_count(images, threads);
     divide(window_tiles(n), filter_tiles(n), parts, shared, &r.window_parts, &r.filter_parts);
     if (shared) {
         prepare(n, 0, context);

@@ -6,7 +6,7 @@ levels are divided.
                  +  regions fork_join(T)
 
 part      A nest divides images evenly if they are many or a multiple of T. Otherwise it also divides the tiles of each image into parts of
-          windows x parts of filters, such that the largest part has the fewest tiles (`divide` of native/algorithms/nest.c).
+          windows x parts of filters, such that the largest part has the fewest tiles (`divide` of native/algorithms/nest/parts.h).
           Products on a matrix unit pack the panels of a channel set together and multiply then, in parts as square as can be, up to
           SHARED_ITEMS for a thread.
           Winograd divides blocks of panels and parts of the filters (native/algorithms/winograd.c), depthwise divides groups and then
@@ -54,7 +54,7 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import cpu_kernel
 
 FEW_IMAGES = 4  # a thread; MAX_UNEVEN_ITEMS of native/threads/thread_pool.c
-SHARED_ITEMS, PART_TILES = 4, 16  # most parts of a thread that shares panels, fewest tiles of one; native/algorithms/nest.c
+SHARED_ITEMS, PART_TILES = 4, 16  # most parts of a thread that shares panels, fewest tiles of one; native/algorithms/nest/parts.h
 
 
 class Part(NamedTuple):
@@ -78,7 +78,7 @@ def parts_of_each(items: int, threads: int) -> int:
 
 
 def grid(windows: int, filters: int, parts: int, shared: bool = False) -> tuple[int, int]:
-    """Parts of window tiles and of filter tiles: `divide` of native/algorithms/nest.c. `shared`: panels are."""
+    """Parts of window tiles and of filter tiles: `divide` of native/algorithms/nest/parts.h. `shared`: panels are."""
 
     def largest(of_filters: int) -> tuple[int, int]:
         across, down = ceil_div(windows, min(parts // of_filters, windows)), ceil_div(filters, of_filters)
@@ -95,7 +95,7 @@ def shares_panels(w: Conv | Gemm, schedule: Schedule, threads: int) -> bool:
 
 
 def nest_grid(images: int, windows: int, filters: int, threads: int, shared: bool) -> tuple[int, int]:
-    """Parts of each image's window tiles and filter tiles; `shared`: panels are (`shared_parts` of native/algorithms/nest.c)."""
+    """Parts of each image's window tiles and filter tiles; `shared`: panels are (`shared_parts` of native/algorithms/nest/parts.h)."""
     of_shared = threads * max(1, min(SHARED_ITEMS, windows * filters // (PART_TILES * threads)))
     return grid(windows, filters, of_shared if shared else parts_of_each(images, threads), shared)
 
