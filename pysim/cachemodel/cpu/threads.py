@@ -60,7 +60,8 @@ SHARED_ITEMS, PART_TILES = 4, 16  # most parts of a thread that shares panels, f
 class Part(NamedTuple):
     """The largest part of one thread: a problem under a schedule, computed `share` times in `items`; `regions`: forks and joins of a run.
     `seams`: runs of results that start where another thread's end, at multiples of `grain` bytes. `packing`: of
-    packing the part's panels, what its thread does."""
+    packing the part's panels, what its thread does. `crossing`: bytes that come from other CPUs' caches, panels that these have packed and
+    those that they have read."""
 
     problem: Workload
     schedule: Schedule
@@ -70,6 +71,7 @@ class Part(NamedTuple):
     seams: int = 0
     grain: int = 1
     packing: float = 1.0
+    crossing: float = 0.0
 
 
 def parts_of_each(items: int, threads: int) -> int:
@@ -94,18 +96,23 @@ def shares_panels(w: Conv | Gemm, schedule: Schedule, threads: int) -> bool:
     return threads > 1 and kernel is not None and kernel.form == "tiles" and isinstance(w, Gemm)
 
 
+def shared_items(tiles: int, threads: int) -> int:
+    """Parts of each thread that shares panels: `shared_parts` of native/algorithms/nest/parts.h."""
+    return max(1, min(SHARED_ITEMS, tiles // (PART_TILES * threads)))
+
+
 def nest_grid(images: int, windows: int, filters: int, threads: int, shared: bool) -> tuple[int, int]:
-    """Parts of each image's window tiles and filter tiles; `shared`: panels are (`shared_parts` of native/algorithms/nest/parts.h)."""
-    of_shared = threads * max(1, min(SHARED_ITEMS, windows * filters // (PART_TILES * threads)))
+    """Parts of each image's window tiles and filter tiles; `shared`: panels are."""
+    of_shared = threads * shared_items(windows * filters, threads)
     return grid(windows, filters, of_shared if shared else parts_of_each(images, threads), shared)
 
 
-def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
-    """The largest part of a nest's schedule."""
+def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int, prepared: bool = False) -> Part:
+    """The largest part of a nest's schedule. `prepared`: panels of windows were packed before the run."""
     images, windows, filters = (1, w.n, w.m) if isinstance(w, Gemm) else (w.batch * w.groups, w.windows, w.group_filters)
     window_tiles, filter_tiles = ceil_div(windows, schedule.windows), ceil_div(filters, schedule.filters)
     shared = shares_panels(w, schedule, threads)
-    of_windows, of_filters = nest_grid(images, window_tiles, filter_tiles, threads, shared)
+    of_windows, of_filters = grid(window_tiles, filter_tiles, threads if shared else parts_of_each(images, threads), shared)
     times = ceil_div(images * of_windows * of_filters, threads)
     most_windows, most_filters = ceil_div(window_tiles, of_windows), ceil_div(filter_tiles, of_filters)
     all_windows = windows
@@ -118,11 +125,23 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     seams = times * filters * (neighbours + 2 * (of_windows > 1) * again), math.gcd(row, schedule.windows) * result
     if isinstance(w, Gemm):
         part = Part(msgspec.structs.replace(w, n=windows, m=filters), own, 1.0, 1, times, *seams)
-        packing = ceil_div(window_tiles + filter_tiles, threads) / (most_windows + most_filters) / times
-        return part._replace(share=float(times), regions=2 * (again + 1), packing=packing) if shared else part
+        return shared_part(part, threads, (window_tiles, filter_tiles), (most_windows, most_filters), prepared) if shared else part
     rows = ceil_div(windows, w.out_w)
     share = most_windows / ceil_div(rows * w.out_w, schedule.windows)
     return Part(rows_of(w, times, rows, filters), own, share, 1, times, *seams)
+
+
+def shared_part(part: Part, threads: int, tiles: tuple[int, int], most: tuple[int, int], prepared: bool) -> Part:
+    """A thread's part where all pack the panels of each set together: the neighbouring parts that it takes one after another, as one.
+    `tiles`, `most`: of windows and of filters, of all threads and of one."""
+    schedule, kernel = part.schedule, cpu_kernel(part.schedule.kernel)
+    assert kernel is not None and isinstance(part.problem, Gemm)
+    depth, own = part.problem.k, ceil_div(sum(tiles), threads)
+    packed = schedule.windows * (not prepared), schedule.filters * (not kernel.in_rows)
+    read = (threads - 1) / threads * sum(number * size for number, size in zip(most, packed, strict=True))
+    written = sum(number * size for number, size in zip(tiles, packed, strict=True)) / threads
+    sets, items = ceil_div(depth, schedule.channels), shared_items(math.prod(tiles), threads)
+    return part._replace(regions=2 * sets, packing=own / sum(most), items=items, crossing=(read + written) * depth * kernel.panel_bytes)
 
 
 def rows_of(w: Conv, images: int, rows: int, filters: int, groups: int = 1) -> Conv:
@@ -238,12 +257,21 @@ def false_sharing_lines(machine: Machine, part: Part) -> float:
     return part.seams * (1 - math.gcd(line, part.grain) / line)
 
 
+def crossing_lines(machine: Machine, part: Part) -> float:
+    """Lines of shared panels, as waits for one: as many are on their way at once as of a shared level's."""
+    shared = next((level for level in machine.levels if level.shared), None)
+    if shared is None:
+        return 0.0
+    at_once = max(1.0, shared.latency_cycles.value * shared.read_bytes_per_cycle.value / machine.line_bytes)
+    return part.crossing / machine.line_bytes / at_once
+
+
 def cost_of_threads(cost: Cost, part: Part, machine: Machine, threads: int, largest: float) -> Cost:
     """The cost of a run from that of its largest part, which `largest` threads have."""
     cores = min(threads, machine.cores)
     times = part.share * ceil_div(threads, machine.cores) / busy_rate(machine, cores, part.items, min(cores, largest))
     written, counted = machine.core.written_line_cycles, cost.counted
-    waits = false_sharing_lines(machine, part) * written.value if written else 0.0
+    waits = (false_sharing_lines(machine, part) + crossing_lines(machine, part)) * written.value if written else 0.0
     beyond = max(0.0, waits - times * sum(counted[name] for name in cost.levels))
     forks = part.regions * fork_join_cycles(machine, threads) + beyond
     terms = cost.terms | ({"pack": cost.terms["pack"] * part.packing} if "pack" in cost.terms else {})

@@ -73,8 +73,9 @@ def test_a_shared_panel_is_packed_once_in_parts_as_square_as_can_be() -> None:
     plan = planner.plan("gemm:2048x2048x2048", "emerald-rapids", threads=16, accuracy="strict", micro_kernel="f32_tiles_32x32__amx")
     assert isinstance(plan.schedule, Schedule)
     part = nest_part(Gemm(m=2048, n=2048, k=2048), plan.schedule, 16)
-    assert (part.problem.m, part.problem.n, part.share, part.items) == (256, 256, 4.0, 4)  # a thread takes 4 of 64 parts
-    assert part.packing == 128 / 16 / (8 + 8) / 4 and part.regions == 2 * -(-2048 // plan.schedule.channels)
+    assert (part.problem.m, part.problem.n, part.packing, part.items) == (512, 512, 0.25, 4)  # a thread takes 4 of 64 parts
+    # of 16 + 16 panels that it reads it has packed one sixteenth, and of the 8 that it packs others have read the last contents
+    assert part.crossing == (32 * 15 / 16 + 8) * 32 * 2048 * 6 and part.regions == 2 * -(-2048 // plan.schedule.channels)
 
 
 @pytest.mark.parametrize("threads", [2, 5, 16])
