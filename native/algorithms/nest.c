@@ -345,7 +345,7 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
                         if (next && !(pack_next && more)) windows_ahead(&set, w + s->k2, f - f3, f_end - f3);
                         if (more && !near) next_filters_ahead(&set, f + 1, pack_next, w - w2, parts);
                         else if (!more) rows_in_place_ahead(&set, 1, f + 1, w - w2, parts);
-                        if (n->windows_packed) next_windows_ahead(&set, w2, w, w_end, f - f3, f_end - f3);
+                        if (n->windows_packed) next_windows_ahead(&set, w, first && w + 1 < w_end, f - f3, f_end - f3);
                     }
                     tile(&set, w, f);
                 }

@@ -84,12 +84,12 @@ static void windows_ahead(channel_set *set, int64_t tile, int64_t part, int64_t 
         rows_ahead(n->input + (set->c0 * n->input_pitch + t0) * n->bytes, n->input_pitch * n->bytes, set->nc, bytes, part, parts);
 }
 
-/* Of panels made beforehand those of the next set beside the products with all filters but the first, and beside the first's what is missing of
- * the next one. `w2`: where this set begins. */
-static void next_windows_ahead(channel_set *set, int64_t w2, int64_t w, int64_t w_end, int64_t part, int64_t parts) {
+/* Of panels made beforehand part 0 of the next one beside the products with the first filters, and beside those with the others their parts of a panel
+ * of the next set. `whole`: no pass before has fetched these. */
+static void next_windows_ahead(channel_set *set, int64_t w, int whole, int64_t part, int64_t parts) {
     const pysim_schedule *s = &set->n->schedule;
-    if (part == 0 && w + 1 < w_end) panel_ahead(set, 0, &set->windows, w + 1, s->windows, 0, w2 > set->n->window_begin ? parts : 1);
-    else if (w + s->k2 < set->n->window_end) panel_ahead(set, 0, &set->windows, w + s->k2, s->windows, part, parts);
+    const int64_t next = part == 0 ? w + 1 : w + s->k2;
+    if (next < set->n->window_end) panel_ahead(set, 0, &set->windows, next, s->windows, part, part == 0 && whole ? 1 : parts);
 }
 
 static void filters_ahead(channel_set *set, int at, int64_t tile, int64_t part, int64_t parts) {
