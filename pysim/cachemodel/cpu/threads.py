@@ -192,11 +192,10 @@ def machine_of_one_core(machine: Machine, threads: int, part: float, items: int 
         return msgspec.structs.replace(one, sets=max(1, round(level.sets * min(1.0, part))))
 
     memory = _at_most(machine.memory, min(threads, machine.cores))
-    cores, known = min(threads, machine.cores), machine.core.together
-    units = tuple(
-        _slowed(unit, _kept(unit.together, cores, items, largest) / _kept(known, cores, items, largest)) for unit in machine.core.units
-    )
-    core = msgspec.structs.replace(machine.core, units=units)
+    core, known, cores = machine.core, machine.core.together, min(threads, machine.cores)
+    if any(unit.together for unit in core.units):
+        shares = [_kept(unit.together, cores, items, largest) / _kept(known, cores, items, largest) for unit in core.units]
+        core = msgspec.structs.replace(core, units=tuple(map(_slowed, core.units, shares)))
     return msgspec.structs.replace(machine, core=core, levels=tuple(map(own, machine.levels)), memory=memory)
 
 
