@@ -17,6 +17,7 @@
 #include "algorithm.h"
 #include "algorithms/nest.h"
 #include "algorithms/nest/ahead.h"
+#include "algorithms/nest/parts.h"
 #include "operators/integers.h"
 
 static int64_t window_tiles(const pysim_nest *n) { return pysim_ceil_div(n->windows, n->schedule.windows); }
@@ -290,7 +291,8 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
             const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end), parts = f_end - f2;
-            const int first = packs && f2 == n->filter_begin, near = f2 > n->filter_begin && (w_end - w3) * set.windows.bytes <= NEAR_BYTES;
+            const int first = packs && f2 == n->filter_begin,
+                      near = f2 > n->filter_begin && stay_near(&set.windows, w_end - w3, &set.filters, parts);
             if (n->pack_filters && !x->ready) pack_filters(n, x, c0, nc, f2, f_end, x->filters), set.filters.first = f2;
             for (int64_t w = w3; w < w_end; w++) {
                 const int more = w + 1 < w_end, pack_next = more && first;
@@ -329,7 +331,8 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
         if (packs_filters && !one_by_one) pack_filters(n, x, c0, nc, f3, f_end, x->filters);
         for (int64_t w2 = n->window_begin; w2 < n->window_end; w2 += s->k2) {
             const int64_t w_end = pysim_min(w2 + s->k2, n->window_end), parts = w_end - w2;
-            const int pack_next = one_by_one && w2 == n->window_begin;
+            const int first = w2 == n->window_begin, pack_next = one_by_one && first,
+                      near = !first && stay_near(&set.filters, f_end - f3, &set.windows, parts);
             if (packs) set.windows.first = w2;
             for (int64_t w = w2; packs && w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
             for (int64_t f = f3; f < f_end; f++) {
@@ -340,9 +343,9 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
                     if (on_tiles) {
                         memset(set.store.ahead, 0, sizeof set.store.ahead);
                         if (next && !(pack_next && more)) windows_ahead(&set, w + s->k2, f - f3, f_end - f3);
-                        if (more) next_filters_ahead(&set, f + 1, pack_next, w - w2, parts);
-                        else rows_in_place_ahead(&set, 1, f + 1, w - w2, parts);
-                        if (n->windows_packed) next_windows_ahead(&set, w, w_end, f - f3, f_end - f3);
+                        if (more && !near) next_filters_ahead(&set, f + 1, pack_next, w - w2, parts);
+                        else if (!more) rows_in_place_ahead(&set, 1, f + 1, w - w2, parts);
+                        if (n->windows_packed) next_windows_ahead(&set, w, first && w + 1 < w_end, f - f3, f_end - f3);
                     }
                     tile(&set, w, f);
                 }
@@ -382,18 +385,6 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
     const scratch x = scratch_of(n, workspace, window_panels(n), profile);
     run_sets(n, &x, 0, n->channels);
     if (n->finish) n->finish(n);
-}
-
-/* Divides window tiles x filter tiles among threads so that the largest part has the fewest tiles. Among equals it takes the fewest
- * parts of filters, because each of them packs the windows again; of shared panels the squarest part, which reads the fewest of them
- * (pysim/cachemodel/cpu/threads.py implements the same rule). */
-static void divide(int64_t windows, int64_t filters, int64_t parts, int shared, int64_t *window_parts, int64_t *filter_parts) {
-    int64_t least = INT64_MAX, panels = INT64_MAX;
-    for (int64_t f = 1; f <= pysim_min(parts, filters); f++) {
-        const int64_t w = pysim_min(parts / f, windows), across = pysim_ceil_div(windows, w), down = pysim_ceil_div(filters, f);
-        if (across * down < least || (shared && across * down == least && across + down < panels))
-            least = across * down, panels = across + down, *window_parts = w, *filter_parts = f;
-    }
 }
 
 /* Outputs of all images larger than the first come mostly from beyond the caches of a core, larger than the second from beyond L2. With few
@@ -488,7 +479,8 @@ void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, con
     const int shared = images == 1 && shares_panels(n, threads);
     (void)panels_workspace(n, shared, &each); /* The size was checked before. */
     nest_run r = {n, prepare, context, 1, 1, workspace, each, profile, 0, 0};
-    divide(window_tiles(n), filter_tiles(n), pysim_split_count(images, threads), shared, &r.window_parts, &r.filter_parts);
+    const int64_t parts = shared ? shared_parts(window_tiles(n) * filter_tiles(n), threads) : pysim_split_count(images, threads);
+    divide(window_tiles(n), filter_tiles(n), parts, shared, &r.window_parts, &r.filter_parts);
     if (shared) {
         prepare(n, 0, context);
         run_shared(&r, threads);

@@ -140,14 +140,14 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
     levels = [_level(one, caches[0], nbytes, rates, shipped) for one, nbytes in zip(caches, sizes, strict=False)]
     memory = _memory(sizes[-1], rates, shipped)
     levels[-1] = rates.kept(levels[-1], memory, shipped.machine.levels[-1].others_bytes_per_cycle if shipped.same else None)
-    others, together = alone.load().share, tuple[Together, ...]()
+    others, together = alone.load().share, dict[str, tuple[Together, ...]]()
+    plain = PLAIN if PLAIN in targets else targets[0]
     team = Watch(cores)
     alone_here = cores > 1 and others < LOADED and not brief
     if alone_here:
-        together, most = rates.together(cores, PLAIN if PLAIN in targets else targets[0])
-        if most < MIN_CORE_SHARE:
-            cores = -(-cores // 2)
-            together = tuple(one for one in together if one.cpus <= cores)
+        together, most = rates.together(cores, plain)
+        cores = -(-cores // 2) if most < MIN_CORE_SHARE else cores
+        together = {target: tuple(one for one in of if one.cpus <= cores) for target, of in together.items()}
     if alone_here and cores > 1:
         own = [levels[0].size_bytes, *(one.size_bytes for one in levels)]  # of the level before
         levels = [rates.totals(x, _share(of, x, cores), cores) if x.shared else x for of, x in zip(own, levels, strict=False)]
@@ -166,8 +166,8 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief:
         prefetch_streams=_inherit(shipped.machine.core.prefetch_streams, shipped),
         overlap=_inherit(shipped.machine.core.overlap, shipped),
         **(inherited | ({"written_line_cycles": line} if line else {})),
-        together=together,
-        units=tuple(map(rates.usual, units)),
+        together=together.get(plain, ()),
+        units=tuple(rates.usual(unit, together.get(unit.target)) for unit in units),
     )
     briefly = " briefly, since nothing can be kept" if brief else ""
     beside = f" beside other processes, which had {others:.0%} of it; detected again when it is quiet" if others >= LOADED else ""
@@ -208,34 +208,34 @@ class _Rates:
             return known
         return self._take(lambda: self._probes.probe_fma(target, probed_dtype(target)), f"{target} multiply-add", known, TRIALS)
 
-    def usual(self, unit: Unit) -> Unit:
+    def usual(self, unit: Unit, together: tuple[Together, ...] | None) -> Unit:
         """A unit of tiles at the median time of its multiply-adds, others as they are: on busy parts it has a fast and a slow state, for
         seconds each, so the best trial is not what a call meets; and one interruption, of milliseconds in a probe of as many, moves a
-        mean as far as the slow state does, which the other units' best trials do not count."""
+        mean as far as the slow state does, which the other units' best trials do not count. `together`: of its rate on several CPUs."""
+        if unit.target in self._seconds and together is not None:
+            unit = msgspec.structs.replace(unit, together=together)
         if self._brief or not (seconds := self._seconds.get(unit.target)) or unit.fma_per_cycle.kind != "measured":
             return unit
         share = min(1.0, 1 / (float(np.median(seconds)) * self._hertz * unit.fma_per_cycle.value))
         types = tuple(msgspec.structs.replace(one, fma_per_cycle=_slowed(one.fma_per_cycle, share)) for one in unit.types)
         return msgspec.structs.replace(unit, fma_per_cycle=_slowed(unit.fma_per_cycle, share), types=types)
 
-    def together(self, cpus: int, plain: str) -> tuple[tuple[Together, ...], float]:
-        """The share of their rates alone that 2, 4, ... all CPUs keep at once, in plain C, which any other thread on the core slows down:
-        medians of trials spread over time. And the best share of the vector rate that all CPUs kept (0.5 for hardware threads shown as
-        cores)."""
-        found: dict[int, list[tuple[float, float]]] = {count: [] for count in team_sizes(cpus)}
+    def together(self, cpus: int, plain: str) -> tuple[dict[str, tuple[Together, ...]], float]:
+        """The share of their rates alone that 2, 4, ... all CPUs keep at once, in plain C, which any other thread on the core slows down,
+        and in each unit of tiles: medians of trials spread over time. And the best share of the vector rate that all CPUs kept (0.5 for
+        hardware threads shown as cores)."""
+        found = {target: {count: list[tuple[float, float]]() for count in team_sizes(cpus)} for target in (plain, *self._seconds)}
         vectors = 0.0
         for _ in range(SHARE_TRIALS):
             self._pass(PAUSE)
-            for count, trials in found.items():
-                trials.append(self._shares(plain, count))
+            for target, of in found.items():
+                for count, trials in of.items():
+                    trials.append(self._shares(target, count))
             vectors = max(vectors, self._shares(self._target, cpus)[1])
-        middle = {count: np.median(of, axis=0).tolist() for count, of in found.items()}
-        return tuple(
-            Together(cpus=count, slowest_share=_measured(slowest), mean_share=_measured(mean)) for count, (slowest, mean) in middle.items()
-        ), vectors
+        return {target: tuple(_team(count, trials) for count, trials in of.items()) for target, of in found.items()}, vectors
 
     def _shares(self, target: str, cpus: int) -> tuple[float, float]:
-        return shares(partial(self._probes.probe_fma, target, "f32"), cpus)
+        return shares(partial(self._probes.probe_fma, target, probed_dtype(target)), cpus)
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write rates of a buffer."""
@@ -320,6 +320,11 @@ class _Rates:
         return self._hertz if own_time or self.clock.kind == "assumed" else self._probes.probe_clock()
 
 
+def _team(cpus: int, trials: Sequence[tuple[float, float]]) -> Together:
+    slowest, mean = np.median(trials, axis=0).tolist()
+    return Together(cpus=cpus, slowest_share=_measured(slowest), mean_share=_measured(mean))
+
+
 def _measured(value: float) -> Number:
     return Number(value=value, kind="measured", source="host_probes")
 
@@ -387,6 +392,10 @@ def _unit(target: str, rates: _Rates, shipped: Relative) -> Unit:
         stores_per_cycle=_inherit(unit.stores_per_cycle, shipped),
         tile_store_cycles=_inherit(unit.tile_store_cycles, shipped) if unit.tile_store_cycles else None,
         short_calls=unit.short_calls and ShortCalls(**{name: _inherit(one, shipped) for name, one in asdict(unit.short_calls).items()}),
+        together=tuple(
+            Together(cpus=one.cpus, slowest_share=_inherit(one.slowest_share, shipped), mean_share=_inherit(one.mean_share, shipped))
+            for one in unit.together
+        ),
         types=tuple(OfType(name=one.name, fma_per_cycle=_inherit(one.fma_per_cycle, shipped)) for one in unit.types),
     )
 

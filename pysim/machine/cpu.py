@@ -86,12 +86,27 @@ class ShortCalls(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, for
     fetch_line_cycles: Number
 
 
+class Together(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rate of each of `cpus` busy CPUs over that of one alone: the slowest, and the mean. CPUs share cores, clocks, or the computer
+    with other users."""
+
+    cpus: Positive
+    slowest_share: Number
+    mean_share: Number
+
+    @property
+    def name(self) -> str:
+        return str(self.cpus)
+
+
 class Unit(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_unknown_fields=True):
     """One instruction set of the core. A load and a store cover one vector of `vector_bytes`.
 
     A multiply-add is what the kernel registry counts as one: `lane_windows` x `lane_filters` outputs (a vector; a 4x4
     update of `mma`; a single FP32 output of `portable`, which the compiler vectorises as it can). `tile_store_cycles`: of storing a tile
-    of form tiles, beyond its vectors. `planes_alone`: this computer's library has none of its kernels of channel blocks (`as_built`).
+    of form tiles, beyond its vectors. `together`: what each of several CPUs keeps of this unit's rate alone, in ascending order of CPUs;
+    absent where that is what the core keeps (power limits how fast all CPUs multiply tiles). `planes_alone`: this computer's library has
+    none of its kernels of channel blocks (`as_built`).
     """
 
     target: Text
@@ -104,6 +119,7 @@ class Unit(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_un
     stores_per_cycle: Number
     tile_store_cycles: Number | None = None
     short_calls: ShortCalls | None = None
+    together: tuple[Together, ...] = ()
     types: tuple[OfType, ...] = ()
     planes_alone: bool | None = None
 
@@ -153,19 +169,6 @@ class Csa(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     l2_latency_cycles: Number
     l3_latency_cycles: Number
     memory_latency_cycles: Number
-
-
-class Together(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rate of each of `cpus` busy CPUs over that of one alone: the slowest, and the mean. CPUs share cores, clocks, or the computer
-    with other users."""
-
-    cpus: Positive
-    slowest_share: Number
-    mean_share: Number
-
-    @property
-    def name(self) -> str:
-        return str(self.cpus)
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -232,9 +232,10 @@ def _check_cpu(machine: Machine, where: str) -> None:
         if inner.line_bytes > outer.line_bytes:
             right = f"no more than the {outer.line_bytes} of {outer.name}"
             raise MachineError(f"{where}: levels.{inner.name}: line_bytes is {inner.line_bytes}; it should be {right}")
-    for fewer, more in itertools.pairwise(one.cpus for one in machine.core.together):
-        if fewer >= more:
-            raise MachineError(f"{where}: core.together: cpus is {more} behind {fewer}; the numbers of CPUs should grow")
+    for of, teams in (("core", machine.core.together), *((f"core.units.{unit.target}", unit.together) for unit in machine.core.units)):
+        for fewer, more in itertools.pairwise(one.cpus for one in teams):
+            if fewer >= more:
+                raise MachineError(f"{where}: {of}.together: cpus is {more} behind {fewer}; the numbers of CPUs should grow")
     _check_unique([unit.target for unit in machine.core.units], f"{where}: core.units: target")
     targets = sorted({kernel.target for kernel in cpu_kernels()})
     for unit in machine.core.units:

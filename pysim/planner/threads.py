@@ -65,8 +65,9 @@ def _cost(request: Request, algorithm: str, schedule: AnySchedule, best: Best) -
     """The cost, on all threads, of a schedule known to be legal and accurate enough."""
     problem, threads = request.problem, request.threads
     part = algorithm_named(algorithm, problem, request.machine).largest_part(problem, schedule, threads)
-    seen = machine_of_one_core(request.cpu, threads, touched_bytes(part.problem) / touched_bytes(problem))
+    largest, bytes_share = problem.flops / (part.share * part.problem.flops), touched_bytes(part.problem) / touched_bytes(problem)
+    seen = machine_of_one_core(request.cpu, threads, bytes_share, part.items, min(request.cpu.cores, threads, largest))
     own = request._replace(problem=part.problem, machine=seen, algorithm=algorithm, schedule=part.schedule)
     cost = best(own._replace(accuracy="standard", error_limit=None)).cost
     assert isinstance(cost, Cost)
-    return cost_of_threads(cost, part, request.cpu, threads, problem.flops / (part.share * part.problem.flops))
+    return cost_of_threads(cost, part, request.cpu, threads, largest)

@@ -18,11 +18,14 @@ import pysim
 from pysim import planner
 from pysim.cachemodel.cpu.cost import NEAR_BYTES
 from pysim.errors import PysimError
+from pysim.machine.load import load
+from pysim.machine.quantity import Number
 from pysim.problem.text import parse
 from pysim.record.schedule import Schedule
 from pysim.runtime import cpu, cpu_launch
 
 ROW = "f32_tiles_32x32__amx"
+NOTHING = Number(value=1e-6, kind="assumed", source="amx")
 SOURCE = """
 #define EMULATED
 #include "x86/amx/tile_ops.h"
@@ -232,6 +235,23 @@ def test_no_panel_is_fetched_beside_each_short_product(dtype, size):
         assert schedule.channels == 512
         kept = schedule.k2 if schedule.stationary == "weight_stationary" else schedule.k3
         assert 1 < kept <= NEAR_BYTES / (schedule.windows * schedule.channels * size)
+
+
+@pytest.mark.parametrize("stationary", ["weight_stationary", "input_stationary"])
+def test_a_pass_fetches_again_only_what_the_pass_before_has_not_left_in_l2(stationary):
+    machine = load("emerald-rapids")
+    free = msgspec.structs.replace(machine.unit_of("amx").short_calls, page_cycles=NOTHING, page_walk_cycles=NOTHING)
+    units = tuple(msgspec.structs.replace(one, short_calls=free if one.short_calls else None) for one in machine.core.units)
+    machine = msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, units=units))
+
+    def kernel_cycles(size: int, k2: int) -> float:
+        name = (
+            f"kernel=bf16_tiles_32x32__amx,stationary={stationary},pack=tiles,windows=32,filters=32,channels={size},k2={k2},k3={size // 32}"
+        )
+        return planner.plan(f"gemm:{size}x{size}x{size}:bf16", machine, name=f"gemm,{name}").cost.terms["kernel"]
+
+    few, many = ([kernel_cycles(size, k2) for k2 in (1, 4)] for size in (512, 2048))  # all panels of an operand: 0.5 and 8 MiB
+    assert few[0] == pytest.approx(few[1]) and many[0] > 1.1 * many[1]
 
 
 @native

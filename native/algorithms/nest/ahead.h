@@ -7,8 +7,9 @@
 
 enum { ALIGN = 64 };
 
-/* Panels that a pass over a set of filters leaves in L2, 2 MiB on every CPU with tiles: the next passes do not fetch them. */
-enum { NEAR_BYTES = 3 << 19 };
+/* What passes leave in L2, 2 MiB on every CPU with tiles, beside results and lines that are fetched: panels that all passes read, if with those of
+ * one pass they are no more. The next passes do not fetch them. */
+enum { NEAR_BYTES = 7 << 18 };
 
 typedef struct {
     char *windows, *filters;            /* packed panels */
@@ -38,6 +39,11 @@ typedef struct {
     int last;                                      /* the last channel set: its stores complete the result */
     int bare;                                      /* a tile is a kernel call and nothing else */
 } channel_set;
+
+/* Whether so many panels of an operand stay in L2 while sets of the other's pass by. */
+static int stay_near(const tiles *of, int64_t panels, const tiles *other, int64_t passing) {
+    return panels * of->bytes + passing * other->bytes <= NEAR_BYTES;
+}
 
 /* Whether these filters of a channel set are read where they lie, and not packed. */
 static int in_rows(const pysim_nest *n, int64_t nc, int64_t f0, int64_t nf) {
@@ -78,11 +84,12 @@ static void windows_ahead(channel_set *set, int64_t tile, int64_t part, int64_t 
         rows_ahead(n->input + (set->c0 * n->input_pitch + t0) * n->bytes, n->input_pitch * n->bytes, set->nc, bytes, part, parts);
 }
 
-/* Of panels made beforehand the next one beside the first filters' products with this one, then those of the next set. */
-static void next_windows_ahead(channel_set *set, int64_t w, int64_t w_end, int64_t part, int64_t parts) {
+/* Of panels made beforehand part 0 of the next one beside the products with the first filters, and beside those with the others their parts of a panel
+ * of the next set. `whole`: no pass before has fetched these. */
+static void next_windows_ahead(channel_set *set, int64_t w, int whole, int64_t part, int64_t parts) {
     const pysim_schedule *s = &set->n->schedule;
-    if (part == 0 && w + 1 < w_end) panel_ahead(set, 0, &set->windows, w + 1, s->windows, 0, 1);
-    else if (w + s->k2 < set->n->window_end) panel_ahead(set, 0, &set->windows, w + s->k2, s->windows, part, parts);
+    const int64_t next = part == 0 ? w + 1 : w + s->k2;
+    if (next < set->n->window_end) panel_ahead(set, 0, &set->windows, next, s->windows, part, part == 0 && whole ? 1 : parts);
 }
 
 static void filters_ahead(channel_set *set, int at, int64_t tile, int64_t part, int64_t parts) {
@@ -122,7 +129,7 @@ static void next_set_ahead(channel_set *set, int64_t f, int64_t parts, int64_t w
     const int64_t next = f + parts;
     int64_t f0, nf;
     if (next >= n->filter_end) return;
-    if (2 * parts * set->filters.bytes > NEAR_BYTES) {
+    if (!stay_near(&set->filters, 2 * parts, &set->windows, 1)) {
         if (window + 1 < windows) return;
         window = 0, windows = 1;
     }

@@ -14,13 +14,21 @@ enum { AHEAD = 4 * BLOCK }; /* in rows of filters, which no prefetcher follows: 
 
 INLINE FLOATS w_load(const float *p, int64_t n) { return n == LANES ? f_load(p) : f_load_first(p, n); }
 
+/* Asks for the lines of the next block that lie where a row of this one does: stores would wait for each that another CPU, or L3, has. */
+INLINE void next_lines(const uint32_t *to) {
+    for (int i = 0; i < PARTS; i++) __builtin_prefetch(to + BLOCK_WORDS + i * PART_WORDS, 1);
+}
+
 /* 32 rows of k, `ld` apart, as a block of windows. The `next` 32 rows, which no prefetcher follows, are fetched if there are any. */
 INLINE void split_rows(const float *rows, const int64_t ld, int64_t count, int64_t next, uint32_t *to) {
     for (int64_t j = 0; j < count; j += LANES, rows += LANES, to += LANES) {
         const int64_t n = pysim_min(LANES, count - j);
         WORDS most = {0};
         for (int p = 0; p < PAIRS; p++) {
-            if (next) __builtin_prefetch(rows + (p + next) * ld), __builtin_prefetch(rows + (p + PAIRS + next) * ld);
+            if (next) {
+                __builtin_prefetch(rows + (p + next) * ld), __builtin_prefetch(rows + (p + PAIRS + next) * ld);
+                next_lines(to + p * WIDE);
+            }
             const split low = split_of(w_load(rows + p * ld, n)), high = split_of(w_load(rows + (p + PAIRS) * ld, n));
             most = w_larger(most, w_larger((WORDS)(low.part[0] & EXPONENT), (WORDS)(high.part[0] & EXPONENT)));
             for (int i = 0; i < PARTS; i++) {
@@ -39,12 +47,13 @@ INLINE void split_rows(const float *rows, const int64_t ld, int64_t count, int64
 
 static void split_windows(const float *rows, int64_t count, uint32_t *to) { split_rows(rows, WIDE, count, 0, to); }
 
-/* `depth` <= 32 of k, which are neighbours in rows `ld` apart, as a block of filters. */
-static void split_filters(const float *from, int64_t ld, int64_t rows, int64_t depth, uint32_t *to, int *not_finite) {
+/* `depth` <= 32 of k, which are neighbours in rows `ld` apart, as a block of filters; `more`: of several. */
+static void split_filters(const float *from, int64_t ld, int64_t rows, int64_t depth, int more, uint32_t *to, int *not_finite) {
     const FLOATS none = {0};
     for (int64_t f = 0; f < rows; f++, from += ld, to += PAIRS) {
         __builtin_prefetch(from + AHEAD);
         __builtin_prefetch(from + AHEAD + PAIRS);
+        if (more) next_lines(to);
         const FLOATS first = depth >= PAIRS ? f_load(from) : f_load_first(from, depth);
         const FLOATS second = depth == BLOCK ? f_load(from + PAIRS) : depth > PAIRS ? f_load_first(from + PAIRS, depth - PAIRS) : none;
         split low = split_of(first), high = split_of(second);
@@ -131,7 +140,7 @@ void PACK(f32_filters, segment)(const pysim_segment *s, void *dst) {
     uint32_t *to = dst;
     EACH_BLOCK(s, {
         ROWS_OF(transposed)(w.row[at], WIDE, BLOCK, WIDE, BLOCK, turned, NULL);
-        split_filters(turned[0], BLOCK, WIDE, BLOCK, to, NULL);
+        split_filters(turned[0], BLOCK, WIDE, BLOCK, 0, to, NULL);
     })
 }
 
@@ -140,5 +149,5 @@ void PACK(f32_filters, transposed)(const void *src, int64_t ld, int64_t rows, in
     uint32_t *to = dst;
     (void)pitch;
     for (int64_t p = 0; p < k; p += BLOCK, to += BLOCK_WORDS)
-        split_filters((const float *)src + p, ld, rows, pysim_min(BLOCK, k - p), to, not_finite);
+        split_filters((const float *)src + p, ld, rows, pysim_min(BLOCK, k - p), p + BLOCK < k, to, not_finite);
 }

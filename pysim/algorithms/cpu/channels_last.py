@@ -85,7 +85,7 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """Whole rows of outputs that hold the pixels of the largest part of an image's product."""
     each = parts_of_each(problem.batch, threads)
-    part = nest_part(product_of(problem), schedule, each)
+    part = nest_part(product_of(problem), schedule, each, prepared=True)
     assert isinstance(part.problem, Gemm)
     pixels, images = part.problem.m, ceil_div(problem.batch * each, threads)
     rows = ceil_div(pixels, problem.out_w)

@@ -35,7 +35,7 @@ QUANTISED = True
 COMPUTES = Gemm
 PACKED_BELOW = 4  # bytes of an element of A
 MIN_COLUMNS = 128  # that repay packing rows of A
-tolerance, largest_part = direct_sum, nest_part
+tolerance, largest_part = direct_sum, partial(nest_part, prepared=True)
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@
 Worked number: gemm:197x768x768 in tiles of 32 columns has 24 panels of 24 blocks of 6,144 bytes, 3,538,944 bytes.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 
@@ -29,7 +29,7 @@ from pysim.registry.cpu import kernels
 
 NAME = "split_panels"
 COMPUTES = Gemm
-tolerance, largest_part = direct_sum, nest_part
+tolerance, largest_part = direct_sum, partial(nest_part, prepared=True)
 
 
 def nest_of(problem: Gemm) -> loops.Nest:

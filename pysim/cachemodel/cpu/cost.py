@@ -83,7 +83,7 @@ ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # (1,512 plans of 108 products, Zen 4: 1, 2 and 3 rows predict 90 % of them within 42, 34 and 34 %, with a regret of 1.033, 1.032, 1.032)
 ROWS_UNFETCHED = 2
 PAGE_BYTES = 4096  # of translations
-NEAR_BYTES = 3 << 19  # of native/algorithms/nest/ahead.h: panels that are left in L2
+NEAR_BYTES = 7 << 18  # of native/algorithms/nest/ahead.h: panels that are left in L2
 
 
 class Pass:
@@ -343,7 +343,10 @@ def _fetch_cycles(table: Table, costs: ShortCalls, tiled: bool) -> Array:
     windows, filters = rates.windows * line * rates.window_tiles, rates.filters * line * rates.filter_tiles
     of_sets, kept = np.where(table.keeps_windows, rates.filter_tiles, rates.window_tiles), np.where(table.keeps_windows, windows, filters)
     others, blocks = np.where(table.keeps_windows, filters, windows), np.where(table.keeps_windows, rates.window_tiles, rates.filter_tiles)
-    near = table.keeps_windows & (rates.windows * line * rates.machine.line_bytes * table.k3 <= NEAR_BYTES)
+    panels = np.where(
+        table.keeps_windows, rates.windows * table.k3 + rates.filters * table.k2, rates.filters * table.k3 + rates.windows * table.k2
+    )
+    near = panels * line * rates.machine.line_bytes <= NEAR_BYTES
     times = np.where(near, 1.0, np.ceil(of_sets / table.k2)) if tiled else 1.0
     cycles: Array = costs.fetch_line_cycles.value * (kept * times + others * np.ceil(blocks / table.k3))
     return cycles

@@ -22,7 +22,7 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.nest_loops import FILTER_TILES, WINDOWS, described
 from pysim.cachemodel.cpu.reuse.counts import ACROSS, AFTER_FILL, BUFFER, WITHIN
 from pysim.cachemodel.cpu.reuse.loops import Loop, LoopNest, Number, Operand, Reuse
-from pysim.cachemodel.cpu.threads import grid, parts_of_each, shares_panels
+from pysim.cachemodel.cpu.threads import nest_grid, shares_panels
 from pysim.machine.cpu import Level, Machine, Unit
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
@@ -80,7 +80,7 @@ def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] 
     summary = f"{summary}, {s.stationary.replace('_', ' ')}"
     tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.group_filters, s.filters)
     together = shares_panels(plan.workload, s, plan.threads)
-    of = dict(zip((WINDOWS, FILTER_TILES), grid(*tiles, parts_of_each(nest.repeats, plan.threads), together), strict=True))
+    of = dict(zip((WINDOWS, FILTER_TILES), nest_grid(nest.repeats, *tiles, plan.threads, together), strict=True))
     threads = tuple(divided(loops, of, names, () if together else PANELS)) if plan.threads > 1 else ()
     sections = (*more, Section("threads", threads))
     return describe(plan, summary, loops, inner, names, sections, _peak(nest, on, s.kernel))

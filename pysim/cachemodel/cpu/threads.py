@@ -6,15 +6,17 @@ levels are divided.
                  +  regions fork_join(T)
 
 part      A nest divides images evenly if they are many or a multiple of T. Otherwise it also divides the tiles of each image into parts of
-          windows x parts of filters, such that the largest part has the fewest tiles (`divide` of native/algorithms/nest.c).
-          Products on a matrix unit pack the panels of a channel set together and multiply then, in parts as square as can be.
+          windows x parts of filters, such that the largest part has the fewest tiles (`divide` of native/algorithms/nest/parts.h).
+          Products on a matrix unit pack the panels of a channel set together and multiply then, in parts as square as can be, up to
+          SHARED_ITEMS for a thread.
           Winograd divides blocks of panels and parts of the filters (native/algorithms/winograd.c), depthwise divides groups and then
           rows. Here a part has whole rows of outputs, and `share` is its exact number of tiles over that of those rows. Results do
           not depend on T: one thread computes a tile.
 machine   Private levels keep data within a run, but nothing from the run before: threads move between CPUs, and parts between threads.
           A level that several cores share has for one part the share of its capacity (bytes of the part / bytes of the problem), since
           data that parts have in common is there once. Its bandwidth, and that of memory, is what one core alone gets, but at most the
-          total over the busy cores; without a total in the file, each core has its own.
+          total over the busy cores; without a total in the file, each core has its own. A unit that busy CPUs slow down more than the
+          rest of a core (`together` of the unit: tiles, which power limits) has its own such share.
 share     The rate of each of T busy CPUs relative to one CPU alone (`core.together`): they share cores, clocks, or the host with others.
           A run waits for its slowest part. With n items for each thread, taken from a common queue,
 
@@ -35,14 +37,14 @@ Worked number: 56x56 windows in tiles of 32 are 98 tiles, 64 filters in tiles of
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu.nest import ceil_div
-from pysim.machine.cpu import Level, Machine, Memory
+from pysim.machine.cpu import Level, Machine, Memory, Together, Unit
 from pysim.machine.quantity import Number
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -52,12 +54,14 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import cpu_kernel
 
 FEW_IMAGES = 4  # a thread; MAX_UNEVEN_ITEMS of native/threads/thread_pool.c
+SHARED_ITEMS, PART_TILES = 4, 16  # most parts of a thread that shares panels, fewest tiles of one; native/algorithms/nest/parts.h
 
 
 class Part(NamedTuple):
     """The largest part of one thread: a problem under a schedule, computed `share` times in `items`; `regions`: forks and joins of a run.
     `seams`: runs of results that start where another thread's end, at multiples of `grain` bytes. `packing`: of
-    packing the part's panels, what its thread does."""
+    packing the part's panels, what its thread does. `crossing`: bytes that come from other CPUs' caches, panels that these have packed and
+    those that they have read."""
 
     problem: Workload
     schedule: Schedule
@@ -67,6 +71,7 @@ class Part(NamedTuple):
     seams: int = 0
     grain: int = 1
     packing: float = 1.0
+    crossing: float = 0.0
 
 
 def parts_of_each(items: int, threads: int) -> int:
@@ -75,7 +80,7 @@ def parts_of_each(items: int, threads: int) -> int:
 
 
 def grid(windows: int, filters: int, parts: int, shared: bool = False) -> tuple[int, int]:
-    """Parts of window tiles and of filter tiles: `divide` of native/algorithms/nest.c. `shared`: panels are."""
+    """Parts of window tiles and of filter tiles: `divide` of native/algorithms/nest/parts.h. `shared`: panels are."""
 
     def largest(of_filters: int) -> tuple[int, int]:
         across, down = ceil_div(windows, min(parts // of_filters, windows)), ceil_div(filters, of_filters)
@@ -91,12 +96,23 @@ def shares_panels(w: Conv | Gemm, schedule: Schedule, threads: int) -> bool:
     return threads > 1 and kernel is not None and kernel.form == "tiles" and isinstance(w, Gemm)
 
 
-def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
-    """The largest part of a nest's schedule."""
+def shared_items(tiles: int, threads: int) -> int:
+    """Parts of each thread that shares panels: `shared_parts` of native/algorithms/nest/parts.h."""
+    return max(1, min(SHARED_ITEMS, tiles // (PART_TILES * threads)))
+
+
+def nest_grid(images: int, windows: int, filters: int, threads: int, shared: bool) -> tuple[int, int]:
+    """Parts of each image's window tiles and filter tiles; `shared`: panels are."""
+    of_shared = threads * shared_items(windows * filters, threads)
+    return grid(windows, filters, of_shared if shared else parts_of_each(images, threads), shared)
+
+
+def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int, prepared: bool = False) -> Part:
+    """The largest part of a nest's schedule. `prepared`: panels of windows were packed before the run."""
     images, windows, filters = (1, w.n, w.m) if isinstance(w, Gemm) else (w.batch * w.groups, w.windows, w.group_filters)
     window_tiles, filter_tiles = ceil_div(windows, schedule.windows), ceil_div(filters, schedule.filters)
     shared = shares_panels(w, schedule, threads)
-    of_windows, of_filters = grid(window_tiles, filter_tiles, parts_of_each(images, threads), shared)
+    of_windows, of_filters = grid(window_tiles, filter_tiles, threads if shared else parts_of_each(images, threads), shared)
     times = ceil_div(images * of_windows * of_filters, threads)
     most_windows, most_filters = ceil_div(window_tiles, of_windows), ceil_div(filter_tiles, of_filters)
     all_windows = windows
@@ -109,11 +125,23 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     seams = times * filters * (neighbours + 2 * (of_windows > 1) * again), math.gcd(row, schedule.windows) * result
     if isinstance(w, Gemm):
         part = Part(msgspec.structs.replace(w, n=windows, m=filters), own, 1.0, 1, times, *seams)
-        packing = ceil_div(window_tiles + filter_tiles, threads) / (most_windows + most_filters)
-        return part._replace(regions=2 * (again + 1), packing=packing) if shared else part
+        return shared_part(part, threads, (window_tiles, filter_tiles), (most_windows, most_filters), prepared) if shared else part
     rows = ceil_div(windows, w.out_w)
     share = most_windows / ceil_div(rows * w.out_w, schedule.windows)
     return Part(rows_of(w, times, rows, filters), own, share, 1, times, *seams)
+
+
+def shared_part(part: Part, threads: int, tiles: tuple[int, int], most: tuple[int, int], prepared: bool) -> Part:
+    """A thread's part where all pack the panels of each set together: the neighbouring parts that it takes one after another, as one.
+    `tiles`, `most`: of windows and of filters, of all threads and of one."""
+    schedule, kernel = part.schedule, cpu_kernel(part.schedule.kernel)
+    assert kernel is not None and isinstance(part.problem, Gemm)
+    depth, own = part.problem.k, ceil_div(sum(tiles), threads)
+    packed = schedule.windows * (not prepared), schedule.filters * (not kernel.in_rows)
+    read = (threads - 1) / threads * sum(number * size for number, size in zip(most, packed, strict=True))
+    written = sum(number * size for number, size in zip(tiles, packed, strict=True)) / threads
+    sets, items = ceil_div(depth, schedule.channels), shared_items(math.prod(tiles), threads)
+    return part._replace(regions=2 * sets, packing=own / sum(most), items=items, crossing=(read + written) * depth * kernel.panel_bytes)
 
 
 def rows_of(w: Conv, images: int, rows: int, filters: int, groups: int = 1) -> Conv:
@@ -151,8 +179,9 @@ def even_parts(w: Workload, threads: int) -> Iterator[Workload]:
     yield from sorted(found, key=lambda one: one.text)
 
 
-def machine_of_one_core(machine: Machine, threads: int, part: float) -> Machine:
-    """The machine as one of `threads` busy cores sees it; `part`: the share of the problem's bytes that the core touches."""
+def machine_of_one_core(machine: Machine, threads: int, part: float, items: int = 1, largest: float | None = None) -> Machine:
+    """The machine as one of `threads` busy cores sees it; `part`: the share of the problem's bytes that the core touches, in `items`;
+    `largest`: how many have the largest part."""
     if threads == 1:
         return machine
 
@@ -163,7 +192,23 @@ def machine_of_one_core(machine: Machine, threads: int, part: float) -> Machine:
         return msgspec.structs.replace(one, sets=max(1, round(level.sets * min(1.0, part))))
 
     memory = _at_most(machine.memory, min(threads, machine.cores))
-    return msgspec.structs.replace(machine, levels=tuple(map(own, machine.levels)), memory=memory)
+    core, known, cores = machine.core, machine.core.together, min(threads, machine.cores)
+    if any(unit.together for unit in core.units):
+        shares = [_kept(unit.together, cores, items, largest) / _kept(known, cores, items, largest) for unit in core.units]
+        core = msgspec.structs.replace(core, units=tuple(map(_slowed, core.units, shares)))
+    return msgspec.structs.replace(machine, core=core, levels=tuple(map(own, machine.levels)), memory=memory)
+
+
+def _slowed(unit: Unit, share: float) -> Unit:
+    """A unit that busy CPUs slow down more than the rest of a core, which `busy_rate` counts."""
+    if not unit.together or share >= 1:
+        return unit
+    types = tuple(msgspec.structs.replace(one, fma_per_cycle=_times(one.fma_per_cycle, share)) for one in unit.types)
+    return msgspec.structs.replace(unit, fma_per_cycle=_times(unit.fma_per_cycle, share), types=types)
+
+
+def _times(number: Number, share: float) -> Number:
+    return msgspec.structs.replace(number, value=number.value * share)
 
 
 Place = TypeVar("Place", Level, Memory)
@@ -191,9 +236,12 @@ def fork_join_cycles(machine: Machine, threads: int) -> float:
 
 
 def busy_rate(machine: Machine, threads: int, items: int = 1, largest: float | None = None) -> float:
-    """The rate of each of `threads` CPUs relative to one CPU alone, with `items` for each; `largest`: how many have the largest part.
-    Interpolated between the numbers that are known."""
-    known = machine.core.together
+    """The rate of each of `threads` CPUs relative to one CPU alone, with `items` for each; `largest`: how many have the largest part."""
+    return _kept(machine.core.together, threads, items, largest)
+
+
+def _kept(known: Sequence[Together], threads: int, items: int, largest: float | None) -> float:
+    """The same of what is `known`, interpolated between these numbers."""
     if threads == 1 or not known:
         return 1.0
     cpus = [1, *(one.cpus for one in known)]
@@ -208,12 +256,21 @@ def false_sharing_lines(machine: Machine, part: Part) -> float:
     return part.seams * (1 - math.gcd(line, part.grain) / line)
 
 
+def crossing_lines(machine: Machine, part: Part) -> float:
+    """Lines of shared panels, as waits for one: as many are on their way at once as of a shared level's."""
+    shared = next((level for level in machine.levels if level.shared), None)
+    if shared is None:
+        return 0.0
+    at_once = max(1.0, shared.latency_cycles.value * shared.read_bytes_per_cycle.value / machine.line_bytes)
+    return part.crossing / machine.line_bytes / at_once
+
+
 def cost_of_threads(cost: Cost, part: Part, machine: Machine, threads: int, largest: float) -> Cost:
     """The cost of a run from that of its largest part, which `largest` threads have."""
     cores = min(threads, machine.cores)
     times = part.share * ceil_div(threads, machine.cores) / busy_rate(machine, cores, part.items, min(cores, largest))
     written, counted = machine.core.written_line_cycles, cost.counted
-    waits = false_sharing_lines(machine, part) * written.value if written else 0.0
+    waits = (false_sharing_lines(machine, part) + crossing_lines(machine, part)) * written.value if written else 0.0
     beyond = max(0.0, waits - times * sum(counted[name] for name in cost.levels))
     forks = part.regions * fork_join_cycles(machine, threads) + beyond
     terms = cost.terms | ({"pack": cost.terms["pack"] * part.packing} if "pack" in cost.terms else {})

@@ -236,6 +236,20 @@ def test_a_unit_of_tiles_has_the_rate_of_its_median_time_and_costs_its_stores() 
     assert tiles.short_calls is not None and tiles.short_calls == shipped.short_calls
 
 
+def test_what_a_unit_of_tiles_keeps_on_several_cpus_is_measured_and_in_a_brief_detection_taken_from_what_is_shipped() -> None:
+    class Limited(FakeProbes):
+        def probe_fma(self, target: str, dtype: str) -> float:
+            alone = threading.current_thread() is threading.main_thread() or target != "amx"
+            return (0.3 if target == "amx" else super().probe_fma(target, dtype) / 1e9) * 1e9 * (1.0 if alone else 0.25)
+
+    cpu, probes = Cpu("GenuineIntel", "Intel(R) Xeon(R) Processor", 6, 207), Limited(("amx", "avx512", "portable"))
+    machine = detected.measure(cpu, ZEN4_CACHES, 4, probes).machine
+    assert [(one.cpus, one.mean_share.value) for one in machine.unit_of("amx").together] == [(2, 0.25), (4, 0.25)]
+    assert [one.mean_share.value for one in machine.core.together] == [1.0, 1.0] and not machine.unit_of("avx512").together
+    brief = detected.measure(cpu, ZEN4_CACHES, 4, probes, brief=True).machine
+    assert brief.unit_of("amx").together == load("emerald-rapids").unit_of("amx").together
+
+
 class Neighboured(FakeProbes):
     """Of the last level a core keeps `kept` bytes at random; memory has 16 GB/s."""
 

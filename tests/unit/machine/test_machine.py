@@ -301,6 +301,11 @@ FREQUENCY = 'frequency_hz = { value = 3.661e9, kind = "measured", source = "band
         ("sets = 64", "cores = 2\nsets = 64", ["levels.L1", "cores is 2, shared is false", "shared = true"]),
         ("sets = 64", "shared = true\ncores = 9\nsets = 64", ["levels.L1", "cores is 9", "at most the machine's 8"]),
         ("[[core.units]]", f"{TOGETHER.format(4)}{TOGETHER.format(2)}[[core.units]]", ["core.together", "cpus is 2 behind 4"]),
+        (
+            "[[levels]]",
+            f"{(TOGETHER.format(4) + TOGETHER.format(2)).replace('core.together', 'core.units.together')}[[levels]]",
+            ["core.units.portable.together", "cpus is 2 behind 4"],
+        ),
         (FREQUENCY, "frequency_hz = 3.661e9", ["core.frequency_hz", "{ value = 1.5, kind"]),
         (
             FREQUENCY,

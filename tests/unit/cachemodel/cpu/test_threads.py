@@ -18,6 +18,7 @@ from pysim.cachemodel.cpu.threads import (
     fork_join_cycles,
     grid,
     machine_of_one_core,
+    nest_grid,
     nest_part,
     parts_of_each,
     shares_panels,
@@ -66,10 +67,15 @@ def test_images_that_do_not_go_round_are_divided_until_they_do() -> None:
 
 def test_a_shared_panel_is_packed_once_in_parts_as_square_as_can_be() -> None:
     assert grid(64, 64, 16) == (16, 1) and grid(64, 64, 16, True) == (4, 4)
+    assert (
+        nest_grid(1, 64, 64, 16, True) == (8, 8) and nest_grid(1, 16, 16, 16, True) == (4, 4) and nest_grid(1, 64, 64, 16, False) == (16, 1)
+    )
     plan = planner.plan("gemm:2048x2048x2048", "emerald-rapids", threads=16, accuracy="strict", micro_kernel="f32_tiles_32x32__amx")
     assert isinstance(plan.schedule, Schedule)
     part = nest_part(Gemm(m=2048, n=2048, k=2048), plan.schedule, 16)
-    assert (part.problem.m, part.problem.n, part.packing) == (512, 512, 0.25) and part.regions == 2 * -(-2048 // plan.schedule.channels)
+    assert (part.problem.m, part.problem.n, part.packing, part.items) == (512, 512, 0.25, 4)  # a thread takes 4 of 64 parts
+    # of 16 + 16 panels that it reads it has packed one sixteenth, and of the 8 that it packs others have read the last contents
+    assert part.crossing == (32 * 15 / 16 + 8) * 32 * 2048 * 6 and part.regions == 2 * -(-2048 // plan.schedule.channels)
 
 
 @pytest.mark.parametrize("threads", [2, 5, 16])
@@ -119,7 +125,7 @@ def test_what_lies_along_a_divided_loop_is_each_threads_own_and_the_rest_is_shar
     assert isinstance(s, Schedule)
     windows, filters = (w.n, w.m) if isinstance(w, Gemm) else (w.windows, w.filters)
     together = shares_panels(w, s, 8)
-    parts = grid(-(-windows // s.windows), -(-filters // s.filters), 8, together)
+    parts = nest_grid(1, -(-windows // s.windows), -(-filters // s.filters), 8, together)
     lines = [f"  {count} parts of {what} tiles:" for count, what in zip(parts, ("window", "filter"), strict=True) if count > 1]
     assert sorted(line.split(":")[0] + ":" for line in thread_lines) == sorted(lines)
     for line in thread_lines:
@@ -233,6 +239,27 @@ def test_a_run_waits_for_its_slowest_part_and_for_the_mean_of_many() -> None:
     even, shared = (planner.plan(text, machine, name=name, threads=8).cost for machine in (ZEN4, slow))
     assert isinstance(even, Cost) and isinstance(shared, Cost)
     assert shared.cycles - shared.terms["threads"] == pytest.approx(2 * (even.cycles - even.terms["threads"]))
+
+
+def test_a_unit_that_busy_cpus_slow_down_is_planned_at_the_rate_it_then_has() -> None:
+    machine = load("emerald-rapids")
+    assert isinstance(machine, Machine)
+
+    def with_tiles(*together: Together) -> Machine:
+        units = tuple(_replace(unit, together=together if unit.target == "amx" else ()) for unit in machine.core.units)
+        return _replace(machine, core=_replace(machine.core, units=units))
+
+    def rate(of: Machine, threads: int = 16, items: int = 1, target: str = "amx", dtype: str = "f32") -> float:
+        return machine_of_one_core(of, threads, 1.0, items).unit_of(target).rate(dtype) / of.unit_of(target).rate(dtype)
+
+    slow = with_tiles(Together(cpus=16, slowest_share=_share(0.125), mean_share=_share(0.25)))
+    assert rate(slow) == rate(slow, dtype="bf16") == 0.125 and rate(slow, target="avx512") == 1.0
+    assert rate(slow, items=10**6) == pytest.approx(0.25) and 0.125 < rate(slow, items=2) < 0.25 < rate(slow, threads=8, items=4) < 1
+    half = (Together(cpus=16, slowest_share=_share(0.5), mean_share=_share(0.5)),)
+    assert rate(_replace(slow, core=_replace(slow.core, together=half))) == 0.25  # busy_rate has the other half
+    plans = [planner.plan("gemm:2048x2048x2048", one, threads=16, accuracy="strict") for one in (with_tiles(), slow)]
+    assert ["amx" in plan.name for plan in plans] == [True, False]
+    assert all("amx" in planner.plan("gemm:2048x2048x2048", one, accuracy="strict").name for one in (with_tiles(), slow))
 
 
 def test_lines_that_two_threads_write_are_those_that_tiles_begin_within() -> None:
