@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tiles of a product's launch by a row of `native/cuda/gemm`.
 
-Rows whose tiles narrow (`narrows` of native/cuda/gemm/rows.h) take as many columns a tile as make the launch's last wave full: a
-k-iteration takes as long as its tile has columns, and wide tiles leave SMs idle in the last wave. All tiles of a launch have equally many.
-Where partial sums pass through memory tiles are whole.
+Rows whose tiles narrow (down to `narrows` columns, native/cuda/gemm/rows.h) take as many columns a tile as make the launch's last wave
+full: a k-iteration takes as long as its tile has columns, and wide tiles leave SMs idle in the last wave. All tiles of a launch have
+equally many. Where partial sums pass through memory tiles are whole.
 
 Worked number: 577 x 4096 by tiles of 128 x 192 is 5 x 22 tiles, one wave of 132 SMs; 5 x 26 tiles of 160 columns are one wave, too.
 """
 
 import msgspec
 
-from pysim.cachemodel.gpu.mainloop import LINE_BYTES
 from pysim.machine.gpu import Gpu
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
@@ -41,10 +40,16 @@ def tiles_of(problem: Gemm, kernel: GemmKernel, tiles: Tiles | None = None) -> i
     return -(-problem.m // (tiles.rows * tiles.cluster_rows)) * -(-problem.n // (tiles.columns * tiles.cluster_columns))
 
 
-def tiles_of_launch(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, pitch: int) -> Tiles:
-    """The tiles of a launch. `pitch`: as `columns_of_tile`."""
+def tiles_of_launch(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule) -> Tiles:
+    """The tiles of a launch."""
     through_memory = schedule.decomposition == "stream_k" or schedule.splits > max(1, kernel.reduces_in_cluster)
-    return kernel.tiles if through_memory else narrowed(kernel.tiles, columns_of_tile(gpu, computed(problem, kernel), kernel, pitch))
+    return kernel.tiles if through_memory else narrowed(kernel.tiles, columns_of_tile(gpu, computed(problem, kernel), kernel))
+
+
+def blocks_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule) -> int:
+    """Blocks of a launch, if each has one tile or part of one."""
+    tiles = tiles_of_launch(gpu, problem, kernel, schedule)
+    return schedule.splits * (1 if schedule.decomposition == "stream_k" else tiles_of(problem, kernel, tiles)) * tiles.blocks
 
 
 def narrowed(tiles: Tiles, columns: int) -> Tiles:
@@ -52,16 +57,14 @@ def narrowed(tiles: Tiles, columns: int) -> Tiles:
     return tiles if columns == tiles.columns else tiles._replace(columns=columns, warp_columns=columns, thread_columns=columns)
 
 
-def columns_of_tile(gpu: Gpu, own: Gemm, kernel: GemmKernel, pitch: int) -> int:
-    """Columns of a block's tile where no partial sums pass through memory. `own`: the product as the kernel computes it, with rows of B
-    `pitch` bytes apart. Tiles of a B whose rows lie along n begin where lines do, as far as its rows do
-    (native/cuda/mainloop/wgmma/kernel.cuh)."""
+def columns_of_tile(gpu: Gpu, own: Gemm, kernel: GemmKernel) -> int:
+    """Columns of a block's tile where no partial sums pass through memory (native/cuda/mainloop/wgmma/kernel.cuh). `own`: the product as
+    the kernel computes it."""
     tiles = kernel.tiles
     if not kernel.narrows or (kernel.k_major > 1 and own.trans_a):
         return tiles.columns
-    whole = max(COLUMNS_ALONG_N, min(pitch & -pitch, LINE_BYTES) // own.element_bytes)
-    unit = COLUMNS if own.trans_b or kernel.k_major else whole
-    return even_columns(-(-own.m // tiles.rows), own.n, tiles.columns // 2, tiles.columns, unit, gpu.sms.value)
+    unit = COLUMNS if own.trans_b or kernel.k_major else COLUMNS_ALONG_N
+    return even_columns(-(-own.m // tiles.rows), own.n, kernel.narrows, tiles.columns, unit, gpu.sms.value)
 
 
 def even_columns(tiles_m: int, n: int, least: int, most: int, unit: int, sms: int) -> int:

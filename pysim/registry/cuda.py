@@ -172,7 +172,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     k_major: int = 0
     dense: bool = False
     producer: bool = False
-    narrows: bool = False
+    narrows: int = 0
     pingpong: bool = False
     promotion: int = 0
     accumulates_f16: bool = False

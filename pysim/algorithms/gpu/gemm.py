@@ -22,7 +22,7 @@ import msgspec
 
 from pysim.algorithms.accuracy import Size, random_walk, size_of
 from pysim.algorithms.interface import DIRECT_SUM, Bound, in_parts, nothing_prepared
-from pysim.algorithms.product_tiles import columns_of_tile, narrowed, tiles_of_launch
+from pysim.algorithms.product_tiles import blocks_of, columns_of_tile, narrowed, tiles_of_launch
 from pysim.algorithms.product_tiles import computed as computed
 from pysim.algorithms.product_tiles import iterations_of as iterations_of
 from pysim.algorithms.product_tiles import tiles_of as tiles_of
@@ -309,9 +309,11 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
             reading = Reading.of(problem, kernel)
             found = readings[key] = reading, Layouts.of(reading.own)
         (own, pitch, columns, by_tma), layouts = found
-        width = columns_of_tile(gpu, own, kernel, pitch)
+        width = columns_of_tile(gpu, own, kernel)
         variant, of_kernel = _of_kernel(gpu, kernel, attributes, kernel.name in known, layouts, width)
         both = Columns(*(by_tma if tiles.producer else columns), *of_kernel)
+        if kernel.narrows and not (own.trans_b or kernel.k_major):  # tiles may begin inside lines where rows do not
+            both = both._replace(lines_b=lines_of_row(math.gcd(pitch, width * own.element_bytes)))
         if tiles.producer and both.unaligned_c:  # a thread stores its accumulators one after another
             spilled = SPILLED_STRIPS_COST * attributes.local_bytes if both.unaligned_c > 1 else 0.0
             both = both._replace(unaligned_c=both.unaligned_c * max(1.0, both.accumulators / TYPICAL_ACCUMULATORS) + spilled)
@@ -422,25 +424,22 @@ def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, place
 
 def graph_saving(gpu: Gpu, problem: Gemm, schedule: GpuSchedule) -> float:
     """Seconds that a launch takes less in a CUDA graph of many than between two events: what the events add; and where it starts while the
-    launch before it ends, its start, or that of the pass before it: kernels of STARTING_EARLY, unless the one before, alike, does not let
-    them."""
-    kernel = gemm_kernel(schedule.kernel)
-    early = kernel is not None and kernel.mainloop in STARTING_EARLY and releases_next(gpu, problem, kernel, schedule)
-    return sum(one.value for one in (gpu.event_seconds, gpu.early_start_seconds if early else None) if one)
+    launch before it ends, its start: kernels of STARTING_EARLY, unless the one before, alike, does not let them. Copies of operands start
+    on SMs that the one before leaves idle, and beside warpgroups nowhere else, since these have all registers of theirs."""
+    saved, kernel = gpu.event_seconds.value if gpu.event_seconds else 0.0, gemm_kernel(schedule.kernel)
+    if not (gpu.early_start_seconds and kernel and kernel.mainloop in STARTING_EARLY and releases_next(gpu, problem, kernel, schedule)):
+        return saved
+    idle = 1.0
+    if kernel.tiles.by_warpgroups and any(True for _ in copies(problem, kernel)):
+        idle = max(0.0, 1 - blocks_of(gpu, problem, kernel, schedule) / gpu.sms.value)
+    return saved + idle * gpu.early_start_seconds.value
 
 
 def releases_next(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule) -> bool:
     """Whether a launch lets the next one start before it ends (`releases` of native/cuda/mainloop/wgmma/releases.h)."""
     if not kernel.tiles.by_warpgroups or (problem.m + problem.n) * problem.k * problem.element_bytes < HELD_BACK_BYTES:
         return True
-    tiles = launched(gpu, problem, kernel, schedule)
-    blocks = schedule.splits * (1 if schedule.decomposition == "stream_k" else tiles_of(problem, kernel, tiles)) * tiles.blocks
-    return not gpu.sms.value / 2 < blocks <= gpu.sms.value * 3 / 4
-
-
-def launched(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule) -> Tiles:
-    """The tiles of a launch."""
-    return tiles_of_launch(gpu, problem, kernel, schedule, [*operands(problem, kernel)][1][1])
+    return not gpu.sms.value / 2 < blocks_of(gpu, problem, kernel, schedule) <= gpu.sms.value * 3 / 4
 
 
 def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
@@ -493,5 +492,5 @@ def describe(plan: Plan) -> Description:
     kernel = gemm_kernel(plan.kernel)
     assert isinstance(problem, Gemm) and kernel is not None
     summary = f"product of {problem.m} x {problem.n} x {problem.k}, layout {problem.layout}"
-    tiles = launched(plan.on, problem, kernel, plan.launch) if isinstance(plan.on, Gpu) else kernel.tiles
+    tiles = tiles_of_launch(plan.on, problem, kernel, plan.launch) if isinstance(plan.on, Gpu) else kernel.tiles
     return launch_text.describe(plan, candidates, summary, launch_text.tiling(problem, tiles))

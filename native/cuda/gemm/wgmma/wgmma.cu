@@ -15,7 +15,7 @@ Rows<GemmRow> gemm_wgmma::PYSIM_UNIT() {
         constexpr rows::Columns c = rows::lines[line];
         if constexpr (c.dtype == rows::PYSIM_UNIT) {
             using S = hopper::Shape<c.dtype == PYSIM_TF32X3 ? hopper::BF16X6 : c.dtype, c.block.m, c.block.n, c.warp.m, c.warp.n, c.stages,
-                                    c.cluster.m, c.cluster.n, c.promotion, c.pingpong != 0, 128, 1, c.narrows != 0>;
+                                    c.cluster.m, c.cluster.n, c.promotion, c.pingpong != 0, 128, 1, c.narrows>;
             static_assert(c.block.k == S::BLOCK_K && c.thread.m == 64 && c.thread.n == c.warp.n &&
                               c.k_major == (S::Element::MN_MAJOR     ? 0
                                             : S::DTYPE == PYSIM_TF32 ? 2

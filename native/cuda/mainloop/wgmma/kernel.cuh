@@ -100,7 +100,7 @@ struct Matrices {
     static __device__ bool b_is_one(const Problem &) { return false; } /* not measured for products */
 
     /* Calls take(A, B), each 1 if MN-major, for the layouts that the type allows. */
-    template <class S, class Take> static __device__ void with_majors(const Problem &p, Take take) {
+    template <class S, class Take> static __device__ __forceinline__ void with_majors(const Problem &p, Take take) {
         constexpr std::integral_constant<int, 0> K;
         constexpr std::integral_constant<int, 1> MN;
         if constexpr (!S::Element::MN_MAJOR && S::DTYPE != PYSIM_TF32) take(K, K);
@@ -122,11 +122,10 @@ struct Matrices {
     template <class S> static __host__ __device__ int box_b(const Problem &p, int share = S::B_SHARE) {
         return box_rows(share, p.n, !p.trans_b || S::CLUSTER_M > 1 || S::Element::SPLIT > 0);
     }
-    /* Columns of a block's tile, if it NARROWS. Partial sums in memory have whole tiles; tiles of an MN-major B begin where lines do, as far as its rows do. */
+    /* Columns of a block's tile, if it NARROWS. Partial sums in memory have whole tiles. */
     template <class S> static int columns_of_tile(const Problem &p, int sms) {
         if (!S::NARROWS || p.partials || (S::DTYPE == PYSIM_TF32 && p.trans_a)) return S::BLOCK_N;
-        const int64_t pitch = p.ldb * S::BYTES, whole = min(pitch & -pitch, (int64_t)128) / S::BYTES;
-        return even_columns(ceil_div(p.m, S::BLOCK_M), p.n, S::NARROWEST, S::BLOCK_N, p.trans_b ? 16 : max((int)whole, 32), sms);
+        return even_columns(ceil_div(p.m, S::BLOCK_M), p.n, S::NARROWEST, S::BLOCK_N, p.trans_b ? 16 : 32, sms);
     }
 
     /* A block's shares of a tile for each k-iteration: rows from m, columns from n. */

@@ -24,15 +24,16 @@ template <> struct Element<BF16X6> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 2 }
 
 /* The tiles of a row. ROW: bytes of k in a stage, the width of TMA's and wgmma's swizzle. TAPS: a stage has TAPS tiles of B, which multiply the rows of A
  * from the first, second ... on: neighbouring taps of a convolution, whose windows lie in memory one after another. PROMOTION: k after which tensor-core accumulators are added to f32
- * registers; 0: never. PINGPONG: two sets of warpgroups alternate over a block's tiles, so that one multiplies while the other stores. NARROWS: a launch's
- * tiles may have fewer columns (even_columns). */
+ * registers; 0: never. PINGPONG: two sets of warpgroups alternate over a block's tiles, so that one multiplies while the other stores. NARROWEST: a launch's
+ * tiles may have fewer columns, down to so many (even_columns); 0: they do not. */
 template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0,
-          bool PINGPONG_ = false, int ROW_ = 128, int TAPS_ = 1, bool NARROWS_ = false>
+          bool PINGPONG_ = false, int ROW_ = 128, int TAPS_ = 1, int NARROWEST_ = 0>
 struct Shape {
     static constexpr int DTYPE = DTYPE_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARP_M = WARP_M_, WARP_N = WARP_N_, STAGES = STAGES_,
                          CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1, ROW = ROW_,
                          TAPS = TAPS_;
-    static constexpr bool NARROWS = NARROWS_;
+    static constexpr int NARROWEST = NARROWEST_;
+    static constexpr bool NARROWS = NARROWEST > 0;
     using Element = hopper::Element<DTYPE>;
     using Acc = typename Element::Acc;
     static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N;
@@ -62,7 +63,6 @@ struct Shape {
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
     static_assert(ROW == 128 || (ROW == 64 && BYTES == 2), "the swizzles that exist; operands read into registers need rows of 128 bytes");
     static_assert(TAPS == 1 || (CLUSTER_N == 1 && Element::SPLIT == 0), "A of several taps is not shared, nor read into registers");
-    static constexpr int NARROWEST = BLOCK_N / 2; /* columns, if it NARROWS */
     static_assert(!NARROWS || (BLOCKS == 1 && SETS == 1 && TAPS == 1 && Element::SPLIT == 0 && WARP_N == BLOCK_N),
                   "one instruction has all columns");
     static_assert(A_SHARE % 32 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from pysim import planner
-from pysim.algorithms.gpu import gemm
-from pysim.algorithms.product_tiles import columns_of_tile, even_columns
+from pysim.algorithms.product_tiles import columns_of_tile, even_columns, tiles_of_launch
 from pysim.explain.text import explain
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
@@ -25,7 +24,7 @@ assert ROW and TF32
 
 def columns(m: int, n: int, k: int = 640, trans_b: bool = True) -> int:
     problem = Gemm(m=m, n=n, k=k, dtype="f16", trans_b=trans_b)
-    return columns_of_tile(H200, problem, ROW, 2 * (k if trans_b else n))
+    return columns_of_tile(H200, problem, ROW)
 
 
 def test_as_many_tiles_as_run_at_once() -> None:
@@ -35,10 +34,9 @@ def test_as_many_tiles_as_run_at_once() -> None:
     assert columns(132 * 128, 180) == 192  # one column of tiles of 132 rows: nothing is gained
 
 
-def test_tiles_of_rows_along_n_begin_where_lines_do() -> None:
-    assert columns(577, 4096, trans_b=False) == 192  # 160 columns are 320 bytes, no whole lines
-    assert columns(4976, 480, trans_b=False) == 160  # its rows begin at multiples of 64 bytes themselves
-    assert columns(577, 4100, trans_b=False) == 160
+def test_tiles_of_rows_along_n_are_multiples_of_32() -> None:
+    assert columns(616, 3584, trans_b=False) == 160
+    assert columns(4976, 480, trans_b=False) == 160
 
 
 def test_no_wave_more_and_all_columns() -> None:
@@ -56,10 +54,10 @@ def test_partial_sums_in_memory_and_tf32_from_registers_have_whole_tiles() -> No
     problem = Gemm(m=577, n=4096, k=4096, dtype="f16", trans_b=True)
     for kind, splits, wide in (("data_parallel", 1, 160), ("split_k", 2, 160), ("split_k", 20, 192), ("stream_k", 132, 192)):
         schedule = msgspec.convert({"kernel": ROW.name, "decomposition": kind, "splits": splits, "along_n": False, "group": 1}, GpuSchedule)
-        assert gemm.launched(H200, problem, ROW, schedule).columns == wide
+        assert tiles_of_launch(H200, problem, ROW, schedule).columns == wide
     transposed = Gemm(m=577, n=4096, k=4096, dtype="tf32", trans_a=True, trans_b=True)
-    assert columns_of_tile(H200, transposed, TF32, 4 * 4096) == 192
-    assert columns_of_tile(H200, msgspec.structs.replace(transposed, trans_a=False), TF32, 4 * 4096) == 160
+    assert columns_of_tile(H200, transposed, TF32) == 192
+    assert columns_of_tile(H200, msgspec.structs.replace(transposed, trans_a=False), TF32) == 160
 
 
 def test_the_model_and_the_explanation_have_the_narrow_tiles() -> None:
