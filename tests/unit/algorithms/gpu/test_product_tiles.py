@@ -13,13 +13,21 @@ from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import gemm_kernel, gemm_kernels
+from pysim.registry.cuda import GemmKernel, gemm_kernel, gemm_kernels
 
-H200 = load_any("h200")
-assert isinstance(H200, Gpu)
-ROW = gemm_kernel("f16_wgmma_128x192x64_64x192_64x192_s5_c1x1")
-TF32 = gemm_kernel("tf32_wgmma_128x192x32_64x192_64x192_s5_c1x1")
-assert ROW and TF32
+_loaded = load_any("h200")
+assert isinstance(_loaded, Gpu)
+H200: Gpu = _loaded
+
+
+def named(name: str) -> GemmKernel:
+    row = gemm_kernel(name)
+    assert row is not None
+    return row
+
+
+ROW = named("f16_wgmma_128x192x64_64x192_64x192_s5_c1x1")
+TF32 = named("tf32_wgmma_128x192x32_64x192_64x192_s5_c1x1")
 
 
 def columns(m: int, n: int, k: int = 640, trans_b: bool = True) -> int:
