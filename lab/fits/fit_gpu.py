@@ -111,7 +111,12 @@ def in_turn(problem: Gemm, kernel: GemmKernel) -> bool:
     return any(True for _ in copies(problem, kernel))
 
 
-CHANGED_IN_ALL, CHANGED_IN_GRAPHS = (swapped, by_words), (in_turn,)  # since the files of lab/data were measured
+def wide(problem: Gemm, kernel: GemmKernel) -> bool:
+    """Tiles of these rows had all of their columns, and now have those that fill the last wave (pysim/algorithms/product_tiles.py)."""
+    return kernel.narrows
+
+
+CHANGED_IN_ALL, CHANGED_IN_GRAPHS = (swapped, by_words, wide), (in_turn,)  # since the files of lab/data were measured
 CHANGED = {  # file of lab/data -> predicates of launches whose kernels changed since the file was measured
     "h200/products-clusters.jsonl": (transposed, line_pitches, apart, overlapping),
     "h200/products-held.jsonl": (transposed, line_pitches, apart, overlapping, in_strips),

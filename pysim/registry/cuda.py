@@ -147,9 +147,8 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     `stages`: tiles of A and B in shared memory at once. `capability`: 10 major + minor, the lowest or (`exact_capability`) the only one;
     other rows replace this one from `below` on and on `replaced_on` (0: never). `alignment`: base and pitch of an operand are multiples of
     this many bytes. `k_major`: 1 if both operands must be K-major, 2 if B must be (if only A is, the kernel computes C' = B' A').
-    `producer`: one warpgroup only loads, by TMA. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`: the most parts of split-K that
-    a cluster reduces without workspace. `residues`: number of s8 products that make one (algorithm residues); its tiles are
-    theirs. `dense`: rows of both operands lie without gaps (algorithm tall). `ablation`: built only to measure what it leaves out.
+    `narrows`: see product_tiles. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`: the most parts of split-K that a cluster
+    reduces without workspace. `residues`: number of s8 products that make one. `dense`: rows of both operands lie without gaps.
     """
 
     index: int
@@ -173,6 +172,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     k_major: int = 0
     dense: bool = False
     producer: bool = False
+    narrows: int = 0
     pingpong: bool = False
     promotion: int = 0
     accumulates_f16: bool = False

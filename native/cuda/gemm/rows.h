@@ -28,6 +28,7 @@ struct GemmColumns {
     int k_major = 0;     /* 1: both operands must be K-major; 2: B must be, and if only A is, the kernel computes C' = B' A' */
     int dense = 0;       /* 1: rows of both operands must lie without gaps, or are copied so (algorithm tall) */
     int producer = 0;    /* 1: one warpgroup only loads, by TMA */
+    int narrows = 0;     /* columns down to which a launch's tiles may have fewer (mainloop/wgmma/shape.h); 0: none */
     int pingpong = 0;    /* 1: two sets of warpgroups alternate over a block's tiles; one multiplies while the other stores */
     int promotion = 0;   /* k after which tensor-core accumulators are added to f32 registers and restart from zero; 0: never */
     int accumulates_f16 = 0;

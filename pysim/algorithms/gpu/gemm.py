@@ -22,6 +22,10 @@ import msgspec
 
 from pysim.algorithms.accuracy import Size, random_walk, size_of
 from pysim.algorithms.interface import DIRECT_SUM, Bound, in_parts, nothing_prepared
+from pysim.algorithms.product_tiles import blocks_of, columns_of_tile, narrowed, tiles_of_launch
+from pysim.algorithms.product_tiles import computed as computed
+from pysim.algorithms.product_tiles import iterations_of as iterations_of
+from pysim.algorithms.product_tiles import tiles_of as tiles_of
 from pysim.cachemodel.gpu import launch_text, mainloop, product_columns
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
@@ -32,7 +36,7 @@ from pysim.cachemodel.gpu.waves import MOST_COPIED_BYTES, OF_PROBLEM, TYPICAL_AC
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import AS_HALVES, GPU_RESULT_BYTES, SUM_BYTES, SUM_UNITS
+from pysim.problem.dtypes import AS_HALVES, GPU_RESULT_BYTES, SIZES, SUM_BYTES, SUM_UNITS
 from pysim.problem.gemm import Gemm
 from pysim.record.contract import GpuContract
 from pysim.record.cost import Reason, Rejected
@@ -190,17 +194,6 @@ def pitches(problem: Gemm) -> tuple[int, int]:
     return problem.m if problem.trans_a else problem.k, problem.k if problem.trans_b else problem.n
 
 
-def computed(problem: Gemm, kernel: GemmKernel) -> Gemm:
-    """The product as a kernel computes it: C' = B' A' where the kernel's second operand must be K-major, and only A is; or neither is, and
-    copying A in place of B, read and written, saves more elements than C has, whose rows are columns then (native/cuda/abi/gemm.cu).
-
-    Worked number: 160x4192x2544 of tn copies 1.6 MB in place of 43 MB."""
-    m, n, k = problem.m, problem.n, problem.k
-    if kernel.k_major != 2 or problem.trans_b or (problem.trans_a and 2 * (n - m) * k < m * n):
-        return problem
-    return msgspec.structs.replace(problem, m=problem.n, n=problem.m, trans_a=True, trans_b=not problem.trans_a)
-
-
 class Copied(NamedTuple):
     """The copy of an operand: rows and columns in elements, bytes from one row to the next; bytes that a thread may move at once."""
 
@@ -277,10 +270,11 @@ def other_dtype(problem: Gemm) -> str | None:
 
 
 class Reading(NamedTuple):
-    """How kernels of the same `k_major`, alignment and parts read a problem: as the product `own`, with the `columns` of the model that
-    follow from its sizes and copies; and those of kernels whose operands come by TMA."""
+    """How kernels of the same `k_major`, alignment and parts read a problem: as the product `own`, whose rows of B are `pitch` bytes apart,
+    with the `columns` of the model that follow from its sizes and copies; and those of kernels whose operands come by TMA."""
 
     own: Gemm
+    pitch: int
     columns: tuple[Number, ...]
     by_tma: tuple[Number, ...]
 
@@ -296,7 +290,7 @@ class Reading(NamedTuple):
         lines_a, lines_b = lines_of_row(pitch_a), lines_of_row(pitch_b)
         by_tma: dict[str, Number] = {"lines_a": lines_a, "lines_b": lines_b, "row_ends_a": ends_a, "row_ends_b": ends_b}
         by_tma["unaligned_c"] = columns["unaligned_c"] * strips
-        return cls(own, _in_order(_DENSE_ROWS | columns), _in_order(columns | by_tma))
+        return cls(own, pitch_b, _in_order(_DENSE_ROWS | columns), _in_order(columns | by_tma))
 
 
 _DENSE_ROWS: dict[str, Number] = {"lines_a": 1.0, "lines_b": 1.0, "row_ends_a": 0.0, "row_ends_b": 0.0}
@@ -314,9 +308,12 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         if not (found := readings.get(key)):
             reading = Reading.of(problem, kernel)
             found = readings[key] = reading, Layouts.of(reading.own)
-        (_, columns, by_tma), layouts = found
-        variant, of_kernel = _of_kernel(gpu, kernel, attributes, kernel.name in known, layouts)
+        (own, pitch, columns, by_tma), layouts = found
+        width = columns_of_tile(gpu, own, kernel)
+        variant, of_kernel = _of_kernel(gpu, kernel, attributes, kernel.name in known, layouts, width)
         both = Columns(*(by_tma if tiles.producer else columns), *of_kernel)
+        if kernel.narrows and not (own.trans_b or kernel.k_major):  # tiles may begin inside lines where rows do not
+            both = both._replace(lines_b=lines_of_row(math.gcd(pitch, width * own.element_bytes)))
         if tiles.producer and both.unaligned_c:  # a thread stores its accumulators one after another
             spilled = SPILLED_STRIPS_COST * attributes.local_bytes if both.unaligned_c > 1 else 0.0
             both = both._replace(unaligned_c=both.unaligned_c * max(1.0, both.accumulators / TYPICAL_ACCUMULATORS) + spilled)
@@ -339,9 +336,11 @@ class Layouts(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 14)
-def _of_kernel(gpu: Gpu, kernel: GemmKernel, attributes: Attributes, compiled: bool, of: Layouts) -> tuple[Variant, tuple[Number, ...]]:
-    """A kernel without a problem's columns, and its own columns."""
-    tiles = kernel.tiles
+def _of_kernel(
+    gpu: Gpu, kernel: GemmKernel, attributes: Attributes, compiled: bool, of: Layouts, width: int
+) -> tuple[Variant, tuple[Number, ...]]:
+    """A kernel without a problem's columns, and its own columns; `width`: columns of a block's tile."""
+    tiles = narrowed(kernel.tiles, width)
     in_registers = kernel.k_major > 1 and of.trans_a
     base, work, family = by_tiles(gpu, of, tiles, kernel.families, attributes, attributes.efficiency, in_registers)
     boxes: dict[str, Number] = {}
@@ -350,8 +349,12 @@ def _of_kernel(gpu: Gpu, kernel: GemmKernel, attributes: Attributes, compiled: b
             boxes["box_m"] = tiles.cluster_rows
         if tiles.cluster_rows == 1 and (kernel.k_major > 0 or of.trans_b):
             boxes["box_n"] = SWIZZLE_ROWS
+        elif kernel.narrows:  # whole boxes of lines
+            boxes["box_n"] = LINE_BYTES // SIZES[tiles.dtype]
+    if kernel.narrows:  # not through memory
+        boxes |= {"max_parts": kernel.reduces_in_cluster, "max_stream_blocks": 0}
     if tiles.k_warps > 1:  # a block takes all of k, and reads only the rows that there are
-        boxes |= {"can_split_k": False, "box_m": 1, "box_n": 1, "part_unit": kernel.promotion}
+        boxes |= {"max_parts": 1, "box_m": 1, "box_n": 1, "part_unit": kernel.promotion}
     columns = base._replace(max_cluster_splits=kernel.reduces_in_cluster, **boxes)
     numbers = product_columns.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
     assumed = () if compiled else (f"kernel_attributes.{kernel.name}",)
@@ -421,30 +424,22 @@ def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, place
 
 def graph_saving(gpu: Gpu, problem: Gemm, schedule: GpuSchedule) -> float:
     """Seconds that a launch takes less in a CUDA graph of many than between two events: what the events add; and where it starts while the
-    launch before it ends, its start, or that of the pass before it: kernels of STARTING_EARLY, unless the one before, alike, does not let
-    them."""
-    kernel = gemm_kernel(schedule.kernel)
-    early = kernel is not None and kernel.mainloop in STARTING_EARLY and releases_next(gpu, problem, kernel, schedule)
-    return sum(one.value for one in (gpu.event_seconds, gpu.early_start_seconds if early else None) if one)
+    launch before it ends, its start: kernels of STARTING_EARLY, unless the one before, alike, does not let them. Copies of operands start
+    on SMs that the one before leaves idle, and beside warpgroups nowhere else, since these have all registers of theirs."""
+    saved, kernel = gpu.event_seconds.value if gpu.event_seconds else 0.0, gemm_kernel(schedule.kernel)
+    if not (gpu.early_start_seconds and kernel and kernel.mainloop in STARTING_EARLY and releases_next(gpu, problem, kernel, schedule)):
+        return saved
+    idle = 1.0
+    if kernel.tiles.by_warpgroups and any(True for _ in copies(problem, kernel)):
+        idle = max(0.0, 1 - blocks_of(gpu, problem, kernel, schedule) / gpu.sms.value)
+    return saved + idle * gpu.early_start_seconds.value
 
 
 def releases_next(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule) -> bool:
     """Whether a launch lets the next one start before it ends (`releases` of native/cuda/mainloop/wgmma/releases.h)."""
     if not kernel.tiles.by_warpgroups or (problem.m + problem.n) * problem.k * problem.element_bytes < HELD_BACK_BYTES:
         return True
-    blocks = schedule.splits * (1 if schedule.decomposition == "stream_k" else tiles_of(problem, kernel)) * kernel.tiles.blocks
-    return not gpu.sms.value / 2 < blocks <= gpu.sms.value * 3 / 4
-
-
-def iterations_of(problem: Gemm, kernel: GemmKernel) -> int:
-    """K-iterations of all tiles together."""
-    return tiles_of(problem, kernel) * -(-problem.k // kernel.block_k)
-
-
-def tiles_of(problem: Gemm, kernel: GemmKernel) -> int:
-    """Tiles of C: those of a cluster where the kernel has clusters."""
-    tiles, problem = kernel.tiles, computed(problem, kernel)
-    return -(-problem.m // (tiles.rows * tiles.cluster_rows)) * -(-problem.n // (tiles.columns * tiles.cluster_columns))
+    return not gpu.sms.value / 2 < blocks_of(gpu, problem, kernel, schedule) <= gpu.sms.value * 3 / 4
 
 
 def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
@@ -497,4 +492,5 @@ def describe(plan: Plan) -> Description:
     kernel = gemm_kernel(plan.kernel)
     assert isinstance(problem, Gemm) and kernel is not None
     summary = f"product of {problem.m} x {problem.n} x {problem.k}, layout {problem.layout}"
-    return launch_text.describe(plan, candidates, summary, launch_text.tiling(problem, kernel.tiles))
+    tiles = tiles_of_launch(plan.on, problem, kernel, plan.launch) if isinstance(plan.on, Gpu) else kernel.tiles
+    return launch_text.describe(plan, candidates, summary, launch_text.tiling(problem, tiles))

@@ -101,7 +101,8 @@ class ByProducts(Rows):
         least = msgspec.structs.replace(of.problem, m=last or of.problem.m)
         for kernel, one in zip(kernels, gemm.variants(gpu, of.problem, kernels, gemm_attributes(gpu.capability_number)), strict=True):
             if last and one.columns is not None:
-                one = one._replace(columns=one.columns._replace(max_stream_blocks=gemm.iterations_of(least, kernel)))
+                most = min(one.columns.max_stream_blocks, gemm.iterations_of(least, kernel))
+                one = one._replace(columns=one.columns._replace(max_stream_blocks=most))
             schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
             numbers = (*one.numbers, *["model.passes.column_"] * bool(copies))
             times, passes_ = of.times * share, tuple(copy.times(parts) for copy in copies)

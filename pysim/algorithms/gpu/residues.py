@@ -131,7 +131,7 @@ def variant(request: Request, kernel: GemmKernel) -> Variant:
     columns, work, family = gemm.product(gpu, own, kernel.tiles, kernel.families, attributes, attributes.efficiency)
     # B is as large as its residues of one modulus, of which concurrent tiles are: counted with all of them, no wide band of tiles fits L2
     columns = columns._replace(
-        can_split_k=False,
+        max_parts=1,
         k=own.k + STORED_AS_K,
         memory_power=memory_power(gpu),
         bytes_c=own.m * own.n,

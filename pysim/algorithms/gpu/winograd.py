@@ -147,7 +147,7 @@ class Winograd(ByRow):
         columns, work, family = gemm.product(gpu, problem, tiles, PRODUCT_FAMILIES, own, product_columns.efficiency_of(tiles, own, known))
         plane, side = float(k * filters * self.size), "b" if nhwc else "a"  # each tile reads the filters of one plane
         of_filters = {f"bytes_{side}": plane * planes, f"requested_bytes_{side}": plane}
-        columns = columns._replace(can_split_k=False, **of_filters)
+        columns = columns._replace(max_parts=1, **of_filters)
         return self.launched(
             gpu, known, family, "model.passes.patch_",
             columns=columns, work=work, times=of.number, chunks=of.number, passes=self.passes(gpu),

@@ -187,7 +187,7 @@ def named_table(c: Columns, schedule: AnySchedule, chunks: int) -> Table:
     """The launch that a request names, of each variant. Where a variant cannot split k, the decomposition is that of another kernel that
     the schedule names."""
     assert isinstance(schedule, GpuSchedule)
-    can_split = np.array(c.can_split_k, bool)
+    can_split = np.array(c.max_parts) > 1
     kind = np.where(can_split, DECOMPOSITIONS.index(schedule.decomposition), DATA_PARALLEL)
     splits = np.where(can_split, 1 if chunks else schedule.splits, 1)
     return one_each(len(can_split), along_n=schedule.along_n, group=schedule.group)._replace(kind=kind, splits=splits)
@@ -207,13 +207,13 @@ def divided(gpu: Gpu, c: Columns, parts: tuple[int, ...] = ()) -> Table:
     splits = np.empty((len(tiles), len(SPLITS) + 2))
     splits[:, :-2] = SPLITS
     splits[:, -2:] = np.maximum(1, np.floor(slots[:, None] * (1, 2) / tiles[:, None]))
-    can_split = (tiles < MAX_SPLIT_WAVES * slots) & (c.can_split_k > 0)
-    splits = np.where((splits >= 2) & (iterations[:, None] >= MIN_PART_ITERATIONS * splits) & can_split[:, None], splits, 0.0)
+    most = np.where(tiles < MAX_SPLIT_WAVES * slots, c.max_parts, 1)[:, None]
+    splits = np.where((splits >= 2) & (splits <= most) & (iterations[:, None] >= MIN_PART_ITERATIONS * splits), splits, 0.0)
     splits.sort(axis=1)
     new = splits > 0
     new[:, 1:] &= splits[:, 1:] != splits[:, :-1]
     split = new.nonzero()[0], splits[new].astype(int)
-    can_stream = (c.can_split_k > 0) & (slots >= 2) & (slots <= c.max_stream_blocks)
+    can_stream = (np.array(c.max_parts) > 1) & (slots >= 2) & (slots <= c.max_stream_blocks)
     stream = np.flatnonzero((tiles % slots != 0) & (tiles * iterations >= 2 * slots) & can_stream)
     whole = np.arange(len(tiles))
     row = np.concatenate([whole, split[0], stream])
@@ -225,7 +225,7 @@ def divided(gpu: Gpu, c: Columns, parts: tuple[int, ...] = ()) -> Table:
 def _in_parts(c: Columns, parts: tuple[int, ...]) -> Table:
     """Kernels x these numbers of parts, where k has enough k-iterations."""
     numbers, iterations = np.array(parts), np.ceil(c.k / c.block_k)
-    can_split = (iterations[:, None] >= MIN_PART_ITERATIONS * numbers) & (np.array(c.can_split_k)[:, None] > 0)
+    can_split = (iterations[:, None] >= MIN_PART_ITERATIONS * numbers) & (numbers <= np.array(c.max_parts)[:, None])
     unit = np.array(c.part_unit)[:, None]
     by_block = (unit > 0) & (np.array(c.k)[:, None] > unit * (numbers - 1))
     row, column = np.nonzero(can_split | by_block | (numbers == 1))

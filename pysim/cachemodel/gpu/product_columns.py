@@ -56,7 +56,7 @@ def columns_of(
         stages=tiles.stages,
         cluster_blocks=tiles.blocks,
         blocks_per_sm=blocks,
-        can_split_k=True,
+        max_parts=np.inf,
         max_stream_blocks=np.inf,
         producer=tiles.producer,
         accumulators=results / tiles.math_threads,

@@ -127,7 +127,7 @@ class Columns(NamedTuple):
     stages: Number
     cluster_blocks: Number
     blocks_per_sm: Number
-    can_split_k: Number
+    max_parts: Number  # of k
     max_stream_blocks: Number
     producer: Number  # whether a producer warp loads by TMA: whole boxes, also while tiles start and end
     accumulators: Number  # of a thread
@@ -145,7 +145,7 @@ class Columns(NamedTuple):
     part_unit: Number  # 0, or the k of whose multiples a block adds all split-K parts itself, at no cost
     pingpong: Number  # whether two sets of warpgroups alternate between main loop and epilogue
     box_m: Number  # each tile's TMA boxes have equally many rows of A, a multiple of this
-    box_n: Number  # a single tile's have a multiple of this many rows of B
+    box_n: Number  # a tile's have a multiple of this many rows of B, a single one's of those that there are
     launch_seconds: Number
     block_cycles: Number
     step_cycles: Number
@@ -395,7 +395,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, of: Counts, hot: bool) -> Traff
     split_lines = sum(size * (lines - 1) for size, lines, _ in sides)
     # TMA fills the parts of boxes outside an operand, which takes as long as the parts inside
     m = np.ceil(c.m / of.tiles_m / c.box_m) * c.box_m * of.tiles_m
-    n = np.where(of.tiles_n > 1, of.tiles_n * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
+    n = np.where(of.tiles_n > 1, of.tiles_n * np.ceil(c.tile_n / c.box_n), np.ceil(c.n / c.box_n)) * c.box_n
     boxes = (c.a_parts * m * of.tiles_n + c.b_parts * n * of.tiles_m) * (of.all_iterations * c.block_k) * c.element_bytes
     outside = np.where(c.producer > 0, np.maximum(0, boxes - requested), 0)
     row_ends = c.row_ends_a * of.tiles_n + c.row_ends_b * of.tiles_m

@@ -70,7 +70,7 @@ struct Gathered {
             behind = t * c.dilation_d, down = (line - t * c.kernel_h) * c.dilation_h, across = (tap - line * c.kernel_w) * c.dilation_w;
         }
         static __device__ int bytes_a(const Windows &, int) { return S::A_ROWS * S::ROW; }
-        static __device__ int bytes_b(const Windows &) { return S::B_BYTES; }
+        static __device__ int bytes_b(const Windows &, int) { return S::B_BYTES; }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
             if (planes<S>(c)) return load_planes(to, map, barrier, blocks);
             const Corner corner = {first + channel, wide, high, image};

@@ -33,7 +33,7 @@ struct Stacked : hopper::Matrices {
         __device__ Shares(const Moduli &of, int m, int n, int step)
             : Matrices::Shares<S>(of.product, m, m / of.rows * of.product.n + n, step) {}
         static __device__ int bytes_a(const Moduli &, int) { return S::A_BYTES; }
-        static __device__ int bytes_b(const Moduli &) { return S::B_BYTES; }
+        static __device__ int bytes_b(const Moduli &, int) { return S::B_BYTES; }
     };
     template <class S> static hopper::StoreTerms store_terms(const Moduli &) { return {}; }
 

@@ -42,6 +42,7 @@ enum StorePath { STRIPS, DIRECT, RAGGED_ROWS, DIRECT_ALL };
 struct StoreTerms {
     StorePath path;
     bool by_line, vectors, direct; /* of a Target */
+    int columns = 0;               /* of a block's tile, if Shape::NARROWS */
 };
 /* C has lines of `length` elements, `pitch` apart, which are ROWS of the product or not. RAGGED: the kernel has RAGGED_ROWS, the path for unaligned rows of
  * two-byte results. */
@@ -57,37 +58,46 @@ template <class S, bool RAGGED> __host__ __device__ inline StoreTerms store_term
     return terms;
 }
 
+/* The end of the columns that a tile has; of C where tiles do not narrow. */
+template <class S, ResultOrder ORDER, class Place, class Pitch>
+__device__ inline int last_column(Order<ORDER>, const Problem &p, const Target<Place, Pitch> &c) {
+    return !S::NARROWS ? p.n : ORDER == BY_ROWS ? c.length : c.lines;
+}
+
 /* Stores by a direct path. Each order of results has its own instance: with one for both, residuals of NCHW results took up to 1.4 times as long (H200). */
 template <class S, bool RAGGED, ResultOrder ORDER, class Acc, class Place, class Pitch>
 __device__ __forceinline__ void store_directly(Order<ORDER> order, StorePath path, const Problem &p, const Target<Place, Pitch> &c, int row,
                                                int column, const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
     using Out = typename DefaultResult<S::DTYPE, Acc>::type;
     const EpilogueTerms<typename Arithmetic<Acc>::type> e(p);
-    if (path == DIRECT_ALL) return store_direct<S, Out, true, false>(order, e, c, row, column, p.n, acc);
+    const int columns = last_column<S>(order, p, c);
+    if (path == DIRECT_ALL) return store_direct<S, Out, true, false>(order, e, c, row, column, columns, acc);
     if constexpr (RAGGED && ORDER == BY_ROWS && sizeof(Out) == 2)
-        if (path == RAGGED_ROWS) return store_direct<S, Out, false, true>(order, e, c, row, column, p.n, acc);
-    if constexpr (ORDER == BY_ROWS) store_rows<S, Out>(e, c, row, column, p.n, acc);
-    else store_direct<S, Out, false, false>(order, e, c, row, column, p.n, acc);
+        if (path == RAGGED_ROWS) return store_direct<S, Out, false, true>(order, e, c, row, column, columns, acc);
+    if constexpr (ORDER == BY_ROWS) store_rows<S, Out>(e, c, row, column, columns, acc);
+    else store_direct<S, Out, false, false>(order, e, c, row, column, columns, acc);
 }
 /* Stores by strips. */
 template <class S, ResultOrder ORDER, class Acc, class Place, class Pitch>
 __device__ __forceinline__ void store_by_strips(Order<ORDER> order, const Problem &p, const Target<Place, Pitch> &c, int row, int column,
                                                 const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
-    store_strips<S>(order, EpilogueTerms<typename Arithmetic<Acc>::type>(p), c, row, column, 2 * ceil_div(p.n - column, 32), acc);
+    store_strips<S>(order, EpilogueTerms<typename Arithmetic<Acc>::type>(p), c, row, column,
+                    2 * ceil_div(last_column<S>(order, p, c) - column, 32), acc);
 }
 
 /* A thread's first row in its warpgroup's part of the tile. */
 __device__ inline int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
-/* Calls use(Order, target) for the rows of a product's C up to `end`; each order has its own instance, as few kernels have both. */
-template <class S, class Use> __device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms, int end, Use use) {
+/* Calls use(Order, target) for the rows of a product's C up to `end` and its columns up to `last`; each order has its own instance, as few kernels have both. */
+template <class S, class Use>
+__device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms, int end, int last, Use use) {
     const bool transposed = S::DTYPE == PYSIM_TF32 && p.transposed;
-    const int length = transposed ? end : p.n;
+    const int length = transposed ? end : last;
     const auto place = [&](int along, bool &here) {
         here = along < length;
         return along;
     };
-    const Target target{place, p.ldc, transposed ? p.n : end, length, terms.by_line, terms.vectors, terms.direct};
+    const Target target{place, p.ldc, transposed ? last : end, length, terms.by_line, terms.vectors, terms.direct};
     if constexpr (S::DTYPE != PYSIM_TF32) use(Order<BY_ROWS>(), target);
     else if (transposed) use(Order<BY_COLUMNS>(), target);
     else use(Order<BY_ROWS>(), target);

@@ -67,13 +67,15 @@ template <class S, int SHARE> __device__ inline int share_of(int rank, bool mn_m
 }
 
 /* Loads one operand's share of a stage: EXTENT rows of m (or n) from `first`, 128 bytes of k from element k; MULTICAST to the blocks in the mask `blocks`.
+ * Tiles that narrow have `extent` rows.
  * Uneven shares of a tile of TILE rows: the boxes that begin in EXTENT rows from the share's start.
  * One loop for both layouts: with code for each, both executed under predicates, the producer was slower than 64x64 tiles' products (H100: 9.0 us, not 7.1). */
 template <class S, int EXTENT, int TILE, bool MULTICAST>
-__device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, int k, bool mn_major, uint16_t blocks) {
+__device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, int k, bool mn_major, uint16_t blocks,
+                            int extent = EXTENT) {
     int inner = mn_major ? first : k;
     const int outer = mn_major ? k : first;
-    int boxes = mn_major ? EXTENT / S::BLOCK_K : 1;
+    int boxes = !mn_major ? 1 : S::NARROWS ? ceil_div(extent, S::BLOCK_K) : EXTENT / S::BLOCK_K;
     if constexpr (EXTENT % S::BLOCK_K != 0) /* two shares, of which the first is larger */
         if (mn_major && first % TILE == 0) boxes++;
 #pragma unroll 1
@@ -98,7 +100,7 @@ struct Matrices {
     static __device__ bool b_is_one(const Problem &) { return false; } /* not measured for products */
 
     /* Calls take(A, B), each 1 if MN-major, for the layouts that the type allows. */
-    template <class S, class Take> static __device__ void with_majors(const Problem &p, Take take) {
+    template <class S, class Take> static __device__ __forceinline__ void with_majors(const Problem &p, Take take) {
         constexpr std::integral_constant<int, 0> K;
         constexpr std::integral_constant<int, 1> MN;
         if constexpr (!S::Element::MN_MAJOR && S::DTYPE != PYSIM_TF32) take(K, K);
@@ -116,18 +118,27 @@ struct Matrices {
     template <class S> static int rows_of_tile(const Problem &p) {
         return EVEN<S> && !p.trans_a ? even_rows(p.m, S::BLOCK_M, S::CLUSTER_M, p.transposed ? 8 : 1) : S::BLOCK_M;
     }
-    template <class S> static __host__ __device__ int box_b(const Problem &p) {
-        return box_rows<S::B_SHARE>(p.n, !p.trans_b || S::CLUSTER_M > 1 || S::Element::SPLIT > 0);
+    /* `share`: columns of a block's tile that it loads */
+    template <class S> static __host__ __device__ int box_b(const Problem &p, int share = S::B_SHARE) {
+        return box_rows(share, p.n, !p.trans_b || S::CLUSTER_M > 1 || S::Element::SPLIT > 0);
+    }
+    /* Columns of a block's tile, if it NARROWS. Partial sums in memory have whole tiles. */
+    template <class S> static int columns_of_tile(const Problem &p, int sms) {
+        if (!S::NARROWS || p.partials || (S::DTYPE == PYSIM_TF32 && p.trans_a)) return S::BLOCK_N;
+        return even_columns(ceil_div(p.m, S::BLOCK_M), p.n, S::NARROWEST, S::BLOCK_N, p.trans_b ? 16 : 32, sms);
     }
 
     /* A block's shares of a tile for each k-iteration: rows from m, columns from n. */
     template <class S> struct Shares {
         const Problem &p;
-        int m, n;
+        int m, n, columns = S::B_SHARE;
         __device__ Shares(const Problem &p, int m, int n, int) : p(p), m(m), n(n) {}
         /* Bytes of each operand in a stage. */
         static __device__ int bytes_a(const Problem &, int rows) { return S::A_BYTES / S::BLOCK_M * rows; }
-        static __device__ int bytes_b(const Problem &p) { return S::B_BYTES / S::B_SHARE * box_b<S>(p); }
+        static __device__ int bytes_b(const Problem &p, int columns) {
+            if (!S::NARROWS) return S::B_BYTES / S::B_SHARE * box_b<S>(p);
+            return S::B_ROW * (b_is_mn_major<S>(p) ? ceil_div(columns, S::BLOCK_K) * S::BLOCK_K : box_b<S>(p, columns));
+        }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
             load<S, S::A_SHARE, S::BLOCK_M, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, a_is_mn_major<S>(p), blocks);
         }
@@ -135,7 +146,7 @@ struct Matrices {
 #pragma unroll
             for (int i = 0; i <= S::Element::SPLIT; i++) /* B's thirds: the first thirds of all columns, then the second, then the third */
                 load<S, S::B_SHARE, S::BLOCK_N, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier,
-                                                                    i * p.n + n, step * S::BLOCK_K, b_is_mn_major<S>(p), blocks);
+                                                                    i * p.n + n, step * S::BLOCK_K, b_is_mn_major<S>(p), blocks, columns);
         }
         __device__ void next() {}
     };
@@ -146,13 +157,14 @@ struct Matrices {
     }
     /* Calls use(Order, product, target, row) for a tile with first row `row`; ONE: one instance for both orders of results, where both exist. */
     template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms,
-                                                                                               const Tile &, int row, int end, Use use) {
-        hopper::with_target<S>(p, terms, min(end, p.m), [&](auto order, const auto &target) { use(order, p, target, row); });
+                                                                                               const Tile &t, int row, int end, Use use) {
+        const int last = S::NARROWS ? min((t.j + 1) * terms.columns, p.n) : p.n;
+        hopper::with_target<S>(p, terms, min(end, p.m), last, [&](auto order, const auto &target) { use(order, p, target, row); });
     }
     template <class S, class Acc> static __device__ void store_reduced(const Problem &p, const Tile &,
                                                                        const ClusterReduction<S, Acc> &reduction, int row, int end,
                                                                        int column) {
-        hopper::store_reduced(p, reduction, row, min(end, p.m), column);
+        hopper::store_reduced(p, reduction, row, min(end, p.m), column, S::NARROWS ? min(column + reduction.columns, p.n) : p.n);
     }
 };
 
@@ -173,6 +185,7 @@ struct Precomputed {
     StoreTerms store;
     Raster raster;
     int rows;      /* of A in a block's tile, where these are even */
+    int columns;   /* of B, where tiles narrow */
     bool releases; /* the next launch, when the last loads are issued */
 };
 
@@ -200,10 +213,12 @@ __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorM
     int loads = 0; /* of B, until each stage holds its part */
     bool began = false;
     const int rows = Operands::template EVEN<S> ? precomputed.rows : S::BLOCK_M;
-    const int bytes_a = Operands::template Shares<S>::bytes_a(arguments, rows), bytes_b = Operands::template Shares<S>::bytes_b(arguments);
+    const int columns = S::NARROWS ? precomputed.columns : S::BLOCK_N, bytes_a = Operands::template Shares<S>::bytes_a(arguments, rows),
+              bytes_b = Operands::template Shares<S>::bytes_b(arguments, columns);
     for (Tile t; work.next(t);) {
-        const int m = (t.i * S::CLUSTER_M + rank_m) * rows + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
+        const int m = (t.i * S::CLUSTER_M + rank_m) * rows + share_a, n = (t.j * S::CLUSTER_N + rank_n) * columns + share_b;
         typename Operands::template Shares<S> shares(arguments, m, n, t.begin);
+        if constexpr (S::NARROWS) shares.columns = columns;
         if (!began) {
             began = true;
             begin();
@@ -225,37 +240,13 @@ __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorM
         for (int stage = 0; stage < S::STAGES; stage++, ring.advance<S::STAGES>()) barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
 }
 
-/* The matrix descriptor of an operand in a stage. Rows of an MN-major operand have 128 bytes of m (or n) for any ROW. */
-template <class S, int MN_MAJOR> __device__ inline uint64_t matrix_of(uint32_t address) {
-    if constexpr (MN_MAJOR || S::ROW == 128) return matrix(address, 8192);
-    else return matrix_of_rows<S::ROW>(address);
-}
-
-/* Issues the products of one stage as one wgmma group. a(bytes), b(bytes): descriptors at an offset from the start of this warpgroup's rows. FIRST: the
- * accumulators start from zeros. The swizzle depends on the address alone, so A may begin at any row (seen on an H200). */
-template <class S, int TA, int TB, bool FIRST, class OfA, class OfB>
-__device__ __forceinline__ void multiply(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], OfA a, OfB b) {
-    /* bytes to the next 32 bytes of k: along a K-major row, or 16 rows of an MN-major operand */
-    constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
-    mma_fence();
-#pragma unroll
-    for (int tap = 0; tap < S::TAPS; tap++)
-#pragma unroll
-        for (int k = 0; k < S::ROW / 32; k++)
-#pragma unroll
-            for (int part = 0; part < S::PARTS; part++)
-                Product<S::DTYPE>::template add<TA, TB>(acc[part], a((part * 64 + tap) * S::ROW + k * NEXT_A),
-                                                        b(tap * S::TAP_BYTES + k * NEXT_B), !FIRST || tap || k);
-    mma_commit();
-}
-
-/* acc = the products of the next `steps` stages of the ring. `row`, `column`: start of this warpgroup's part of the tile. release(stage) returns a stage to
- * the producer; last() is called after the last products were issued.
+/* acc = the products, N columns, of the next `steps` stages of the ring. `row`, `column`: start of this warpgroup's part of the tile. release(stage)
+ * returns a stage to the producer; last() is called after the last products were issued.
  *
  * If a warpgroup's tile is one instruction (PARTS 1), the stage index is broadcast from lane 0, so that descriptors are computed in uniform registers: a
  * k-iteration of 64x64x64 takes 50 instructions instead of 80, and 2048 -> 512 channels at 7x7, batch 32, f16, 11.3 us instead of 12.7 (H200). With
  * several instructions each waited for its uniform registers: 256 windows of 32 filters took up to 1.34 times as long. */
-template <class S, int TA, int TB, class Release, class Last>
+template <class S, int TA, int TB, int N, class Release, class Last>
 __device__ __forceinline__ void accumulate(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], const Stages<S> &shared, Ring &ring,
                                            int steps, int row, int column, Release release, Last last) {
     const uint64_t first_a = matrix_of<S, TA>(shared.a(0) + row * S::ROW), first_b = matrix_of<S, TB>(shared.b(0) + column * S::ROW);
@@ -266,12 +257,12 @@ __device__ __forceinline__ void accumulate(typename S::Acc (&acc)[S::PARTS][S::A
             const unsigned at = __shfl_sync(~0u, ring.stage, 0) * (S::STAGE_BYTES / 16), a = (unsigned)first_a + at,
                            b = (unsigned)first_b + at;
             barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, TA, TB, FIRST>(
+            multiply<S, TA, TB, FIRST, N>(
                 acc, [&](int bytes) { return high_a | (a + bytes / 16); }, [&](int bytes) { return high_b | (b + bytes / 16); });
         } else {
             const uint32_t a = shared.a(ring.stage) + row * S::ROW, b = shared.b(ring.stage) + column * S::ROW;
             barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, TA, TB, FIRST>(
+            multiply<S, TA, TB, FIRST, N>(
                 acc, [&](int bytes) { return matrix_of<S, TA>(a + bytes); }, [&](int bytes) { return matrix_of<S, TB>(b + bytes); });
         }
     };
@@ -338,8 +329,9 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             if (S::SETS > 1 && lane == 0) barrier_arrive(shared.multiplied(set));
         };
         const int rows = Operands::template EVEN<S> ? precomputed.rows : S::BLOCK_M;
+        const int columns = S::NARROWS ? precomputed.columns : S::BLOCK_N;
         const int first = (t.i * S::CLUSTER_M + rank_m) * rows, first_row = first + row, end = first + rows,
-                  first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
+                  first_column = (t.j * S::CLUSTER_N + rank_n) * columns + column;
         if constexpr (!Operands::OWN_STORE)
             if (p.beta != 0 && !cluster_split)
                 Operands::template with_target<S, true>(arguments, store, t, first_row, end,
@@ -355,14 +347,17 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
                 recompute_nonfinite_thirds<S, TA>(p, acc[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
             } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Halves, TA>(acc[0], shared, ring, steps, row, column, release);
             else if constexpr (TA && !S::Element::MN_MAJOR) accumulate_mn_major<S>(acc, shared, ring, steps, row, column, release), last();
-            else accumulate<S, TA, decltype(b)::value>(acc, shared, ring, steps, row, column, release, last);
+            else
+                with_columns<S, decltype(b)::value>(columns, [&](auto n) {
+                    accumulate<S, TA, decltype(b)::value, decltype(n)::value>(acc, shared, ring, steps, row, column, release, last);
+                });
         });
         if constexpr (Operands::OWN_STORE) {
             Operands::template store<S>(arguments, first_row, first_column, acc);
             continue;
         } else {
             if (cluster_split) {
-                const ClusterReduction<S, Acc> reduction(shared.data, place.part, p.splits, thread);
+                const ClusterReduction<S, Acc> reduction(shared.data, place.part, p.splits, thread, columns);
                 reduction.exchange(acc);
                 Operands::store_reduced(arguments, t, reduction, first_row, end, first_column);
                 return;
@@ -463,11 +458,14 @@ cudaError_t start(const CUtensorMap &a, const CUtensorMap &b, typename Operands:
     const auto kernel = wgmma_kernel<S, Operands>;
     const cudaError_t error = prepare<S>(kernel);
     if (error != cudaSuccess) return error;
-    const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
+    const int columns = Matrices::columns_of_tile<S>(p, sms);
+    const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, columns * S::CLUSTER_N, S::BLOCK_K);
     const bool cluster_split = is_cluster_split_k(p);
     const dim3 blocks = place_blocks(p, grid, clusters_at_once<S>(kernel, sms), cluster_split, S::BLOCKS);
-    const Precomputed once = {grid, Operands::template store_terms<S>(arguments), grid.raster(p),
-                              Operands::template rows_of_tile<S>(arguments), releases(p, S::BYTES, blocks, sms)};
+    Precomputed once = {grid,           Operands::template store_terms<S>(arguments),
+                        grid.raster(p), Operands::template rows_of_tile<S>(arguments),
+                        columns,        releases(p, S::BYTES, blocks, sms)};
+    once.store.columns = columns;
     return launch_with({S::BLOCKS, p.follows || early, cluster_split ? p.splits : 1}, kernel, blocks, S::THREADS, S::SHARED_BYTES, stream,
                        a, b, once, arguments);
 }
@@ -481,7 +479,8 @@ template <class S> cudaError_t launch(const Problem &problem, int sms, cudaStrea
     Problem p = problem;
     CUtensorMap a, b;
     const Encode encode = encoder().call;
-    const int box_a = Matrices::rows_of_tile<S>(p) / S::CLUSTER_N, box_b = Matrices::box_b<S>(p);
+    const int box_a = Matrices::rows_of_tile<S>(p) / S::CLUSTER_N,
+              box_b = Matrices::box_b<S>(p, Matrices::columns_of_tile<S>(p, sms) / S::CLUSTER_M);
     cudaError_t error = encoder().error;
     if (error == cudaSuccess)
         error =

@@ -65,18 +65,22 @@ template <class S, class Acc> struct Partials {
 template <class S, class Acc> struct ClusterReduction {
     int part, parts;
     uint32_t stages; /* of this thread */
+    int columns;     /* of the tile, if Shape::NARROWS */
     static constexpr int THREADS = 128 * S::GROUPS, VECTORS = 4 * S::SLICES;
     static_assert((VECTORS + S::MAX_CLUSTER_PARTS - 1) * THREADS * 16 <= S::STAGES * S::STAGE_BYTES,
                   "the stages hold all parts of a block's vectors");
-    __device__ ClusterReduction(uint32_t stages, int part, int parts, int thread)
-        : part(part), parts(parts), stages(stages + thread * 16) {}
+    __device__ ClusterReduction(uint32_t stages, int part, int parts, int thread, int columns)
+        : part(part), parts(parts), stages(stages + thread * 16), columns(columns) {}
+    /* Whether the tile has a vector's columns. */
+    __device__ bool has(int vector) const { return !S::NARROWS || vector % (S::ACCUMULATORS / 4) * 8 < columns; }
     __device__ void exchange(const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) const {
         cluster_sync();
         int block = 0, to = part; /* consecutive vectors go to consecutive blocks */
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            store_at(address_at(stages + to * THREADS * 16, cluster_rank() + (block - part) * S::BLOCKS),
-                     (const float *)vector_of<S>(acc, i));
+            if (has(i))
+                store_at(address_at(stages + to * THREADS * 16, cluster_rank() + (block - part) * S::BLOCKS),
+                         (const float *)vector_of<S>(acc, i));
             if (++block == parts) block = 0, to += parts;
         }
         cluster_sync();
@@ -87,6 +91,7 @@ template <class S, class Acc> struct ClusterReduction {
         uint32_t from = stages;
 #pragma unroll 1
         for (int vector = part; vector < VECTORS; vector += parts, from += parts * THREADS * 16) {
+            if (!has(vector)) continue;
             Acc v[4] = {};
 #pragma unroll 1
             for (int first = 0; first < parts; first += AT_ONCE)
@@ -147,9 +152,9 @@ __device__ __forceinline__ void store_four(const EpilogueTerms<T> &e, const Acc 
 /* Whether pairs of columns of C are aligned words. */
 __device__ inline bool in_whole_pairs(const Problem &p) { return p.ldc % 2 == 0 && (uintptr_t)p.c % (2 * bytes_of_result(p)) == 0; }
 
-/* Stores this block's share of a reduced tile, rows up to `end`; `row`, `column`: the first of the warpgroup. */
+/* Stores this block's share of a reduced tile, rows up to `end` and columns up to `last`; `row`, `column`: the first of the warpgroup. */
 template <class S, class Acc> __device__ __forceinline__ void store_reduced(const Problem &p, const ClusterReduction<S, Acc> &reduction,
-                                                                            int row, int end, int column) {
+                                                                            int row, int end, int column, int last) {
     row += row_of_thread(), column += threadIdx.x % 4 * 2;
     const EpilogueTerms<typename Arithmetic<Acc>::type> e(p);
     const bool transposed = S::DTYPE == PYSIM_TF32 && p.transposed, by_row = (p.by_row != 0) != transposed;
@@ -157,7 +162,7 @@ template <class S, class Acc> __device__ __forceinline__ void store_reduced(cons
     reduction.store(row, column, [&](int at_row, int at, const Acc(&v)[4]) {
         store_four<S>(
             e, v, pairs, [&](int h, int i) { return transposed ? (at + i) * p.ldc + at_row + 8 * h : (at_row + 8 * h) * p.ldc + at + i; },
-            [&](int h, int i) { return at_row + 8 * h < end && at + i < p.n; },
+            [&](int h, int i) { return at_row + 8 * h < end && at + i < last; },
             [&](int h, int i) { return by_row ? min(at_row + 8 * h, p.m - 1) : min(at + i, p.n - 1); });
     });
 }

@@ -64,6 +64,8 @@ __device__ __forceinline__ void store_rows(const EpilogueTerms<T> &e, const Targ
         Out *const lies = kept((Out *)e.c + place + (c.GAPPED ? 0 : c.offset(line)));
 #pragma unroll
         for (int buffer = 0; buffer < BUFFERS; buffer++) {
+            if constexpr (S::NARROWS)
+                if (column + Buffer::COLUMNS * buffer >= columns) break;
             T x[VALUES];
 #pragma unroll
             for (int i = 0; i < VALUES; i++) x[i] = T(acc[part][VALUES * buffer + i]);

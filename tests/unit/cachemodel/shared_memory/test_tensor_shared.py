@@ -153,13 +153,13 @@ def test_products_of_halves_are_refused_as_not_counted():
 
 def nobody_counted(row):
     """Ping-pong rows, rows whose parts are reduced in clusters and clusters of four blocks, which move tiles as other rows with these
-    tiles do; products of residues, tiles of 192 columns, and of 32x32; streams of tall products; warps that share k, which keep no tiles in
-    shared memory."""
+    tiles do; products of residues, tiles of 192 columns or that narrow, and of 32x32; streams of tall products; warps that share k, which
+    keep no tiles in shared memory."""
     narrow = row.mainloop == "mma" and row.dtype in ("f16", "bf16", "tf32") and row.block_n == 32
     as_others = row.mainloop == "tall" or row.residues or row.promotion or row.pingpong or row.variant == "cluster"
     as_others = as_others or row.tiles.k_warps > 1
     as_others = as_others or (row.dtype == "f64" and (row.block_m, row.block_n) in ((96, 128), (96, 64), (128, 32)))
-    return as_others or row.block_n == 192 or row.cluster_m * row.cluster_n > 2 or narrow
+    return as_others or row.block_n == 192 or row.narrows or row.cluster_m * row.cluster_n > 2 or narrow
 
 
 @pytest.mark.parametrize("kernel", [row for row in gemm_kernels() if not nobody_counted(row)], ids=lambda kernel: kernel.name)
