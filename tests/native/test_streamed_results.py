@@ -3,6 +3,7 @@
 alignments, and by several threads. The reference is the same layer image by image, whose results are small."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,8 @@ def operands(side: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 def test_large_results_are_those_of_small_ones(side: int, dtype: str) -> None:
     x, weights = operands(side, dtype)
     bias = np.arange(len(weights)).astype(dtype)
-    for more in ({}, {"bias": bias, "activation": "relu"}):
+    extras: tuple[dict[str, Any], ...] = ({}, {"bias": bias, "activation": "relu"})
+    for more in extras:
         whole = pysim.conv2d(x, weights, **more)
         for image, one in zip(x, whole, strict=True):
             assert np.array_equal(one, pysim.conv2d(image[None], weights, **more)[0])
