@@ -66,6 +66,7 @@ typedef struct {
     pysim_bounds bounds;
     int swapped;              /* form groups, s8: filters are the unsigned operand, not windows */
     unsigned both_signed : 1; /* form tiles, s8: neither is */
+    unsigned streams : 1;     /* whole vectors of results, which begin at multiples of their size, go past the caches */
     unsigned passes : 1;      /* form tiles, unsplit: windows go past L1, which keeps the filters */
     pysim_rescale rescale;    /* of s8: of the results; scales are those of this tile */
     /* Filters are rows of whole groups of k, in place or in a panel, so many bytes apart: forms pixels and unpacked, and form tiles of 16 or 32; 0: a panel */
@@ -235,6 +236,7 @@ typedef struct {
     float (*weight)(const void *block, int64_t filter, int64_t k); /* of a block of filters that are not in panels as they are; else NULL */
     void (*enter)(void); /* form tiles: called by a thread before its first tile and after its last, */
     void (*leave)(void); /* or NULL */
+    int32_t streams;     /* its store can pass the caches (pysim_store) */
     int32_t adds;        /* that store adds residuals of bytes, which may lie where the results will */
     int32_t rescales;    /* its store rescales sums of bytes: forms groups, pairs, bounded, pixels, unpacked and tiles */
     int32_t group;       /* elements of k beside each other in panels; 1 but for forms groups, pairs, bounded, pixels, unpacked and tiles */

@@ -170,7 +170,10 @@ typedef struct {
 #define GROUP_bf16 2
 #define PACK(target, dtype) {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}
 #define ALIKE(target, dtype) .pack = PACK(target, dtype), .pack_filters = PACK(target, dtype)
-#define PANELS_win(target, dtype) ALIKE(target, dtype), .group = 1
+#define PANELS_win(target, dtype) ALIKE(target, dtype), .group = 1, .streams = STREAMS_##target
+#define STREAMS_avx512 1
+#define STREAMS_avx2 1
+#define STREAMS_portable 0
 #define PANELS_fil(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_outer(target, dtype) ALIKE(target, dtype), .group = 1
 #define PANELS_chain(target, dtype) ALIKE(target, dtype), .group = 1

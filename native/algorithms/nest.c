@@ -18,6 +18,7 @@
 #include "algorithms/nest.h"
 #include "algorithms/nest/ahead.h"
 #include "algorithms/nest/parts.h"
+#include "algorithms/nest/results.h"
 #include "operators/integers.h"
 
 static int64_t window_tiles(const pysim_nest *n) { return pysim_ceil_div(n->windows, n->schedule.windows); }
@@ -168,10 +169,11 @@ static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, i
                       .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
                       .swapped = n->swapped,
                       .both_signed = n->both_signed,
+                      .streams = n->streams && (uintptr_t)n->output % 64 == 0,
                       .passes = windows_pass(&set),
                       .waiting = n->finish_rows.loops || n->rounding.shifts || (n->rescale.scales && !n->row.rescales) ? NULL : x->waiting};
-    set.bare =
-        !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;
+    set.bare = !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && (!n->prefetch_output || set.store.streams) &&
+               !n->finish_rows.loops && !x->profile;
     set.bare &= !n->rescale.scales;
     return set;
 }
@@ -187,7 +189,8 @@ static void begin_tile(channel_set *set, int64_t t0, int64_t f0, int64_t nw, int
     if (set->bias_filters) store->bias_filters = set->bias_filters + f0 * n->sum_bytes;
     if (set->bias_windows) store->bias_windows = set->bias_windows + t0 * n->sum_bytes;
     /* Do not prefetch output lines that are only written and lie in a near cache: that makes 1x1 layers up to 7 % slower (Zen 5). */
-    if ((store->old || n->prefetch_output) && !pysim_on_tiles(n)) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+    if ((store->old || (n->prefetch_output && !store->streams)) && !pysim_on_tiles(n))
+        pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
     if (store->old && store->old != out) pysim_fetch_rows(store->old, pitch, nf, nw * n->out_bytes, 0);
     if (n->rescale.scales && n->row.rescales) {
         store->rescale = n->rescale;
@@ -378,6 +381,7 @@ static void run_sets(const pysim_nest *n, const scratch *of, int64_t c0, int64_t
     }
     if (x.waiting) n->row.run(0, NULL, NULL, 0, NULL, 0, 0, 0, &(pysim_store){.waiting = x.waiting});
     if (n->row.leave) n->row.leave();
+    if (n->streams) __atomic_thread_fence(__ATOMIC_SEQ_CST); /* other threads see stores past the caches only behind a locked instruction */
     if (x.profile) x.profile->kernel_seconds += pysim_now() - start - (x.profile->pack_seconds - packed);
 }
 
@@ -385,19 +389,6 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
     const scratch x = scratch_of(n, workspace, window_panels(n), profile);
     run_sets(n, &x, 0, n->channels);
     if (n->finish) n->finish(n);
-}
-
-/* Outputs of all images larger than the first come mostly from beyond the caches of a core, larger than the second from beyond L2. With few
- * k-iterations between the stores of two tiles, prefetching a tile's lines beats waiting in the stores; with very few only if they come from afar. Times
- * with over times without, output just used and not used for long, on one core. Zen 5: 3000x3000x16 0.73 and 0.73, 2048x2048x64 0.89 and 0.60, 1200x1200x16
- * 1.21 and 0.71; 96 -> 576, 56x56, 1x1, 1.04 and 1.04. Zen 4, 1x1: 16 -> 64, 32x784, 1.05 and 0.83, four of them 0.77 and 0.80; 32 -> 128, 32x196, 1.04
- * and 0.84, four 0.89 and 0.87; 16 -> 32, 24,000, 1.06 and 0.74; eight of 32 -> 64, 12,000, 0.81 and 0.81. Zen 3 beside other virtual machines, 56x56, 1x1:
- * 64 -> 256 0.72 and 0.82, 96 -> 256 0.77 (just used); quieter, 48, 128, 256 -> 256 1.06, 0.97, 0.96; 32 -> 256 1.15. */
-enum { FAR_OUTPUT_BYTES = 2 << 20, OUTPUT_BYTES = 1 << 20, SHORT_K = 64, LONG_K = 256 };
-
-static int wants_output_prefetch(const pysim_nest *n, int64_t images) {
-    const int64_t bytes = images * n->windows * n->filters * n->out_bytes, k = n->channels * n->rows * n->taps;
-    return k <= LONG_K && bytes > (k < SHORT_K ? FAR_OUTPUT_BYTES : OUTPUT_BYTES);
 }
 
 /* Smaller inputs stay in any L2, so prefetches of their lines only cost instructions (times: lab/notebook/cpu-kernels.md). */
@@ -470,7 +461,8 @@ void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, con
                     pysim_profile *profile) {
     int64_t each = 0;
     n->prefetch_input = wants_input_prefetch(n);
-    n->prefetch_output = wants_output_prefetch(n, images);
+    n->streams = pysim_wants_streams(n, images);
+    n->prefetch_output = pysim_wants_output_prefetch(n, images);
     if (images == 1 && threads == 1) {
         prepare(n, 0, context);
         run_tiles(n, workspace, profile);

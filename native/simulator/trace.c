@@ -302,6 +302,7 @@ static void install_stubs(pysim_nest *n) {
     t->windows = (n->schedule.pack == PYSIM_PACK_NONE || n->windows_packed ? t->image : PACKED_INPUT) | COMPUTE;
     t->filters = (n->pack_filters ? PACKED_FILTER : FILTER) | COMPUTE;
     n->row.run = trace_run;
+    n->traced = 1;
     n->row.strided = trace_strided;
     n->row.enter = n->row.leave = NULL;
     n->row.pack = n->row.pack_filters = (pysim_packer){trace_segment, trace_transposed};

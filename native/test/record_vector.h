@@ -38,6 +38,7 @@ INLINE void v_store_mask(T *p, VEC v, MASK m) {
 }
 INLINE VEC v_load(const T *p) { return v_load_mask(p, v_lanes(0, LANES)); }
 INLINE void v_store(T *p, VEC v) { v_store_mask(p, v, v_lanes(0, LANES)); }
+INLINE void v_stream(T *p, VEC v) { v_store(p, v); }
 INLINE VEC v_spread(const T *p) { return v_set1(LOAD(p)); }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { VEC out; EACH(a.lane[l] * b.lane[l] + c.lane[l]); }
 INLINE VEC v_mul(VEC a, VEC b) { VEC out; EACH(a.lane[l] * b.lane[l]); }

@@ -128,7 +128,7 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
     for (int j = 0; j < nf; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
-    const int masked = nw < nv * LANES;
+    const int masked = nw < nv * LANES, streams = store->streams && !masked;
     if (f_step == 1 && masked) win_loop(nv, nf, 1, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
     else if (f_step == 1) win_loop(nv, nf, 0, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
     else if (masked) win_loop(nv, nf, 1, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
@@ -142,6 +142,14 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
             for (int v = 0; v < nv - 1; v++) v_store(out + v * LANES, v_add(v_load(from + v * LANES), acc[j][v]));
             v_store_mask(out + (nv - 1) * LANES, v_add(v_load_mask(from + (nv - 1) * LANES, tail), acc[j][nv - 1]), tail);
         }
+        return;
+    }
+    if (is_plain(store) && streams) {
+        __asm__("" : "+r"(out));
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++, out += out_pitch)
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) v_stream(out + v * LANES, acc[j][v]);
         return;
     }
     if (is_plain(store)) {
@@ -176,6 +184,13 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
                 acc[j][v] = v_fma(v < nv - 1 ? v_load(old + v * LANES) : v_load_mask(old + v * LANES, tail), scale.beta, acc[j][v]);
     }
     __asm__("" : "+r"(out));
+    if (streams) {
+#pragma GCC unroll 16
+        for (int j = 0; j < nf; j++, out += out_pitch)
+#pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) v_stream(out + v * LANES, v_between(scale.low, scale.high, acc[j][v]));
+        return;
+    }
 #pragma GCC unroll 16
     for (int j = 0; j < nf; j++, out += out_pitch) {
 #pragma GCC unroll 4

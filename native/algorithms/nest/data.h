@@ -56,6 +56,8 @@ struct pysim_nest {
     pysim_rounding rounding;  /* of the numbers that rescaled sums then are */
     pysim_finish finish_rows; /* applied to tiles whose sums are complete */
     int prefetch_input;       /* prefetch the next tile of an input that is read in place */
+    int traced;               /* addresses are recorded, and nothing is stored */
+    int streams;              /* results pass the caches */
     int prefetch_output;      /* prefetch a tile's output lines before its kernel runs even if they are only written */
 
     int64_t window_begin, window_end, filter_begin, filter_end; /* this thread's tiles */

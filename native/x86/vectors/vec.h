@@ -6,6 +6,8 @@ INLINE VEC v_zero(void) { return V(setzero)(); }
 INLINE VEC v_set1(T x) { return V(set1)(x); }
 INLINE VEC v_load(const T *p) { return V(loadu)(p); }
 INLINE void v_store(T *p, VEC v) { V(storeu)(p, v); }
+/* Past the caches; p is a multiple of a vector's size. Other threads see it only behind a fence or a locked instruction. */
+INLINE void v_stream(T *p, VEC v) { V(stream)(p, v); }
 /* Keeps the value in a register; GCC would rather reload a vector for each multiply-add that uses it. */
 INLINE VEC v_kept(VEC v) {
     __asm__("" : "+v"(v));
