@@ -127,8 +127,8 @@ class _Cut:
         if (image := self._image_of(node)) is not None:  # the other side is rows
             in_blocks, rows = (read, written) if image == node.inputs[0] else (written, read)
             self._add_label_cost(rows, _FORBIDDEN)
-            blocks = (self._block, 1) if in_blocks is read else (1, self._block)
-            self._add_label_cost(in_blocks, (seconds(node, *blocks) or 0.0) - (seconds(node, 1, 1) or 0.0))
+            blocked = seconds(node, self._block, 1) if in_blocks is read else seconds(node, 1, self._block)
+            self._add_label_cost(in_blocks, (blocked or 0.0) - (seconds(node, 1, 1) or 0.0))
             return
         self._add_cost(read, written, _FORBIDDEN)
         self._add_cost(written, read, _FORBIDDEN)

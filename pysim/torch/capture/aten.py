@@ -480,10 +480,9 @@ OPERATORS: dict[str, Operator] = {
     "reshape": _view,
     "roll": _roll, "rsqrt": _inverse, "rsub": _rsub, "select": _select, "sigmoid": _unary("Sigmoid"), "silu": _silu, "slice": _slice,
     "split": _pieces, "split_with_sizes": _pieces, "sqrt": _unary("Sqrt"), "squeeze": _view, "stack": _stack,
-    "sub": _arithmetic("Sub"), "sum": _sums,
-    "t": _permute, "tanh": _unary("Tanh"), "transpose": _permute, "unbind": _pieces, "unsqueeze": _view,
-    "upsample_bicubic2d": _resize(b"cubic"), "upsample_bilinear2d": _resize(b"linear"), "upsample_nearest2d": _resize(b"nearest"),
-    "view": _view,
+    "sub": _arithmetic("Sub"), "sum": _sums, "t": _permute, "tanh": _unary("Tanh"), "transpose": _permute, "unbind": _pieces,
+    "unsqueeze": _view, "upsample_bicubic2d": _resize(b"cubic"), "upsample_bilinear2d": _resize(b"linear"),
+    "upsample_nearest2d": _resize(b"nearest"), "view": _view,
 }  # fmt: skip
 # operators whose result lies in the memory of their input
 VIEWS = {"alias", "as_strided", "detach", "expand", "permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
