@@ -26,10 +26,10 @@ from pysim.torch.capture.between import Between, seconds_between
 from pysim.torch.capture.compiled_layers import Chosen, Folded, Kept, Taken, choose_layers, fused_nodes, insert_layers, join_layers
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
-from pysim.torch.capture.preferred_layouts import layers_as_convolutions, share_copies
 from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
 from pysim.torch.capture.rewrites.joint_products import Joint
 from pysim.torch.capture.rewrites.known_masks import without_known_masks
+from pysim.torch.capture.rewrites.preferred_layouts import layers_as_convolutions, share_copies
 from pysim.torch.capture.rewrites.tensor_core_attention import may_cut, on_tensor_cores
 from pysim.torch.capture.rewriting import fuses_alone, remove_idle, returned, rewrite, views_to_reshapes
 from pysim.torch.capture.strides import restore_strides

@@ -9,7 +9,7 @@ from torch import fx  # noqa: E402
 
 from pysim.torch import operators  # noqa: E402
 from pysim.torch.capture.effects import effects_of  # noqa: E402
-from pysim.torch.capture.preferred_layouts import layers_as_convolutions, share_copies, with_layers  # noqa: E402
+from pysim.torch.capture.rewrites.preferred_layouts import layers_as_convolutions, share_copies, with_layers  # noqa: E402
 
 LAST = torch.empty(2, 8, 6, 6).to(memory_format=torch.channels_last)
 
