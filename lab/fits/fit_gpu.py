@@ -113,7 +113,7 @@ def in_turn(problem: Gemm, kernel: GemmKernel) -> bool:
 
 def wide(problem: Gemm, kernel: GemmKernel) -> bool:
     """Tiles of these rows had all of their columns, and now have those that fill the last wave (pysim/algorithms/product_tiles.py)."""
-    return kernel.narrows
+    return kernel.narrows > 0
 
 
 CHANGED_IN_ALL, CHANGED_IN_GRAPHS = (swapped, by_words, wide), (in_turn,)  # since the files of lab/data were measured

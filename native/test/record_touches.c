@@ -38,6 +38,10 @@ PYSIM_HOOKS(unaligned_, 8)
 PYSIM_HOOKS(unaligned_, 16)
 EXPORT void __tsan_read_range(const void *at, size_t bytes) { touch(at, (int64_t)bytes, 0); }
 EXPORT void __tsan_write_range(const void *at, size_t bytes) { touch(at, (int64_t)bytes, 1); }
+/* What is atomic is no data of an algorithm. */
+EXPORT int64_t __tsan_atomic64_load(const volatile int64_t *at, int order) { return (void)order, *at; }
+EXPORT void __tsan_atomic64_store(volatile int64_t *at, int64_t value, int order) { (void)order, *at = value; }
+EXPORT void __tsan_atomic_thread_fence(int order) { (void)order; }
 EXPORT void __tsan_init(void) {}
 EXPORT void __tsan_func_entry(const void *caller) { (void)caller; }
 EXPORT void __tsan_func_exit(void) {}

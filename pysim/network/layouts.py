@@ -144,7 +144,9 @@ class _Cut:
         if node.op != "Transpose" or self._graph.narrow or "reference" in node.attributes:
             return None
         name = {TO_IMAGES: node.output, TO_ROWS: node.inputs[0]}.get(tuple(node.attributes["perm"]))
-        return name if name is not None and self._blocks(name) and self._graph.tensors[name].native else None
+        if name is None or name in self._wide or not self._blocks(name):  # rows have no channels beside those of the value
+            return None
+        return name if self._graph.tensors[name].native else None
 
     def _preserves_layout(self, node: Node) -> bool:
         """Whether a node can work in either layout."""

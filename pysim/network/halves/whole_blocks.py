@@ -84,7 +84,8 @@ def _of_more(array: Array, axis: int, more: int) -> Array:
     if axis == 0:
         return np.concatenate([array, first])
     half = first / 2
-    return np.concatenate([half, array[:, more:], first - half], axis=1)
+    rest = np.subtract(first, half, out=first.copy(), where=np.isfinite(first))
+    return np.concatenate([half, array[:, more:], rest], axis=1)
 
 
 def _padded(graph: Graph, block: int) -> set[str]:

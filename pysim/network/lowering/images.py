@@ -10,16 +10,19 @@ Between rows and blocks runs of a block's channels are copied; nothing within th
 from pysim.network.graph import Graph, Node, Tensor
 
 TO_IMAGES, TO_ROWS = (0, 3, 1, 2), (0, 2, 3, 1)
+PAIR = ("Transpose", "View")
 
 
 def with_images(graph: Graph) -> Graph:
     """The graph with these replacements, where nothing else reads the value between the two nodes."""
-    users, tensors, nodes = graph.users(), dict(graph.tensors), list(graph.nodes)
+    users, tensors, nodes, replaced = graph.users(), dict(graph.tensors), list(graph.nodes), set[int]()
     for at, node in enumerate(graph.nodes):
         readers = users.get(node.output, [])
-        if len(readers) != 1 or readers[0] == len(nodes) or "reference" in node.attributes:
+        if at in replaced or node.op not in PAIR or len(readers) != 1 or readers[0] == len(nodes) or "reference" in node.attributes:
             continue
         behind = graph.nodes[readers[0]]
+        if behind.op not in PAIR:
+            continue
         ends = [tensors[name].shape for name in (node.inputs[0], node.output, behind.output)]
         name, moved = f"{node.output}:pixels", behind if behind.op == "Transpose" else node
         if "reference" in behind.attributes or tuple(moved.attributes.get("perm", ())) != (0, 2, 1):
@@ -34,6 +37,7 @@ def with_images(graph: Graph) -> Graph:
             nodes[readers[0]] = Node("View", behind.name, (name,), behind.outputs, {}, node.absorbed)
         else:
             continue
+        replaced.add(readers[0])  # it may begin another pair
         tensors[name] = Tensor(shape, tensors[node.output].dtype)
     return graph._replace(nodes=tuple(nodes), tensors=tensors)
 

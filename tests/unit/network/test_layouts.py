@@ -227,8 +227,8 @@ def test_rows_of_channels_become_images_in_either_layout(to, monkeypatch):
     flat = b.add("Reshape", [b.add("Conv", [image, kernel], (2, 32, 5, 3), pads=[1] * 4, group=32), "flat"], (2, 32, 15))
     proto = b.model([b.add("Tanh", [b.add("Transpose", [flat], (2, 15, 32), perm=[0, 2, 1])], (2, 15, 32))])
 
-    def laid(graph, block, seconds, change):
-        return choose_layouts(graph, block, lambda node, *sides: float((max(sides) > 1) != (to == "blocks")), lambda *_: 9.0)
+    def laid(graph, block, seconds, change, widens):
+        return choose_layouts(graph, block, lambda node, *sides: float((max(sides) > 1) != (to == "blocks")), lambda *_: 9.0, widens)
 
     monkeypatch.setattr(plan, "choose_layouts", laid)
     model, x = model_of(proto), given(proto)
@@ -236,6 +236,34 @@ def test_rows_of_channels_become_images_in_either_layout(to, monkeypatch):
     assert [max(one.attributes.get("blocks", (1, 1))) > 1 for one in moved] == [to == "blocks"] * 2 and not model.plan.layouts
     assert next(layer.node.attributes["activation"] for layer in model.plan.layers if layer.node.op == "Conv") == "tanh"
     assert_close(model(x), by_onnxruntime(proto.SerializeToString(), x))
+
+
+def test_pairs_of_views_and_transpositions_that_share_one_are_replaced_once():
+    b = Builder(0)
+    b.shapes["x"] = (2, 32, 5, 3)
+    for name, sizes in (("flat", [2, 32, 15]), ("heads", [2, 15, 4, 8])):
+        b.constants.append(numpy_helper.from_array(np.array(sizes), name))
+    convolved = b.add("Conv", ["x", b.constant(b.rng.standard_normal((32, 1, 3, 3)))], (2, 32, 5, 3), pads=[1] * 4, group=32)
+    rows = b.add("Transpose", [b.add("Reshape", [convolved, "flat"], (2, 32, 15))], (2, 15, 32), perm=[0, 2, 1])
+    proto = b.model([b.add("Transpose", [b.add("Reshape", [rows, "heads"], (2, 15, 4, 8))], (2, 4, 15, 8), perm=[0, 2, 1, 3])])
+    x = given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(proto.SerializeToString(), x))
+
+
+@pytest.mark.parametrize("channels", [24, 40, 88])
+def test_rows_are_read_from_channels_that_are_no_whole_blocks(channels):
+    b = Builder(1)
+    b.shapes["x"] = (1, 64, 14, 14)
+    b.constants.append(numpy_helper.from_array(np.array([1, channels, 196]), "flat"))
+    image, before = "x", 64
+    for layer in range(3):
+        weight = b.rng.standard_normal((channels, before, 3, 3)) / (3 * before**0.5)
+        b.constants.append(numpy_helper.from_array(weight.astype(np.float32), f"weight{layer}"))
+        image, before = b.add("Conv", [image, f"weight{layer}"], (1, channels, 14, 14), pads=[1] * 4), channels
+    rows = b.add("Transpose", [b.add("Reshape", [image, "flat"], (1, channels, 196))], (1, 196, channels), perm=[0, 2, 1])
+    proto = b.model([b.add("Softmax", [rows], (1, 196, channels), axis=2)])
+    x, text = given(proto), proto.SerializeToString()
+    assert_close(model_of(proto)(x), by_onnxruntime(text, x))
 
 
 def test_planes_that_are_no_whole_blocks_are_refused():
