@@ -8,6 +8,7 @@ convolution must be known.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.network import operators, reproducible
 from pysim.network.attention import fuse_attention
@@ -85,8 +86,14 @@ REWRITES: tuple[Callable[[Graph, Target], Graph], ...] = (_integers, _phases, _f
 
 
 def rewritten(graph: Graph, target: Target) -> Graph:
+    """The graph after all rewrites. Raises PlanError where a node then reads what no earlier node makes: its memory would hold anything."""
     for rewrite in REWRITES:
         graph = rewrite(graph, target)
+    made = {"", *graph.inputs, *graph.constants}
+    for node in graph.nodes:
+        if missing := [name for name in node.inputs if name not in made]:
+            raise PlanError(f"{node.op} {node.name} reads {missing[0]}, which nothing before it makes: a fault of a rewrite")
+        made.update(node.outputs)
     return graph
 
 

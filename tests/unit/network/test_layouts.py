@@ -8,8 +8,8 @@ import pytest
 from graphs import Builder, numpy_helper, random_model
 from onnx_models import assert_close, by_onnxruntime, given, model_of
 
-from pysim.errors import NativeError
-from pysim.network import plan
+from pysim.errors import NativeError, PlanError
+from pysim.network import plan, rewrites
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.layouts import choose_layouts
 from pysim.network.native_ops import arrays
@@ -272,3 +272,12 @@ def test_planes_that_are_no_whole_blocks_are_refused():
         reorder_step(y, x, 4, False)()
     with pytest.raises(NativeError, match=r"a pool's block is 4; expected 0 .planes. or a divisor of its 6 planes"):
         pool_step(y, x, Window((1, 1)), True, block=4)()
+
+
+def test_a_value_that_no_node_makes_is_refused(monkeypatch):
+    b = Builder(0)
+    b.shapes["x"] = (1, 8, 4, 4)
+    proto = b.model([b.add("Tanh", [b.add("Exp", ["x"], (1, 8, 4, 4))], (1, 8, 4, 4))])
+    monkeypatch.setattr(rewrites, "REWRITES", (lambda graph, _: graph._replace(nodes=graph.nodes[1:]),))
+    with pytest.raises(PlanError, match="which nothing before it makes"):
+        model_of(proto)
