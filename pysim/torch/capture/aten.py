@@ -382,11 +382,11 @@ def _expand(low: Lowering, node: fx.Node, given: Arguments) -> str:
 
 
 def _embedding(low: Lowering, node: fx.Node, given: Arguments) -> str:
-    """Rows of a table. An index that is none of it is refused (`numbers_of` if it is negative), and PyTorch's operator raises its error."""
-    table, at = low[given["weight"]], low[given["indices"]]
-    if low.dtype(at) != np.int64:
-        raise UnknownError("its indices are no integers of 64 bits")
-    return low.add("Take", (table, at), _form(node).shape, axis=0)
+    """Rows of a table. An index that is none of it is refused (an input's by `numbers_of` if negative), and PyTorch's raises its error."""
+    at, known = low[given["indices"]], low.values.get(given["indices"])
+    if low.dtype(at) != np.int64 or (known is not None and bool((known < 0).any())):
+        raise UnknownError("an index is negative" if low.dtype(at) == np.int64 else "its indices are no integers of 64 bits")
+    return low.add("Take", (low[given["weight"]], at), _form(node).shape, axis=0)
 
 
 def _permute(low: Lowering, node: fx.Node, given: Arguments) -> str:

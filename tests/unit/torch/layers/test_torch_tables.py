@@ -51,6 +51,26 @@ def test_an_index_that_is_none_of_the_table_raises_pytorchs_error(wrong, every_l
     assert_close(ours(x), model(x))
 
 
+class Computed(nn.Module):
+    """Rows of a table that is computed, at places that are constant."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.out = nn.Linear(16, 24)
+        self.register_buffer("at", torch.tensor([[first, 2, 3], [4, 0, 1]]))
+
+    def forward(self, x):
+        return nn.functional.embedding(self.at, self.out(x)).relu()
+
+
+@torch.no_grad()
+def test_constant_indices_count_from_the_end_of_no_table(every_layer_is_ours):
+    model, x = Computed(4).eval(), torch.randn(5, 16)
+    assert_close(pysim.torch.optimize(model)(x), model(x))
+    with pytest.raises(IndexError, match="out of range"):
+        pysim.torch.optimize(Computed(-1).eval())(x)
+
+
 @torch.no_grad()
 def test_indices_of_32_bits_stay_pytorchs(every_layer_is_ours):
     model = Words().eval()
