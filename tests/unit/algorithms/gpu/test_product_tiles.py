@@ -76,7 +76,7 @@ def test_the_model_and_the_explanation_have_the_narrow_tiles() -> None:
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in gemm_kernels() if kernel.narrows], ids=lambda kernel: kernel.name)
-def test_rows_that_narrow_are_planned_without_sums_in_memory(kernel) -> None:  # type: ignore[no-untyped-def]
+def test_rows_that_narrow_are_planned_without_sums_in_memory(kernel: GemmKernel) -> None:
     plans = planner.plans(f"gemm:200x400x20000:nt:{kernel.dtype}", "h200", top=400)
     own = [plan.launch for plan in plans if plan.kernel == kernel.name]
     assert own and all(one.decomposition != "stream_k" and one.splits <= kernel.reduces_in_cluster for one in own)
