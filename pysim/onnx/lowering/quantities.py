@@ -31,44 +31,50 @@ def _quantity(node: Node, graph: Graph, constants: Constants, bytes_of: str) -> 
     return Node(node.op.removesuffix("Linear"), node.name, node.inputs[:1], node.outputs, {"of": of})
 
 
-def _by_channel(node: Node, graph: Graph, constants: Constants, bytes_of: str) -> tuple[str, Quantity] | None:
-    """A constant with the scales of a conversion whose scales belong to the places of an axis, and what is left of scale 1; None where
-    zeros differ, or of weights."""
+def _by_channel(node: Node, graph: Graph, constants: Constants, bytes_of: str) -> tuple[str, Quantity, str] | None:
+    """A constant with the scales of a conversion whose scales belong to the places of an axis, what is left of scale 1, and a constant
+    with the zeros if they differ from place to place, else ""; None of weights."""
     scales, zeros = constants.get(node.inputs[1]), constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
     x, y, dtype = graph.tensors[node.inputs[0]], graph.tensors[node.output], graph.tensors[bytes_of].dtype
     if dtype not in BYTES or {x.dtype, y.dtype} != {np.dtype(np.float32), dtype} or node.inputs[0] in constants or scales is None:
         return None
     if scales.ndim != 1 or scales.size == 1 or scales.dtype != np.float32 or not ((scales > 0) & np.isfinite(scales)).all():
         return None
-    if (zeros is None) != (len(node.inputs) < 3 or not node.inputs[2]) or (zeros is not None and np.unique(zeros).size != 1):
+    if (zeros is None) != (len(node.inputs) < 3 or not node.inputs[2]) or (zeros is not None and zeros.size not in (1, scales.size)):
         return None
     if node.attributes.get("block_size") or node.attributes.get("precision") not in _SINGLE:
         return None
     axis = node.attributes.get("axis", 1) % len(x.shape)
-    shaped = scales.reshape(-1, *[1] * (len(x.shape) - 1 - axis))
-    return constant_of(constants, node, "scales", shaped), Quantity(1.0, 0 if zeros is None else int(zeros.reshape(-1)[0]), dtype)
+    along = (-1, *[1] * (len(x.shape) - 1 - axis))
+    differ = zeros is not None and np.unique(zeros).size > 1
+    zero = 0 if zeros is None or differ else int(zeros.reshape(-1)[0])
+    places = constant_of(constants, node, "zeros", zeros.reshape(along).astype(np.float32)) if zeros is not None and differ else ""
+    return constant_of(constants, node, "scales", scales.reshape(along)), Quantity(1.0, zero, dtype), places
 
 
 def quantize_by_channel(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """A division, and a conversion of scale 1."""
+    """A division, and a conversion of scale 1. Zeros that differ are added to rounded quotients, which the conversion then bounds."""
     if (found := _by_channel(node, graph, constants, node.output)) is None:
         return None
-    (x, shape), divided = (node.inputs[0], graph.tensors[node.output].shape), f"{node.output}:divided"
-    return [
-        (Node("Div", f"{node.name}:divided", (x, found[0]), (divided,)), Tensor(shape, np.dtype(np.float32))),
-        (Node("Quantize", node.name, (divided,), node.outputs, {"of": found[1]}), graph.tensors[node.output]),
-    ]
+    numbers = Tensor(graph.tensors[node.output].shape, np.dtype(np.float32))
+    (scales, of, zeros), name = found, f"{node.output}:divided"
+    parts = [(Node("Div", name, (node.inputs[0], scales), (name,)), numbers)]
+    for op, more in (("Round", ()), ("Add", (zeros,))) if zeros else ():
+        name, last = f"{node.output}:{op}", name
+        parts.append((Node(op, name, (last, *more), (name,)), numbers))
+    return [*parts, (Node("Quantize", node.name, (name,), node.outputs, {"of": of}), graph.tensors[node.output])]
 
 
 def dequantize_by_channel(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """A conversion of scale 1, and a product."""
+    """A conversion of scale 1, less the zeros if they differ, and a product."""
     if (found := _by_channel(node, graph, constants, node.inputs[0])) is None:
         return None
-    whole, y = f"{node.output}:whole", graph.tensors[node.output]
-    return [
-        (Node("Dequantize", f"{node.name}:whole", node.inputs[:1], (whole,), {"of": found[1]}), y),
-        (Node("Mul", node.name, (whole, found[0]), node.outputs), y),
-    ]
+    (scales, of, zeros), name, y = found, f"{node.output}:whole", graph.tensors[node.output]
+    parts = [(Node("Dequantize", name, node.inputs[:1], (name,), {"of": of}), y)]
+    if zeros:
+        name, last = f"{node.output}:centred", name
+        parts.append((Node("Sub", name, (last, zeros), (name,)), y))
+    return [*parts, (Node("Mul", node.name, (name, scales), node.outputs), y)]
 
 
 def quantize(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:

@@ -224,3 +224,53 @@ def test_a_float_bias_is_rounded_under_accuracy_standard_alone(tmp_path):
     right = onnx.reference.ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0]
     assert np.mean(exact(x) != right) < 0.002
     assert np.abs(rounded(x).astype(int) - right).max() <= 1
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_zeros_that_differ_from_place_to_place_are_onnxs(tmp_path, axis):
+    random, shape = np.random.default_rng(5), (2, 7, 9)
+    held = {"s": random.uniform(0.005, 0.02, shape[axis]).astype(np.float32), "z": random.integers(-90, 90, shape[axis]).astype(np.int8)}
+    made = helper.make_node
+    nodes = [made("QuantizeLinear", ["x", "s", "z"], ["q"], axis=axis), made("DequantizeLinear", ["q", "s", "z"], ["y"], axis=axis)]
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    left = [helper.make_tensor_value_info("q", TensorProto.INT8, shape), helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "places", given, left, [numpy_helper.from_array(of, name) for name, of in held.items()])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "places.onnx")
+    model = pysim.load(tmp_path / "places.onnx")
+    assert not [layer.node.op for layer in model.plan.layers if layer.node.op.startswith("onnx.")]
+    x = random.normal(0, 1, shape).astype(np.float32)
+    x[0, 0, :4] = np.inf, -np.inf, 1e30, -1e30
+    along = [-1 if at == axis else 1 for at in range(3)]
+    scale, zero = held["s"].reshape(along), held["z"].reshape(along).astype(np.float32)
+    steps = np.clip(np.rint(x / scale) + zero, -128, 127).astype(np.int8)
+    bytes_of, numbers = model(x)
+    np.testing.assert_array_equal(bytes_of, steps, strict=True)
+    np.testing.assert_array_equal(numbers, (steps - zero) * scale, strict=True)
+
+
+@pytest.mark.usefixtures("integers")
+def test_a_convolution_to_numbers_turns_to_channels_last_and_back_with_the_same_bits(tmp_path, monkeypatch):
+    random, held = np.random.default_rng(6), {"xs": np.float32(0.02), "xz": np.uint8(117)}
+    held |= {"w": random.integers(-127, 128, (40, 3, 8, 8)).astype(np.int8), "ws": random.uniform(5e-3, 1e-2, 40).astype(np.float32)}
+    held |= {"b": random.normal(size=40).astype(np.float32)}
+    made = helper.make_node
+    nodes = [
+        made("DequantizeLinear", ["x", "xs", "xz"], ["x1"]),
+        made("DequantizeLinear", ["w", "ws"], ["w1"], axis=0),
+        made("Conv", ["x1", "w1", "b"], ["y"], strides=[8, 8], pads=[0, 4, 4, 0]),
+    ]
+    given = [helper.make_tensor_value_info("x", TensorProto.UINT8, (2, 3, 52, 60))]
+    left = [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 40, 7, 8))]
+    graph = helper.make_graph(nodes, "numbers", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+    path, x = tmp_path / "numbers.onnx", random.integers(0, 256, (2, 3, 52, 60)).astype(np.uint8)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    results = []
+    for around in (-1.0, 1.0):  # seconds of a conversion: so the plan with channels last is taken, or not
+        monkeypatch.setattr("pysim.network.plan.reordering_seconds", lambda tensor, on, around=around: around)
+        model = pysim.load(path)
+        (layer,) = (layer for layer in model.plan.layers if layer.plan)
+        assert layer.plan.layout == ("nhwc" if around < 0 and layer.node.attributes["dtype"] == "s8" else "nchw")
+        results.append(model(x))
+    np.testing.assert_array_equal(*results, strict=True)
+    model.save(tmp_path / "saved.pysim")
+    np.testing.assert_array_equal(pysim.load(tmp_path / "saved.pysim")(x), results[0], strict=True)
