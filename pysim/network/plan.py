@@ -187,7 +187,7 @@ def adds_bytes(node: Node, graph: Graph, on: Machine, threads: int = 1) -> bool:
 
 def _request(node: Node, problem: Workload, graph: Graph, on: Machine, layout: Layout, accuracy: Accuracy, threads: int) -> Request:
     terms: Any = {
-        "accuracy": "ieee" if node.op in INTEGER_LAYERS else accuracy,
+        "accuracy": "ieee" if node.op in INTEGER_LAYERS or node.attributes.get("whole") else accuracy,  # whole: exact sums, also of halves
         "threads": threads,
         "prepared": node.op not in OF_TWO,
         "quantised": node.op in INTEGER_LAYERS and problem.dtype == "s8",
@@ -334,7 +334,7 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
                 if "narrow" in node.attributes and layout == "nchw":
                     plan, rounding = faster(plan, request)
                     other += rounding
-                if layout == "nchw" and node.op in INTEGER_LAYERS and turns(node):
+                if layout == "nchw" and turns(node):
                     plan, moving = _turned(node, plan, graph, on, request)
                     other += moving
                 if node.op == "IntegerLinear" and isinstance(problem, Conv) and problem.dtype == "s8":  # one pixel, the same in both

@@ -6,7 +6,7 @@
                            (x, scale, zero) of a dynamically quantised input
                            (x, residual) of a convolution that adds another value: attribute pair (of, low, high)
     IntegerPair            (a, b)   attributes: of (quantities of a, b and y), multiply, low, high
-    QuantizeAffine         (x)      a factor and a sum for each channel of numbers in planes, and Quantize; attribute: sums
+    QuantizeAffine         (x)      a factor and a sum for each channel of numbers in planes, or one for all, and Quantize; attribute: sums
     IntegerMeans           (x)      means of planes in float32, of exact sums; attribute: of
     IntegerPool            (x)      attributes of a pool, largest, of (quantities of x and y)
     Table                  (x)      y = table[x] of bytes: any function of one element, and requantisation

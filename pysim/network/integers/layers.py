@@ -120,10 +120,13 @@ def writes_bytes(node: Node) -> bool:
 
 
 def turns(node: Node) -> bool:
-    """Whether a convolution of planes to numbers in planes may have its plan with channels last, between two conversions of its own."""
+    """Whether a convolution of planes to numbers in planes may have its plan with channels last, between two conversions of its own.
+    Depthwise stores add no shifts to numbers."""
+    if node.op != "IntegerConv" or node.attributes["problem"].groups > 1:
+        return False
     plain = node.attributes["dtype"] == "s8" and not any(node.attributes["pads"]) and len(node.inputs) == 1
     sums: Sums = node.attributes["sums"]
-    return node.op == "IntegerConv" and plain and sums.to is None and bool((sums.scale > 0).all())
+    return plain and sums.to is None and bool((sums.scale > 0).all())
 
 
 def stored_whole(sums: Sums) -> bool:

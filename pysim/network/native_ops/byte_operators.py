@@ -8,6 +8,7 @@ import numpy as np
 from pysim.network.graph import Array
 from pysim.network.native_ops.arrays import Attributes, Bind
 from pysim.runtime.integer_steps import (
+    Sums,
     byte_means_step,
     byte_pair_step,
     byte_pool_step,
@@ -54,7 +55,9 @@ def _pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
 
 
 def _quantize_affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
-    return sums_step(out, inputs[0], attributes["sums"], out.shape[2] * out.shape[3], whole=False)
+    sums: Sums = attributes["sums"]
+    inner = out.size if sums.scale.size == 1 else out.shape[2] * out.shape[3]
+    return sums_step(out, inputs[0], sums, inner, whole=False)
 
 
 def _means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:

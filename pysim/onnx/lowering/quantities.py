@@ -2,6 +2,7 @@
 """ONNX's conversions from and to bytes, and its convolution of bytes, as nodes of the network (`pysim.network.integers` combines them)."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -10,8 +11,9 @@ from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.lowering.array_operators import Constants, Parts, constant_of
 from pysim.onnx import layers
 from pysim.onnx.shape_inference import ValueType
-from pysim.runtime.integer_steps import BYTES, Quantity
+from pysim.runtime.integer_steps import BYTES, Quantity, Sums
 
+_WHOLE = 1 << 24  # float32 adds whole numbers below this exactly
 _SINGLE = (None, 0, 1)  # precisions: unset, or float32
 
 
@@ -95,3 +97,50 @@ def conv_integer(node: Node, graph: Graph, constants: Constants, opset: int) -> 
     except ProblemError:
         return node
     return node.having(problem=problem)
+
+
+def product_of_bytes(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """A QLinearMatMul of two values as the product of their whole numbers, exact in float32, or in float64 where sums may be larger, and
+    one pass that multiplies by the scales and rounds.
+
+    Worked number: 64 products of bytes whose zeros are 128, each at most 128 * 128, have sums up to 2^20.
+    """
+    a, b, y = (graph.tensors[name] for name in (node.inputs[0], node.inputs[3], node.output))
+    sides = [_single(constants, node.inputs[at], node.inputs[at + 1], of.dtype) for at, of in ((1, a), (4, b), (6, y))]
+    if any(one is None for one in sides) or node.inputs[0] in constants or min(len(a.shape), len(b.shape)) < 2 or not a.nbytes * b.nbytes:
+        return None
+    of_a, of_b, of_y = (one for one in sides if one)
+    largest = [max(of.most - of.zero, of.zero - of.least) for of in (of_a, of_b)]
+    by = np.float32(of_a.scale) * np.float32(of_b.scale) / np.float32(of_y.scale)
+    if not 0 < by < math.inf:
+        return None
+    exact = a.shape[-1] * largest[0] * largest[1] < _WHOLE
+    number, wide, parts, names = np.dtype(np.float32), np.dtype(np.float32 if exact else np.float64), Parts(), list[str]()
+    for at, x, of in ((0, node.inputs[0], of_a), (1, node.inputs[3], of_b)):
+        shape = graph.tensors[x].shape
+        names.append(f"{node.output}:{at}")
+        parts.append((Node("Dequantize", names[-1], (x,), (names[-1],), {"of": of._replace(scale=1.0)}), Tensor(shape, number)))
+        if not exact:
+            names[-1] = f"{node.output}:wide {at}"
+            parts.append((Node("Cast", names[-1], parts[-1][0].outputs, (names[-1],)), Tensor(shape, wide)))
+    last = f"{node.output}:product"
+    parts.append((Node("MatMul", node.name, tuple(names), (last,), {"whole": True}), Tensor(y.shape, wide)))
+    if not exact:
+        last, product = f"{node.output}:number", last
+        parts.append((Node("Cast", last, (product,), (last,)), Tensor(y.shape, number)))
+    zeros = np.zeros(1, np.float32), np.zeros(1, np.int32)
+    sums = Sums(np.full(1, by, np.float32), *zeros, of_y, of_y.least, of_y.most)
+    return [*parts, (Node("QuantizeAffine", f"{node.name}:rounded", (last,), node.outputs, {"sums": sums}), y)]
+
+
+def _single(constants: Constants, scale: str, zero: str, dtype: "np.dtype[Any]") -> Quantity | None:
+    """What bytes stand for by one constant scale, in float32, and one constant zero."""
+    numbers, zeros = constants.get(scale), constants.get(zero)
+    if dtype not in BYTES or numbers is None or zeros is None or numbers.size != 1 or zeros.size != 1 or numbers.dtype != np.float32:
+        return None
+    of = Quantity(float(numbers.reshape(())), int(zeros.reshape(())), dtype)
+    return of if 0 < of.scale < math.inf else None
+
+
+EXPANSIONS = {"DequantizeLinear": dequantize_by_channel, "QLinearMatMul": product_of_bytes, "QuantizeLinear": quantize_by_channel}
+LOWER = {"ConvInteger": conv_integer, "DequantizeLinear": dequantize, "QuantizeLinear": quantize}

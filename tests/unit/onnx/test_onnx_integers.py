@@ -274,3 +274,22 @@ def test_a_convolution_to_numbers_turns_to_channels_last_and_back_with_the_same_
     np.testing.assert_array_equal(*results, strict=True)
     model.save(tmp_path / "saved.pysim")
     np.testing.assert_array_equal(pysim.load(tmp_path / "saved.pysim")(x), results[0], strict=True)
+
+
+@pytest.mark.parametrize("depth", [64, 250, 600])
+def test_products_of_two_quantised_values_are_exact(tmp_path, depth):
+    """(2, 3, 5, depth) times (3, depth, 7): QLinearMatMul whose operands are both computed, of bytes at their ends."""
+    random = np.random.default_rng(depth)
+    held = {"as": np.float32(0.013), "az": np.uint8(3), "bs": np.float32(0.021), "bz": np.uint8(101)}
+    held |= {"ys": np.float32(depth * 0.09), "yz": np.uint8(127)}
+    nodes = [helper.make_node("QLinearMatMul", ["a", "as", "az", "b", "bs", "bz", "ys", "yz"], ["y"])]
+    given = [helper.make_tensor_value_info(name, TensorProto.UINT8, of) for name, of in (("a", (2, 3, 5, depth)), ("b", (3, depth, 7)))]
+    left = [helper.make_tensor_value_info("y", TensorProto.UINT8, (2, 3, 5, 7))]
+    graph = helper.make_graph(nodes, "two", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "two.onnx")
+    model = pysim.load(tmp_path / "two.onnx")
+    assert not [layer.node.op for layer in model.plan.layers if layer.node.op.startswith(("onnx.", "QLinear"))]
+    a, b = (random.choice([0, 1, 200, 254, 255], of).astype(np.uint8) for of in ((2, 3, 5, depth), (3, depth, 7)))
+    sums = (a.astype(np.int64) - 3) @ (b.astype(np.int64) - 101)
+    steps = np.rint(sums.astype(np.float32) * (held["as"] * held["bs"] / held["ys"])) + 127
+    np.testing.assert_array_equal(model(a, b), np.clip(steps, 0, 255).astype(np.uint8), strict=True)
