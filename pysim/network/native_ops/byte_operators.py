@@ -8,7 +8,6 @@ import numpy as np
 from pysim.network.graph import Array
 from pysim.network.native_ops.arrays import Attributes, Bind
 from pysim.runtime.integer_steps import (
-    Sums,
     byte_means_step,
     byte_pair_step,
     byte_pool_step,
@@ -55,9 +54,7 @@ def _pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
 
 
 def _quantize_affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
-    sums: Sums = attributes["sums"]
-    inner = out.size if sums.scale.size == 1 else out.shape[2] * out.shape[3]
-    return sums_step(out, inputs[0], sums, inner, whole=False)
+    return sums_step(out, inputs[0], attributes["sums"], attributes["inner"], whole=False)
 
 
 def _means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:

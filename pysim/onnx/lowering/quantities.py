@@ -130,7 +130,7 @@ def product_of_bytes(node: Node, graph: Graph, constants: Constants) -> Parts | 
         parts.append((Node("Cast", last, (product,), (last,)), Tensor(y.shape, number)))
     zeros = np.zeros(1, np.float32), np.zeros(1, np.int32)
     sums = Sums(np.full(1, by, np.float32), *zeros, of_y, of_y.least, of_y.most)
-    return [*parts, (Node("QuantizeAffine", f"{node.name}:rounded", (last,), node.outputs, {"sums": sums}), y)]
+    return [*parts, (Node("QuantizeAffine", f"{node.name}:rounded", (last,), node.outputs, {"sums": sums, "inner": math.prod(y.shape)}), y)]
 
 
 def _single(constants: Constants, scale: str, zero: str, dtype: "np.dtype[Any]") -> Quantity | None:
