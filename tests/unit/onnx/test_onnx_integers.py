@@ -293,3 +293,22 @@ def test_products_of_two_quantised_values_are_exact(tmp_path, depth):
     sums = (a.astype(np.int64) - 3) @ (b.astype(np.int64) - 101)
     steps = np.rint(sums.astype(np.float32) * (held["as"] * held["bs"] / held["ys"])) + 127
     np.testing.assert_array_equal(model(a, b), np.clip(steps, 0, 255).astype(np.uint8), strict=True)
+
+
+def test_convolutions_behind_operators_whose_shapes_onnx_does_not_infer_are_layers(tmp_path):
+    random, held = np.random.default_rng(7), {"s": np.float32(0.02), "z": np.uint8(100), "ws": np.float32(0.01), "wz": np.int8(0)}
+    held["w"] = random.integers(-127, 128, (6, 12, 1, 1)).astype(np.int8)
+    nodes = [
+        helper.make_node("QLinearGlobalAveragePool", ["x", "s", "z", "s", "z"], ["m"], domain="com.microsoft", channels_last=0),
+        helper.make_node("QLinearConv", ["m", "s", "z", "w", "ws", "wz", "s", "z"], ["y"]),
+    ]
+    given = [helper.make_tensor_value_info("x", TensorProto.UINT8, (1, 12, 5, 5))]
+    left = [helper.make_tensor_value_info("y", TensorProto.UINT8, None)]
+    graph = helper.make_graph(nodes, "gate", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    path, x = tmp_path / "gate.onnx", random.integers(0, 256, (1, 12, 5, 5)).astype(np.uint8)
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    model = pysim.load(path)
+    assert "QLinearConv" not in [layer.node.op for layer in model.plan.layers]
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(model(x), session.run(None, {"x": x})[0], strict=True)
