@@ -240,15 +240,14 @@ class _Integers:
         """Whether a product that is moved and multiplied by numbers before its Quantize became an integer layer whose bytes are moved."""
         name, moves, factor, names = node.inputs[0], list[Node](), np.float32(1), list[str]()
         while (made := self._alone(name)) is not None and made.op != "Linear":
-            if made.op not in ("Transpose", "View"):
-                ends = self._computed(made, np.array([0, 1], np.float32)) if made.op in ("Affine", "Div", "Mul") and self._unary_of(made) else None
-                if ends is None or not self._rounds or ends[0] or not 0 < factor * ends[1] < np.inf:
-                    return False
-                factor, name = factor * ends[1], self._unary_of(made) or ""
-                names.append(made.name)
+            if made.op in ("Transpose", "View"):
+                moves.append(made)
+                name = made.inputs[0]
                 continue
-            moves.append(made)
-            name = made.inputs[0]
+            factor, name = factor * self._multiplier(made), self._unary_of(made) or ""
+            if not self._rounds or not 0 < factor < np.inf:
+                return False
+            names.append(made.name)
         if made is None or made.output == node.inputs[0]:
             return False
         first = f"{node.output}:{made.output}" if moves else node.output
@@ -265,6 +264,13 @@ class _Integers:
                 move.op, move, (first, *move.inputs[1:]), output, Tensor(self._tensors[move.output].shape, to.dtype), **move.attributes
             )
         return True
+
+    def _multiplier(self, made: Node) -> np.float32:
+        """The number by which a node multiplies all elements of a value; 0 of others."""
+        if made.op not in ("Affine", "Div", "Mul") or self._unary_of(made) is None:
+            return np.float32(0)
+        none, one = self._computed(made, np.array([0, 1], np.float32))
+        return np.float32(0) if none else np.float32(one)
 
     def _by_group(self, made: Node) -> tuple[_Bytes | None, Any]:
         """The bytes that a Conv or Linear reads, and their scale: of a depthwise convolution one for each filter."""
