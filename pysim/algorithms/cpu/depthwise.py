@@ -88,6 +88,7 @@ PART_ROWS = 4  # of a thread, form blocks (native/algorithms/depthwise.c)
 BLOCK_CYCLES, TRANSPOSED_TAP_CYCLES = 200.0, 6.0  # ends of loops, and weights (Zen 3: 97 layers of 4x4 to 28x28, 3x3 to 7x7)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # loaded at once for transposition
+WIDENED = 0.75  # form blocks of bf16: cycles to widen a loaded column (Zen 4: MobileNet-v2's layers, 0.65 to 0.83)
 GATHERS, RESCALES = 2.0, 3.0  # form taps: shuffles beside a multiply-add, operations that rescale a vector (Zen 4: MobileNet-v2)
 # On AVX2 (14 layers, Zen 3): operations that rescale a vector; cycles to pad 16 elements, to start a group, to load a weight beyond those
 # that registers keep
@@ -267,9 +268,10 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
     tiles = ceil_div(w.out_w, kernel.windows)
     once = w.kernel_w in SHARED_WIDTHS and w.stride_w <= 2 and w.dilation_w == 1
     columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else taps
+    widened = WIDENED * rows * columns if kernel.dtype == "bf16" and kernel.lane_filters > 1 else 0.0
     return Work(
         float(rows * taps),
-        0.0,
+        widened,
         float(rows * (columns + w.kernel_w * tiles)),
         0.0,
         float(w.out_h * tiles),
