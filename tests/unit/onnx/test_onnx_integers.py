@@ -312,3 +312,18 @@ def test_convolutions_behind_operators_whose_shapes_onnx_does_not_infer_are_laye
     assert "QLinearConv" not in [layer.node.op for layer in model.plan.layers]
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     np.testing.assert_array_equal(model(x), session.run(None, {"x": x})[0], strict=True)
+
+
+@pytest.mark.parametrize(("number", "step"), [(0.3, 125), (2.7, 255), (np.nan, 0)])
+def test_a_number_without_axes_is_quantised(tmp_path, number, step):
+    held = {"c": np.float32(number), "s": np.float32(0.012), "z": np.uint8(100)}
+    made = [helper.make_node("QuantizeLinear", ["c", "s", "z"], ["q"]), helper.make_node("Identity", ["x"], ["y"])]
+    given, left = (
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2,))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2,))],
+    )
+    left.append(helper.make_tensor_value_info("q", TensorProto.UINT8, ()))
+    graph = helper.make_graph(made, "number", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "number.onnx")
+    _, q = pysim.load(tmp_path / "number.onnx")(np.zeros(2, np.float32))
+    np.testing.assert_array_equal(q, np.uint8(step), strict=True)
