@@ -2,6 +2,7 @@
 """Networks that ONNX Runtime's own tool quantised: statically, in both of its forms, and dynamically."""
 
 import logging
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -327,3 +328,21 @@ def test_a_number_without_axes_is_quantised(tmp_path, number, step):
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "number.onnx")
     _, q = pysim.load(tmp_path / "number.onnx")(np.zeros(2, np.float32))
     np.testing.assert_array_equal(q, np.uint8(step), strict=True)
+
+
+def test_small_layers_of_unsigned_bytes_are_planned_for_such(tmp_path):
+    """One pixel of few channels, whose fastest plan read signed bytes where they lie, and failed."""
+    random, held = np.random.default_rng(8), {"s": np.float32(0.02), "z": np.uint8(100), "ws": np.float32(0.01), "wz": np.int8(0)}
+    for channels, filters in ((1, 1), (2, 3), (3, 1), (5, 2), (1, 9)):
+        held["w"] = random.integers(-127, 128, (channels, filters)).astype(np.int8)
+        nodes = [helper.make_node("QLinearMatMul", ["x", "s", "z", "w", "ws", "wz", "s", "z"], ["y"])]
+        given = [helper.make_tensor_value_info("x", TensorProto.UINT8, (1, channels))]
+        left = [helper.make_tensor_value_info("y", TensorProto.UINT8, (1, filters))]
+        graph = helper.make_graph(nodes, "small", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "small.onnx")
+        x = random.integers(0, 256, (1, channels)).astype(np.uint8)
+        with mock.patch.object(rewrites, "integer_rows", return_value="s8"):
+            found = pysim.load(tmp_path / "small.onnx")(x)
+        sums = (x.astype(np.int64) - 100) @ held["w"].astype(np.int64)
+        steps = np.rint(sums.astype(np.float32) * (held["s"] * held["ws"] / held["s"])) + 100
+        np.testing.assert_array_equal(found, np.clip(steps, 0, 255).astype(np.uint8), strict=True)
