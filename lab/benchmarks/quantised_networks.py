@@ -7,7 +7,8 @@ MODEL is a name of timm's (random weights, calibrated with random images), FORM 
 channel), qdq7 (the same with weights of 7 bits, for CPUs without VNNI), qoperator (by tensor) or dynamic; or nncf, how OpenVINO's does.
 Files are made once, in FOLDER. OpenVINO computes what a file leaves in float32 in bfloat16 where a CPU has that, but with --float32.
 A sample is the CPU time of one call of each library, one after another: wall time of long calls is never undisturbed on a shared computer.
-Of several threads it is the wall time, after a rest.
+With several threads each library has a process of its own, in turns of TURN seconds after a rest, and a sample is the wall time of a call;
+OpenVINO then binds its threads to CPUs, which is faster.
 Columns: the 10th percentile of each in ms, the peers' time over pysim's (median of the samples' ratios; above 1: pysim is faster), and
 whether results are ONNX Runtime's to the bit. Pin it to a core: `taskset -c 1`. JSON lines go to FILE, a header first.
 """
@@ -15,6 +16,7 @@ whether results are ONNX Runtime's to the bit. Pin it to a core: `taskset -c 1`.
 import argparse
 import json
 import logging
+import multiprocessing
 import tempfile
 import time
 import warnings
@@ -31,7 +33,7 @@ import pysim
 from pysim.measure.store import environment
 
 SHAPE = (1, 3, 224, 224)
-REST = 0.02  # seconds before a call of several threads: those of the library before wait for more work, and keep CPUs busy
+REST, TURN = 0.1, 0.2  # seconds before a library's turn: threads of the one before wait for more work, and keep CPUs busy
 CNNS = (
     "resnet50:qdq mobilenetv2_100:qdq repvgg_a0:qdq regnety_004:qdq resnet18:qdq efficientnet_b0:qdq mobilenetv3_large_100:qdq "
     "dla34:qdq resnet50:qoperator mobilenetv2_100:qoperator"
@@ -98,44 +100,99 @@ def by_nncf(name: str, ready: Path, path: Path) -> None:
     onnx.save(nncf.quantize(onnx.load(ready), images, subset_size=4, model_type=kind), path)
 
 
-def libraries(path: Path, threads: int = 1, float32: bool = False) -> dict[str, Callable[[Any], Any]]:
+def by_pysim(path: Path, threads: int, float32: bool) -> Callable[[Any], Any]:
+    return pysim.load(path, threads=threads)
+
+
+def by_onnxruntime(path: Path, threads: int, float32: bool) -> Callable[[Any], Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    found: dict[str, Callable[[Any], Any]] = {
-        "pysim": pysim.load(path, threads=threads),
-        "onnxruntime": lambda x: session.run(None, {"x": x})[0],
-    }
-    try:
-        import openvino
-    except ImportError:
-        return found
+    return lambda x: session.run(None, {"x": x})[0]
+
+
+def by_openvino(path: Path, threads: int, float32: bool) -> Callable[[Any], Any]:
+    """Raises RuntimeError for operators that it does not read."""
+    import openvino
+
     core = openvino.Core()
-    core.set_property("CPU", {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False})
+    core.set_property("CPU", {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": threads > 1})
     if float32:
         core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    request = core.compile_model(str(path), "CPU").create_infer_request()
+    return lambda x: next(iter(request.infer({0: x}).values()))
+
+
+BY = {"pysim": by_pysim, "onnxruntime": by_onnxruntime, "openvino": by_openvino}
+
+
+def image() -> Any:
+    return np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
+
+
+def turns(name: str, pipe: Any, path: Path, threads: int, float32: bool) -> None:
+    """A library in a process of its own: sends its result, or why it has none, then wall times of the calls of a turn whenever asked."""
+    x = image()
     try:
-        request = core.compile_model(str(path), "CPU").create_infer_request()
-    except RuntimeError as error:  # it reads no operators of com.microsoft
-        print(f"# openvino: {str(error).strip().splitlines()[-1]}")
-        return found
-    return found | {"openvino": lambda x: next(iter(request.infer({0: x}).values()))}
+        call = BY[name](path, threads, float32)
+        pipe.send(np.array(call(x)))
+    except (ImportError, RuntimeError) as error:
+        pipe.send(str(error).strip().splitlines()[-1])
+        return
+    while pipe.recv():
+        taken, end = list[float](), time.perf_counter() + TURN
+        while time.perf_counter() < end or len(taken) < 3:
+            start = time.perf_counter()
+            call(x)
+            taken.append(time.perf_counter() - start)
+        pipe.send(taken[1:])
 
 
-def measure(path: Path, seconds: float, threads: int = 1, float32: bool = False) -> dict[str, Any]:
-    clock = time.process_time if threads == 1 else time.perf_counter
-    calls, x = libraries(path, threads, float32), np.random.default_rng(1).standard_normal(SHAPE, dtype=np.float32)
+def in_turns(path: Path, seconds: float, threads: int, float32: bool) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Results, and a sample of each library for each turn, its least."""
+    context, pipes, results = multiprocessing.get_context("spawn"), dict[str, Any](), dict[str, Any]()
+    for name in BY:
+        pipe, other = context.Pipe()
+        context.Process(target=turns, args=(name, other, path, threads, float32), daemon=True).start()
+        results[name] = pipe.recv()
+        if isinstance(results[name], str):
+            print(f"# {name}: {results.pop(name)}")
+        else:
+            pipes[name] = pipe
+    samples: dict[str, list[float]] = {name: [] for name in pipes}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples["pysim"]) < 8:
+        for name, pipe in pipes.items():
+            time.sleep(REST)
+            pipe.send(True)
+            samples[name].append(min(pipe.recv()))
+    for pipe in pipes.values():
+        pipe.send(False)
+    return results, samples
+
+
+def one_after_another(path: Path, seconds: float, float32: bool) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Results and CPU times of calls of one thread."""
+    calls, x = dict[str, Callable[[Any], Any]](), image()
+    for name, made in BY.items():
+        try:
+            calls[name] = made(path, 1, float32)
+        except (ImportError, RuntimeError) as error:
+            print(f"# {name}: {str(error).strip().splitlines()[-1]}")
     results = {name: np.array(call(x)) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples["pysim"]) < 20:
         for name, call in calls.items():
-            if threads > 1:
-                time.sleep(REST)
-            start = clock()
+            start = time.process_time()
             call(x)
-            samples[name].append(clock() - start)
+            samples[name].append(time.process_time() - start)
+    return results, samples
+
+
+def measure(path: Path, seconds: float, threads: int = 1, float32: bool = False) -> dict[str, Any]:
+    results, samples = one_after_another(path, seconds, float32) if threads == 1 else in_turns(path, seconds, threads, float32)
     taken = {name: np.array(of) for name, of in samples.items()}
     return {
         "model": path.stem,

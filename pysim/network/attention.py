@@ -68,12 +68,27 @@ class _Attentions:
             if _bound(self._graph, scored) is not None:
                 node = scored
                 absorbed += [one for one in whole if one]
+                node = self._reading_moved(node, absorbed)
         if _bound(self._graph, node) is None:
             return
         names = [name for one in (product, *absorbed[::-1]) for name in (one.name, *one.absorbed)]
         self.nodes[at] = node._replace(absorbed=(*names, *last.absorbed))
         for one in (product, *absorbed):
             self.nodes[self._makers[one.output]] = None
+
+    def _reading_moved(self, node: Node, absorbed: list[Node]) -> Node:
+        """The attention with transpositions of its bytes as its own; adds these to `absorbed`."""
+        for side in (0, 1):
+            moved, orders = self._alone(node.inputs[side], "Transpose"), [*node.attributes["orders"]]
+            if moved is None or orders[side] is not None or "perm" not in moved.attributes or moved in absorbed:
+                continue
+            orders[side] = tuple(moved.attributes["perm"])
+            inputs = [moved.inputs[0] if at == side else name for at, name in enumerate(node.inputs)]
+            reading = node._replace(inputs=tuple(inputs)).having(orders=tuple(orders))
+            if _bound(self._graph, reading) is not None:
+                node = reading
+                absorbed.append(moved)
+        return node
 
     def _masked(self, added: Node) -> tuple[Node | None, str]:
         """(the product, the mask) of a sum of both that has the product's shape."""

@@ -313,8 +313,8 @@ _BY_NUMPY: dict[str, Run] = {
 UFUNCS: dict[str, Any] = {
     "Abs": np.absolute, "And": np.logical_and, "Ceil": np.ceil, "Cos": np.cos, "Equal": np.equal, "Exp": np.exp, "Floor": np.floor,
     "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "IsNaN": np.isnan, "Less": np.less, "LessOrEqual": np.less_equal,
-    "Log": np.log, "Max": np.maximum, "Min": np.minimum, "Neg": np.negative, "Not": np.logical_not, "Or": np.logical_or, "Sin": np.sin,
-    "Sqrt": np.sqrt, "Xor": np.logical_xor,
+    "Log": np.log, "Max": np.maximum, "Min": np.minimum, "Neg": np.negative, "Not": np.logical_not, "Or": np.logical_or, "Round": np.rint,
+    "Sin": np.sin, "Sqrt": np.sqrt, "Xor": np.logical_xor,
 }  # fmt: skip
 _BY_NUMPY |= {name: _ufunc(function) for name, function in UFUNCS.items()}
 

@@ -21,7 +21,7 @@ from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.halves.narrow import faster
 from pysim.network.halves.whole_blocks import whole_problem, with_whole_blocks
 from pysim.network.integers.forms import beyond_16_bits, integer_problem
-from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
+from pysim.network.integers.layers import INTEGER_LAYERS, turns, writes_bytes
 from pysim.network.layouts import LayoutChoice, choose_layouts
 from pysim.network.native_ops.arrays import shapes_of_products
 from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds, transposing_seconds
@@ -187,7 +187,7 @@ def adds_bytes(node: Node, graph: Graph, on: Machine, threads: int = 1) -> bool:
 
 def _request(node: Node, problem: Workload, graph: Graph, on: Machine, layout: Layout, accuracy: Accuracy, threads: int) -> Request:
     terms: Any = {
-        "accuracy": "ieee" if node.op in INTEGER_LAYERS else accuracy,
+        "accuracy": "ieee" if node.op in INTEGER_LAYERS or node.attributes.get("whole") else accuracy,  # whole: exact sums, also of halves
         "threads": threads,
         "prepared": node.op not in OF_TWO,
         "quantised": node.op in INTEGER_LAYERS and problem.dtype == "s8",
@@ -294,6 +294,14 @@ def _integer_seconds(node: Node, graph: Graph, on: Machine, layout: Layout) -> f
         return None
 
 
+def _turned(node: Node, plan: Plan, graph: Graph, on: Machine, request: Request) -> tuple[Plan, float]:
+    """The plan of an integer convolution to numbers in planes, or one with channels last if that is faster with its conversions; and the
+    seconds of these."""
+    last = _planned(node, request._replace(layout="nhwc"))
+    around = sum(reordering_seconds(graph.tensors[name], on) for name in (node.inputs[0], node.output))
+    return (last, around) if (last.seconds or math.inf) + around < (plan.seconds or math.inf) else (plan, 0.0)
+
+
 def _planned(node: Node, request: Request) -> Plan:
     """The plan of a node's problem. Where its kernel's target has rows of bounded weights, too, these are looked at."""
     return _with_seconds(node, request)[0]
@@ -326,6 +334,9 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
                 if "narrow" in node.attributes and layout == "nchw":
                     plan, rounding = faster(plan, request)
                     other += rounding
+                if layout == "nchw" and turns(node):
+                    plan, moving = _turned(node, plan, graph, on, request)
+                    other += moving
                 if node.op == "IntegerLinear" and isinstance(problem, Conv) and problem.dtype == "s8":  # one pixel, the same in both
                     last = _planned(node, _request(node, problem, graph, on, "nhwc", accuracy, threads))
                     plan = min(plan, last, key=lambda one: one.seconds or math.inf)

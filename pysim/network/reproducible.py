@@ -29,8 +29,8 @@ EXPONENTIALS = ("Attention", "Elu", "Erf", "Exp", "Gelu", "Mish", "Sigmoid", "So
 EXACT = (
     "Abs", "Add", "Affine", "And", "ArgMax", "ArgMin", "Cast", "Clip", "Concat", "Div", "Equal", "Expand", "Floor", "GatherElements",
     "Greater", "GreaterOrEqual", "HardSwish", "Identity", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Max", "MaxPool", "Min", "Mul",
-    "Neg", "Not", "Or", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reorder", "Slice", "Sqrt", "Sub", "Take", "Tile", "TopK", "Transpose",
-    "View", "Where",
+    "Neg", "Not", "Or", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reorder", "Round", "Slice", "Sqrt", "Sub", "Take", "Tile", "TopK",
+    "Transpose", "View", "Where",
 )  # fmt: skip
 
 

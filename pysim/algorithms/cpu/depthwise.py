@@ -51,7 +51,18 @@ import numpy as np
 from pysim.algorithms.interface import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, traffic_of
-from pysim.cachemodel.cpu.depthwise_loops import BLOCKS, LAST, PLANES, ROWS, TAPS, described, kept_columns, kept_rows
+from pysim.cachemodel.cpu.depthwise_loops import (
+    BLOCKS,
+    LAST,
+    PLANES,
+    ROWS,
+    TAPS,
+    described,
+    kept_columns,
+    kept_rows,
+    last_bytes,
+    last_shared,
+)
 from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Terms, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.incore import SHORT_CALL
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
@@ -88,6 +99,7 @@ PART_ROWS = 4  # of a thread, form blocks (native/algorithms/depthwise.c)
 BLOCK_CYCLES, TRANSPOSED_TAP_CYCLES = 200.0, 6.0  # ends of loops, and weights (Zen 3: 97 layers of 4x4 to 28x28, 3x3 to 7x7)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
 PART_BYTES = 16  # loaded at once for transposition
+WIDENED = 0.75  # form blocks of bf16: cycles to widen a loaded column (Zen 4: MobileNet-v2's layers, 0.65 to 0.83)
 GATHERS, RESCALES = 2.0, 3.0  # form taps: shuffles beside a multiply-add, operations that rescale a vector (Zen 4: MobileNet-v2)
 # On AVX2 (14 layers, Zen 3): operations that rescale a vector; cycles to pad 16 elements, to start a group, to load a weight beyond those
 # that registers keep
@@ -100,6 +112,8 @@ TAPS_PADDED, TAPS_STARTED = 0.28, 140.0
 # rows, to begin and end a tile of outputs, outputs of one; cycles of a channel. Without products of 4 a multiply-add widens both operands.
 LAST_COLUMN, LAST_TILE, LAST_TOGETHER = {64: 13.0, 32: 9.5}, {64: 44.0, 32: 12.0}, {64: 4, 32: 2}
 LAST_CHANNEL, LAST_WIDENS = 2.0, 3.0
+# Longer of loops whose lengths are no constants (Zen 4: 13 layers of 3x3 with stride 3 or dilation to 11x11, 1.32 to 1.59 times as long)
+LAST_ANY = 1.34
 # Channels are rounded up to so many; most taps, kernel rows rounded up to 4; outputs of a row whose columns are interleaved together
 LAST_CHANNELS, LAST_TAPS, LAST_OUTPUTS = 64, 512, 16
 
@@ -267,9 +281,10 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
     tiles = ceil_div(w.out_w, kernel.windows)
     once = w.kernel_w in SHARED_WIDTHS and w.stride_w <= 2 and w.dilation_w == 1
     columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else taps
+    widened = WIDENED * rows * columns if kernel.dtype == "bf16" and kernel.lane_filters > 1 else 0.0
     return Work(
         float(rows * taps),
-        0.0,
+        widened,
         float(rows * (columns + w.kernel_w * tiles)),
         0.0,
         float(w.out_h * tiles),
@@ -300,20 +315,23 @@ def last_work(w: Conv, kernel: Kernel) -> Work:
     whole, rest = divmod(w.out_w, LAST_OUTPUTS)
     columns = whole * _last_columns(w, LAST_OUTPUTS) + (_last_columns(w, rest) if rest else 0)
     tiles = sum(count // LAST_TOGETHER[width] + (count % LAST_TOGETHER[width]).bit_count() for count in (*[LAST_OUTPUTS] * whole, rest))
+    longer = 1.0 if _last_constant(w, quads) else LAST_ANY
     started = ceil_div(w.out_h, last_shared(w)) * columns * quads * LAST_COLUMN[width] + w.out_h * tiles * LAST_TILE[width]
-    dots = float(4 * quads * w.kernel_w * w.windows * blocks)
+    dots = float(4 * quads * w.kernel_w * w.windows * blocks) * longer
     widened = dots * LAST_WIDENS if kernel.target == "avx2" else 0.0
-    return Work(dots, widened, dots, 0.0, transposing=blocks * started + w.groups * LAST_CHANNEL, aligned_stores=float(w.windows * blocks))
+    started = blocks * started * longer + w.groups * LAST_CHANNEL
+    return Work(dots, widened, dots, 0.0, transposing=started, aligned_stores=float(w.windows * blocks))
+
+
+def _last_constant(w: Conv, quads: int) -> bool:
+    """Whether a kernel's loops have constant lengths (`last_run_rows`, native/x86/groups/depthwise_last.h)."""
+    size = (w.kernel_w, quads) == (3, 1) or ((w.kernel_w, quads) == (5, 2) and w.groups >= LAST_CHANNELS)
+    return size and w.stride_w <= 2 and w.dilation_w == 1
 
 
 def _last_columns(w: Conv, most: int) -> int:
     """Columns that up to `most` outputs of a row read."""
     return (min(most, w.out_w) - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1
-
-
-def last_shared(w: Conv) -> int:
-    """Rows of outputs whose windows the quads of rows of one hold."""
-    return 1 if w.dilation_h > 1 else (ceil_div(w.kernel_h, 4) * 4 - w.kernel_h) // w.stride_h + 1
 
 
 def _words_work(w: Conv, lanes: int) -> Work:
@@ -407,9 +425,8 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared | None:
     row = row_of(schedule)
-    if row.form == LAST and row.lane_filters > 1:  # words of four kernel rows of a column, and their sum
-        words = last_shared(problem) * problem.kernel_w * ceil_div(problem.kernel_h, 4) + 1
-        return Prepared("packed filters", ceil_div(problem.groups, row.lane_filters) * row.lane_filters * words * 4)
+    if row.form == LAST and row.lane_filters > 1:
+        return Prepared("packed filters", ceil_div(problem.groups, row.lane_filters) * row.lane_filters * last_bytes(problem))
     if row.form != BLOCKS:
         return None  # weights are read in place
     return Prepared("packed filters", problem.filters * problem.taps * problem.result_bytes)  # of bf16 they are float32

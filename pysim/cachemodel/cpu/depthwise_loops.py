@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pysim.cachemodel.cpu.direct_schedules import Rows
+from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.reuse.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.problem.conv import Conv
 from pysim.registry.cpu import Kernel
@@ -39,6 +40,16 @@ def _sizes(w: Conv) -> tuple[float, float, float]:
     size, channels = w.element_bytes, w.group_channels
     rows = min(w.height, (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1)
     return channels * rows * w.width * size, channels * w.taps * size, w.windows * size
+
+
+def last_shared(w: Conv) -> int:
+    """Form last: rows of outputs whose windows the quads of rows of one hold."""
+    return 1 if w.dilation_h > 1 else (ceil_div(w.kernel_h, 4) * 4 - w.kernel_h) // w.stride_h + 1
+
+
+def last_bytes(w: Conv) -> int:
+    """Form last: of a filter as it is prepared, words of four kernel rows of a column for each row that shares them, and their sum."""
+    return 4 * (last_shared(w) * w.kernel_w * ceil_div(w.kernel_h, 4) + 1)
 
 
 def _nest_of_lanes(w: Conv, lanes: Array, operands: Sequence[Operand]) -> LoopNest:
@@ -84,6 +95,7 @@ def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     """The form rows: tiles of some rows of outputs x some filters of a group."""
     filters, (image, weights, out) = w.group_filters, _sizes(w)
+    weights = float(last_bytes(w)) if kernels[0].form == LAST and kernels[0].lane_filters > 1 else weights
     out /= w.out_d
     high, wide = np.array([(max(1, kernel.windows // kernel.lane_windows), kernel.filters) for kernel in kernels], dtype=np.float64).T
     tiles = np.ceil(w.out_h / high)

@@ -39,6 +39,9 @@ MASK_CYCLES = 15
 PARTIAL_CYCLES = {"avx2": 7.0, "avx512": 2.0}
 # Of native/x86/pack.h: strides up to PHASES have their taps separated together; shuffles that shift a pair of vectors by one tap
 PHASES, SHIFTS = 4, 2
+# Of bytes with strides of 3 and 4, whose rows are gathered element by element: of a row of 16 (Zen 4: 3x3, 4x4, 7x7 and 11x11 of 3
+# channels of 224x224, 4x4 of 64 of 56x56; they were predicted at 0.41 to 0.52 of their time as phases, now at 0.95 to 1.05)
+BYTES_APART_CYCLES = 31.0
 # Of form groups: a row of 16 elements that is loaded under a mask and interleaved, and a group of 4 bytes that is copied
 GROUP_ROW_CYCLES, GROUP_WORD_CYCLES = 2.5, 1.5
 # Of a group in rows that are gathered as they lie, and, in any form, of each of their pieces. In networks on a Zen 4 7x7 of 3 channels of
@@ -425,6 +428,8 @@ def stride_cycles(nest: Conv, unit: Unit, windows: float, vectors: float) -> flo
     stride, taps, loads_per_cycle = min(nest.stride_w, unit.lanes(nest.element_bytes)), nest.kernel_w, unit.loads_per_cycle.value
     if stride == 1:
         return 0.0
+    if nest.element_bytes == 1 and 2 < stride <= PHASES:
+        return BYTES_APART_CYCLES
     if apart(nest, unit):
         return (stride - 1) / loads_per_cycle + stride
     reached = max(vectors, ceil((windows + (taps - 1) // stride) / unit.lanes(nest.element_bytes)))

@@ -25,6 +25,7 @@ from pysim.cachemodel.cpu.nest import Nest, live_taps
 from pysim.cachemodel.cpu.tables import OfTable, Table, compute_cycles, computed, select
 from pysim.errors import PlanError
 from pysim.machine.cpu import Csa, Machine
+from pysim.problem.conv import Conv
 from pysim.record.cost import CsaCost, NoneLegal, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
@@ -113,6 +114,8 @@ def candidates(
     on, dtype, nest = request.cpu, request.problem.dtype, _stored(nest, request.to_bytes)
     if request.to_bytes:  # the store rescales whole sums
         channels = nest.group_channels
+    if request.quantised and isinstance(request.problem, Conv) and nest.in_place:  # rows in place are signed, and an image may not be
+        nest = msgspec.structs.replace(nest, in_place=False)
     if request.model == "csa":
         return _csa_candidates(nest, on, dtype, request)
     if request.schedule is not None:

@@ -19,6 +19,7 @@ from pysim.problem.text import Workload
 from pysim.runtime.integer_steps import BYTES
 
 TOGETHER = 16  # filters of a panel of form pixels
+SEEN = 1 / 64  # of a step of a result, by which rounding a bias may change it before it is rounded
 Rows = Callable[[Workload], str]  # the type, s8 or f32, whose rows compute an s8 problem fastest
 
 
@@ -112,3 +113,20 @@ def beyond_16_bits(weights: Array, channels_last: bool = False) -> float:
 def wrapped(numbers: Array) -> Array:
     """Modulo 2^32, as sums are."""
     return numbers.astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)
+
+
+def rounded_bias(numbers: Array | None, unit: Array, by: Array) -> Array | None:
+    """A bias in float32 as whole numbers of a layer's own scale, as ONNX Runtime rounds it. None where half of one is more than SEEN of a
+    step of the result."""
+    if numbers is None or (by > 2 * SEEN).any():
+        return None
+    rounded = np.rint(numbers.reshape(-1).astype(np.float32) / unit)
+    return rounded.astype(np.int64) if (np.abs(rounded) < 1 << 30).all() else None
+
+
+def whole_bias(held: Quantized | None, scale: Array) -> Array | None:
+    """A bias of whole numbers of a layer's own scale; None for another."""
+    if held is None or held.values.dtype != np.int32 or held.zero.any():
+        return None
+    same = np.allclose(held.scale.reshape(-1), scale, rtol=1e-5, atol=0) if held.scale.size in (1, scale.size) else False
+    return held.values.reshape(-1).astype(np.int64) if same else None

@@ -6,7 +6,8 @@
                            (x, scale, zero) of a dynamically quantised input
                            (x, residual) of a convolution that adds another value: attribute pair (of, low, high)
     IntegerPair            (a, b)   attributes: of (quantities of a, b and y), multiply, low, high
-    QuantizeAffine         (x)      a factor and a sum for each channel of numbers in planes, and Quantize; attribute: sums
+    QuantizeAffine         (x)      a factor and a sum for each channel of numbers, or one for all, and Quantize; attributes: sums, inner
+                                    (numbers of a channel side by side)
     IntegerMeans           (x)      means of planes in float32, of exact sums; attribute: of
     IntegerPool            (x)      attributes of a pool, largest, of (quantities of x and y)
     Table                  (x)      y = table[x] of bytes: any function of one element, and requantisation
@@ -29,8 +30,9 @@ import numpy as np
 
 from pysim.network.fusion import activation_of
 from pysim.network.graph import Array, Graph, Node, Quantized, Tensor, live
+from pysim.network.integers.columns import with_divided_products
 from pysim.network.integers.dynamic import with_dynamic
-from pysim.network.integers.forms import Rows, form_of, wrapped
+from pysim.network.integers.forms import Rows, form_of, rounded_bias, whole_bias, wrapped
 from pysim.network.operators import OPERATORS
 from pysim.runtime.integer_steps import BYTES, Quantity, Sums
 
@@ -41,7 +43,6 @@ _UNARY = (
 )  # fmt: skip
 _BOUNDS = ("Clip", "Relu")
 _WITH_NUMBER = ("Add", "Div", "Mul", "Sub")
-SEEN = 1 / 64  # of a step of a result, by which rounding a bias may change it before it is rounded
 
 
 class _Bytes(NamedTuple):
@@ -56,7 +57,8 @@ def with_integers(graph: Graph, rows: Rows, rounds: bool = False) -> Graph:
     not hold its sums, stands as such between a Dequantize and a Quantize. `rounds`: biases in float32 may be rounded to whole sums."""
     if not any(node.op in ("Dequantize", "DynamicQuantizeLinear", "Quantize") for node in graph.nodes):
         return graph
-    return _Integers(_Integers(with_dynamic(graph, rows), rows, rounds).before_quantize(), rows).without_quantize()
+    graph = with_divided_products(with_dynamic(graph, rows))
+    return _Integers(_Integers(graph, rows, rounds).before_quantize(), rows).without_quantize()
 
 
 class _Integers:
@@ -162,7 +164,7 @@ class _Integers:
         unary, name, readers = list[Node](), node.inputs[0], 1
         if (scales := self._channels(name, "Div")) is not None and to.scale == 1:
             return self._by_channel(node, self._makers[name].inputs[0], scales, to)
-        if self._by_column(node, to):
+        if self._by_column(node, to) or self._before_moves(node, to):
             return True
         while True:
             if (found := self._bytes(name)) is not None:
@@ -170,11 +172,11 @@ class _Integers:
                 return True
             made = self._alone(name, readers)
             if made is None:
-                return False
+                return self._multiplied(node, to)
             function = self._gated(made) or made
             source, readers = self._unary_of(function), 1 if function is made else 2
             if source is None:
-                return self._operator(node, made, to, unary[::-1])
+                return self._operator(node, made, to, unary[::-1]) or self._multiplied(node, to)
             unary.append(function)
             name = source
 
@@ -223,6 +225,52 @@ class _Integers:
             if self._tensors[x].shape == shape and ((divisors > 0) & np.isfinite(divisors)).all():
                 return x, divisors
         return name, np.full(1, to.scale, np.float32)
+
+    def _multiplied(self, node: Node, to: Quantity) -> bool:
+        """Whether factors of columns and a Quantize became one pass."""
+        x, divisors = self._column_factors(node.inputs[0], to)
+        if not self._rounds or x == node.inputs[0] or not np.isfinite(scale := np.float32(1) / divisors).all():
+            return False
+        sums = Sums(scale, np.zeros_like(scale), np.zeros(scale.size, np.int32), to, to.least, to.most)
+        like = self._absorbed(node, self._makers[node.inputs[0]], ())
+        self._add("QuantizeAffine", like, (x,), node.output, self._tensors[node.output], sums=sums, inner=1)
+        return True
+
+    def _before_moves(self, node: Node, to: Quantity) -> bool:
+        """Whether a product that is moved and multiplied by numbers before its Quantize became an integer layer whose bytes are moved."""
+        name, moves, factor, names = node.inputs[0], list[Node](), np.float32(1), list[str]()
+        while (made := self._alone(name)) is not None and made.op != "Linear":
+            if made.op in ("Transpose", "View"):
+                moves.append(made)
+                name = made.inputs[0]
+                continue
+            factor, name = factor * self._multiplier(made), self._unary_of(made) or ""
+            if not self._rounds or not 0 < factor < np.inf:
+                return False
+            names.append(made.name)
+        if made is None or made.output == node.inputs[0]:
+            return False
+        first = f"{node.output}:{made.output}" if moves else node.output
+        self._tensors[first] = Tensor(self._tensors[made.output].shape, to.dtype)
+        last, of = (
+            node._replace(outputs=(first,), absorbed=(*node.absorbed, *names)),
+            to._replace(scale=float(np.float32(to.scale) / factor)),
+        )
+        if not self._layer(made, of, last, ()):
+            return False
+        for at, move in enumerate(moves[::-1], 1):
+            output = node.output if at == len(moves) else f"{node.output}:{move.output}"
+            first = self._add(
+                move.op, move, (first, *move.inputs[1:]), output, Tensor(self._tensors[move.output].shape, to.dtype), **move.attributes
+            )
+        return True
+
+    def _multiplier(self, made: Node) -> np.float32:
+        """The number by which a node multiplies all elements of a value; 0 of others."""
+        if made.op not in ("Affine", "Div", "Mul") or self._unary_of(made) is None:
+            return np.float32(0)
+        none, one = self._computed(made, np.array([0, 1], np.float32))
+        return np.float32(0) if none else np.float32(one)
 
     def _by_group(self, made: Node) -> tuple[_Bytes | None, Any]:
         """The bytes that a Conv or Linear reads, and their scale: of a depthwise convolution one for each filter."""
@@ -359,7 +407,8 @@ class _Integers:
             return False
         bounds = self._bounds(to, unary)
         sums = Sums(scale, shift, np.zeros(shape[1], np.int32), to, low=bounds["low"], high=bounds["high"])
-        self._add("QuantizeAffine", self._absorbed(node, made, unary), made.inputs[:1], node.output, self._tensors[node.output], sums=sums)
+        about = {"sums": sums, "inner": int(np.prod(shape[2:]))}
+        self._add("QuantizeAffine", self._absorbed(node, made, unary), made.inputs[:1], node.output, self._tensors[node.output], **about)
         return True
 
     def _means(self, node: Node) -> bool:
@@ -421,9 +470,9 @@ class _Integers:
         bias, shift, numbers = np.zeros(len(unit), np.int64), np.zeros(len(unit), np.float32), self._graph.constants.get(name)
         if not name:
             return bias, shift
-        whole = _whole_bias(self._graph.quantized.get(name), unit) if to_bytes else None
+        whole = whole_bias(self._graph.quantized.get(name), unit) if to_bytes else None
         if whole is None and to_bytes and self._rounds:
-            whole = _rounded_bias(numbers, unit, by)
+            whole = rounded_bias(numbers, unit, by)
         if whole is not None:
             return whole, shift
         return None if numbers is None else (bias, numbers.reshape(-1).astype(np.float32) / to_scale)
@@ -443,20 +492,3 @@ def _quantity(held: Quantized) -> Quantity | None:
     if held.values.dtype not in BYTES or held.scale.size != 1 or held.zero.size != 1:
         return None
     return Quantity(float(held.scale.reshape(())), int(held.zero.reshape(())), held.values.dtype)
-
-
-def _rounded_bias(numbers: Array | None, unit: Array, by: Array) -> Array | None:
-    """A bias in float32 as whole numbers of a layer's own scale, as ONNX Runtime rounds it. None where half of one is more than SEEN of a
-    step of the result."""
-    if numbers is None or (by > 2 * SEEN).any():
-        return None
-    rounded = np.rint(numbers.reshape(-1).astype(np.float32) / unit)
-    return rounded.astype(np.int64) if (np.abs(rounded) < 1 << 30).all() else None
-
-
-def _whole_bias(held: Quantized | None, scale: Array) -> Array | None:
-    """A bias of whole numbers of a layer's own scale; None for another."""
-    if held is None or held.values.dtype != np.int32 or held.zero.any():
-        return None
-    same = np.allclose(held.scale.reshape(-1), scale, rtol=1e-5, atol=0) if held.scale.size in (1, scale.size) else False
-    return held.values.reshape(-1).astype(np.int64) if same else None

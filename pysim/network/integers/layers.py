@@ -6,6 +6,7 @@
     bytes -> float32 without the zero point -> whole sums in float32 -> bytes or float32
     bytes -> activation of numbers -> bytes                 likewise, tile by tile
     bytes -> bytes + residual -> bytes                      the same store adds a residual (attribute `pair`, `network.integers.residuals`)
+    bytes -> channels last -> float32 -> planes             a convolution to numbers whose plan has channels last (`turns`)
 
 Values between lie in the workspace. Padding of a dynamic input is its zero point, which is known when it runs: it is padded before.
 """
@@ -21,6 +22,7 @@ from pysim.record.plan import Plan
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.integer_steps import Quantity, Sums, byte_pad_step, byte_sum_of, dequantize_step, sums_step
+from pysim.runtime.operators import reorder_step
 from pysim.runtime.steps import Chain, Step
 
 INTEGER_LAYERS = ("IntegerConv", "IntegerLinear")
@@ -38,7 +40,8 @@ class IntegerLayer:
         if isinstance(problem, Conv):
             weights = weights.reshape(problem.filters, -1, problem.kernel_h, problem.kernel_w)
         self._added = byte_sum_of(*about["pair"]) if "pair" in about else None
-        shifts = sums.to is None and node.op == "IntegerLinear" and bool((sums.scale > 0).all())
+        self._turns = turns(node) and plan.layout == "nhwc"
+        shifts = self._turns or (sums.to is None and node.op == "IntegerLinear" and bool((sums.scale > 0).all()))
         self._stores = not self._floats and len(node.inputs) < 3 and (shifts or stored_whole(sums))
         bias, activation, integers = None, None, None
         if self._stores:
@@ -57,10 +60,13 @@ class IntegerLayer:
         if isinstance(problem, Conv) and plan.layout == "nchw":
             shape = (*shape[:2], shape[2] - self._pads[0] - self._pads[2], shape[3] - self._pads[1] - self._pads[3])
         self.shapes = shape, self._written
+        if self._turns and isinstance(problem, Conv):
+            self.shapes = problem.input_shape, problem.output_shape
         self._of = Quantity(1.0, self._zero, x.dtype)
         self._image_type = np.dtype(np.float32) if self._floats else x.dtype
-        self._image_bytes = _lines(self._image_type.itemsize * int(np.prod(self._read))) if self._floats or any(self._pads) else 0
-        self._sum_bytes = 0 if self._stores else _lines(4 * int(np.prod(self._written)))
+        copies = self._floats or self._turns or any(self._pads)
+        self._image_bytes = _lines(self._image_type.itemsize * int(np.prod(self._read))) if copies else 0
+        self._sum_bytes = 0 if self._stores and not self._turns else _lines(4 * int(np.prod(self._written)))
         self._per_filter = problem.windows if isinstance(problem, Conv) else 1  # sums of one filter side by side
 
     @property
@@ -72,6 +78,10 @@ class IntegerLayer:
         scale, zero = more or (None, None)
         image = np.ndarray(self._read, self._image_type, workspace) if self._image_bytes else x.reshape(self._read)
         before = list[Step]()
+        if self._turns:
+            numbers = np.ndarray(self._written, np.float32, workspace, self._image_bytes)
+            turned = reorder_step(out, numbers.reshape(out.shape), out.shape[1], True)
+            return [reorder_step(image.reshape(x.shape), x, x.shape[1], False)], image, numbers, [turned]
         if self._floats:
             before.append(dequantize_step(image, x, self._of, zero))
         elif self._image_bytes:
@@ -107,6 +117,16 @@ def writes_bytes(node: Node) -> bool:
     sums, plain = node.attributes["sums"], node.attributes["dtype"] == "s8" and not any(node.attributes["pads"])
     of_input = len(node.inputs) == 1 or "pair" in node.attributes
     return plain and of_input and sums.to is not None and stored_whole(sums)
+
+
+def turns(node: Node) -> bool:
+    """Whether a convolution of planes to numbers in planes may have its plan with channels last, between two conversions of its own.
+    Depthwise stores add no shifts to numbers."""
+    if node.op != "IntegerConv" or node.attributes["problem"].groups > 1:
+        return False
+    plain = node.attributes["dtype"] == "s8" and not any(node.attributes["pads"]) and len(node.inputs) == 1
+    sums: Sums = node.attributes["sums"]
+    return plain and sums.to is None and bool((sums.scale > 0).all())
 
 
 def stored_whole(sums: Sums) -> bool:

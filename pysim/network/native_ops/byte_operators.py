@@ -54,7 +54,7 @@ def _pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
 
 
 def _quantize_affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
-    return sums_step(out, inputs[0], attributes["sums"], out.shape[2] * out.shape[3], whole=False)
+    return sums_step(out, inputs[0], attributes["sums"], attributes["inner"], whole=False)
 
 
 def _means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:

@@ -33,7 +33,7 @@ def quantize_linear(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequen
         wide = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(precision)) if precision else own
         axis, block = about.get("axis", 1), about.get("block_size", 0)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # infinite, as it should be
-            quotient = x.astype(wide) / _spread(scale, x.shape, axis, block).astype(wide)
+            quotient = np.asarray(x.astype(wide) / _spread(scale, x.shape, axis, block).astype(wide))  # also of a number
         if kind.name in ("int8", "uint8") and wide == np.float32 and quotient.dtype == wide:
             return [_bytes(quotient, _spread(zero[0], x.shape, axis, block) if zero else 0, kind)]
         if kind.name in _WHOLE:

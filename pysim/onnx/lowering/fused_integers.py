@@ -30,9 +30,8 @@ def becomes_layer(node: Any, types: dict[str, ValueType], held: set[str]) -> boo
         return False
     scales = [types.get(inputs[at], ValueType(None, "")) for at in (1, 4, 6)]
     single = all(one.sizes in ((), (1,)) for one in (scales[0], scales[2]))
-    x, w = (types.get(inputs[at], ValueType(None, "")).sizes for at in (0, 3))
-    ranks = (len(x or ()), len(w or ()))
-    return single and {one.element for one in scales} == {"FLOAT"} and (ranks == (4, 4) if node.op_type == "QLinearConv" else ranks[1] == 2)
+    rank = len(types.get(inputs[3], ValueType(None, "")).sizes or ())  # of weights; an image has theirs
+    return single and {one.element for one in scales} == {"FLOAT"} and rank == (4 if node.op_type == "QLinearConv" else 2)
 
 
 def _plain(p: Any, x: str, scale: str, zero: str, **attributes: Any) -> str:

@@ -25,7 +25,7 @@ from pysim.network.numpy_ops.selecting import widened, with_places
 from pysim.network.operators import UFUNCS, checked
 from pysim.onnx import layers
 from pysim.onnx.attributes import integers_of, pads_of, pool_of, transposed_of
-from pysim.onnx.lowering.quantities import conv_integer, dequantize, dequantize_by_channel, quantize, quantize_by_channel
+from pysim.onnx.lowering import quantities
 from pysim.onnx.shape_inference import ValueType
 
 _SLOPE, _STEEPNESS, _EPSILON = (float(np.float32(number)) for number in (0.01, 0.2, 1e-5))  # defaults are float32, as attributes are
@@ -485,14 +485,14 @@ EXPANSIONS = {
     "ConvTranspose": _by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
     "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS, **along.EXPANSIONS,
     **dict.fromkeys(("Gemm", "MatMul"), _of_halves), **dict.fromkeys(("Max", "Min"), _bound), "Reciprocal": _reciprocal,
-    "DequantizeLinear": dequantize_by_channel, "QuantizeLinear": quantize_by_channel,
+    **quantities.EXPANSIONS,
 }  # fmt: skip
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Cast": _cast, "Clip": _clip, "Concat": _concat, "Conv": _conv,
-    "ConvInteger": conv_integer, "DequantizeLinear": dequantize, "QuantizeLinear": quantize,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
     "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
     "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **dict.fromkeys(UFUNCS, _elementwise), **array_operators.LOWER, **along.LOWER,
+    **quantities.LOWER,
 }  # fmt: skip

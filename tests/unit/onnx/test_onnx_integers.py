@@ -2,6 +2,7 @@
 """Networks that ONNX Runtime's own tool quantised: statically, in both of its forms, and dynamically."""
 
 import logging
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -224,3 +225,124 @@ def test_a_float_bias_is_rounded_under_accuracy_standard_alone(tmp_path):
     right = onnx.reference.ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})[0]
     assert np.mean(exact(x) != right) < 0.002
     assert np.abs(rounded(x).astype(int) - right).max() <= 1
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_zeros_that_differ_from_place_to_place_are_onnxs(tmp_path, axis):
+    random, shape = np.random.default_rng(5), (2, 7, 9)
+    held = {"s": random.uniform(0.005, 0.02, shape[axis]).astype(np.float32), "z": random.integers(-90, 90, shape[axis]).astype(np.int8)}
+    made = helper.make_node
+    nodes = [made("QuantizeLinear", ["x", "s", "z"], ["q"], axis=axis), made("DequantizeLinear", ["q", "s", "z"], ["y"], axis=axis)]
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    left = [helper.make_tensor_value_info("q", TensorProto.INT8, shape), helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "places", given, left, [numpy_helper.from_array(of, name) for name, of in held.items()])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "places.onnx")
+    model = pysim.load(tmp_path / "places.onnx")
+    assert not [layer.node.op for layer in model.plan.layers if layer.node.op.startswith("onnx.")]
+    x = random.normal(0, 1, shape).astype(np.float32)
+    x[0, 0, :4] = np.inf, -np.inf, 1e30, -1e30
+    along = [-1 if at == axis else 1 for at in range(3)]
+    scale, zero = held["s"].reshape(along), held["z"].reshape(along).astype(np.float32)
+    steps = np.clip(np.rint(x / scale) + zero, -128, 127).astype(np.int8)
+    bytes_of, numbers = model(x)
+    np.testing.assert_array_equal(bytes_of, steps, strict=True)
+    np.testing.assert_array_equal(numbers, (steps - zero) * scale, strict=True)
+
+
+@pytest.mark.usefixtures("integers")
+def test_a_convolution_to_numbers_turns_to_channels_last_and_back_with_the_same_bits(tmp_path, monkeypatch):
+    random, held = np.random.default_rng(6), {"xs": np.float32(0.02), "xz": np.uint8(117)}
+    held |= {"w": random.integers(-127, 128, (40, 3, 8, 8)).astype(np.int8), "ws": random.uniform(5e-3, 1e-2, 40).astype(np.float32)}
+    held |= {"b": random.normal(size=40).astype(np.float32)}
+    made = helper.make_node
+    nodes = [
+        made("DequantizeLinear", ["x", "xs", "xz"], ["x1"]),
+        made("DequantizeLinear", ["w", "ws"], ["w1"], axis=0),
+        made("Conv", ["x1", "w1", "b"], ["y"], strides=[8, 8], pads=[0, 4, 4, 0]),
+    ]
+    given = [helper.make_tensor_value_info("x", TensorProto.UINT8, (2, 3, 52, 60))]
+    left = [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2, 40, 7, 8))]
+    graph = helper.make_graph(nodes, "numbers", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+    path, x = tmp_path / "numbers.onnx", random.integers(0, 256, (2, 3, 52, 60)).astype(np.uint8)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    results = []
+    for around in (-1.0, 1.0):  # seconds of a conversion: so the plan with channels last is taken, or not
+        monkeypatch.setattr("pysim.network.plan.reordering_seconds", lambda tensor, on, around=around: around)
+        model = pysim.load(path)
+        (layer,) = (layer for layer in model.plan.layers if layer.plan)
+        assert layer.plan.layout == ("nhwc" if around < 0 and layer.node.attributes["dtype"] == "s8" else "nchw")
+        results.append(model(x))
+    np.testing.assert_array_equal(*results, strict=True)
+    model.save(tmp_path / "saved.pysim")
+    np.testing.assert_array_equal(pysim.load(tmp_path / "saved.pysim")(x), results[0], strict=True)
+
+
+@pytest.mark.parametrize("depth", [64, 250, 600])
+def test_products_of_two_quantised_values_are_exact(tmp_path, depth):
+    """(2, 3, 5, depth) times (3, depth, 7): QLinearMatMul whose operands are both computed, of bytes at their ends."""
+    random = np.random.default_rng(depth)
+    held = {"as": np.float32(0.013), "az": np.uint8(3), "bs": np.float32(0.021), "bz": np.uint8(101)}
+    held |= {"ys": np.float32(depth * 0.09), "yz": np.uint8(127)}
+    nodes = [helper.make_node("QLinearMatMul", ["a", "as", "az", "b", "bs", "bz", "ys", "yz"], ["y"])]
+    given = [helper.make_tensor_value_info(name, TensorProto.UINT8, of) for name, of in (("a", (2, 3, 5, depth)), ("b", (3, depth, 7)))]
+    left = [helper.make_tensor_value_info("y", TensorProto.UINT8, (2, 3, 5, 7))]
+    graph = helper.make_graph(nodes, "two", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "two.onnx")
+    model = pysim.load(tmp_path / "two.onnx")
+    assert not [layer.node.op for layer in model.plan.layers if layer.node.op.startswith(("onnx.", "QLinear"))]
+    a, b = (random.choice([0, 1, 200, 254, 255], of).astype(np.uint8) for of in ((2, 3, 5, depth), (3, depth, 7)))
+    sums = (a.astype(np.int64) - 3) @ (b.astype(np.int64) - 101)
+    steps = np.rint(sums.astype(np.float32) * (held["as"] * held["bs"] / held["ys"])) + 127
+    np.testing.assert_array_equal(model(a, b), np.clip(steps, 0, 255).astype(np.uint8), strict=True)
+
+
+def test_convolutions_behind_operators_whose_shapes_onnx_does_not_infer_are_layers(tmp_path):
+    random, held = np.random.default_rng(7), {"s": np.float32(0.02), "z": np.uint8(100), "ws": np.float32(0.01), "wz": np.int8(0)}
+    held["w"] = random.integers(-127, 128, (6, 12, 1, 1)).astype(np.int8)
+    nodes = [
+        helper.make_node("QLinearGlobalAveragePool", ["x", "s", "z", "s", "z"], ["m"], domain="com.microsoft", channels_last=0),
+        helper.make_node("QLinearConv", ["m", "s", "z", "w", "ws", "wz", "s", "z"], ["y"]),
+    ]
+    given = [helper.make_tensor_value_info("x", TensorProto.UINT8, (1, 12, 5, 5))]
+    left = [helper.make_tensor_value_info("y", TensorProto.UINT8, None)]
+    graph = helper.make_graph(nodes, "gate", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    path, x = tmp_path / "gate.onnx", random.integers(0, 256, (1, 12, 5, 5)).astype(np.uint8)
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    model = pysim.load(path)
+    assert "QLinearConv" not in [layer.node.op for layer in model.plan.layers]
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(model(x), session.run(None, {"x": x})[0], strict=True)
+
+
+@pytest.mark.parametrize(("number", "step"), [(0.3, 125), (2.7, 255), (np.nan, 0)])
+def test_a_number_without_axes_is_quantised(tmp_path, number, step):
+    held = {"c": np.float32(number), "s": np.float32(0.012), "z": np.uint8(100)}
+    made = [helper.make_node("QuantizeLinear", ["c", "s", "z"], ["q"]), helper.make_node("Identity", ["x"], ["y"])]
+    given, left = (
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2,))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (2,))],
+    )
+    left.append(helper.make_tensor_value_info("q", TensorProto.UINT8, ()))
+    graph = helper.make_graph(made, "number", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "number.onnx")
+    _, q = pysim.load(tmp_path / "number.onnx")(np.zeros(2, np.float32))
+    np.testing.assert_array_equal(q, np.uint8(step), strict=True)
+
+
+def test_small_layers_of_unsigned_bytes_are_planned_for_such(tmp_path):
+    """One pixel of few channels, whose fastest plan read signed bytes where they lie, and failed."""
+    random, held = np.random.default_rng(8), {"s": np.float32(0.02), "z": np.uint8(100), "ws": np.float32(0.01), "wz": np.int8(0)}
+    for channels, filters in ((1, 1), (2, 3), (3, 1), (5, 2), (1, 9)):
+        held["w"] = random.integers(-127, 128, (channels, filters)).astype(np.int8)
+        nodes = [helper.make_node("QLinearMatMul", ["x", "s", "z", "w", "ws", "wz", "s", "z"], ["y"])]
+        given = [helper.make_tensor_value_info("x", TensorProto.UINT8, (1, channels))]
+        left = [helper.make_tensor_value_info("y", TensorProto.UINT8, (1, filters))]
+        graph = helper.make_graph(nodes, "small", given, left, [numpy_helper.from_array(np.asarray(of), name) for name, of in held.items()])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "small.onnx")
+        x = random.integers(0, 256, (1, channels)).astype(np.uint8)
+        with mock.patch.object(rewrites, "integer_rows", return_value="s8"):
+            found = pysim.load(tmp_path / "small.onnx")(x)
+        sums = (x.astype(np.int64) - 100) @ held["w"].astype(np.int64)
+        steps = np.rint(sums.astype(np.float32) * (held["s"] * held["ws"] / held["s"])) + 100
+        np.testing.assert_array_equal(found, np.clip(steps, 0, 255).astype(np.uint8), strict=True)
