@@ -186,6 +186,8 @@ class Network:
     def _inputs_by_name(self, arrays: Sequence[Any], named: dict[str, Any]) -> dict[str, Array]:
         """The inputs as dense arrays; OperandError if they do not match the model's."""
         names = self._graph.inputs
+        if not named and len(arrays) == len(names) and all(type(x) is np.ndarray for x in arrays):
+            return dict(zip(names, map(self._ends.dense, arrays, names), strict=True))
         if len(arrays) > len(names):
             one = "one array" if len(names) == 1 else f"{len(names)} arrays"
             raise OperandError(f"the model takes {one} ({', '.join(map(printable, names))}), but {len(arrays)} are given")

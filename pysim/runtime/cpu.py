@@ -233,17 +233,23 @@ def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
 _CLEARED = 128 << 10  # bytes from which on memory comes from the system, cleared, and goes back to it (mallopt(3), M_MMAP_THRESHOLD)
 
 
+_PAGE = 4096  # bytes below which finding an aligned place takes longer than lines that vectors straddle
+
+
 class Results:
     """New arrays of one shape, in memory of earlier ones that nothing refers to any more, of which one is kept: it need not be cleared
     again, which takes as long as a layer that writes much. Any thread may take arrays and let go of them."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self._shape, self._dtype = shape, np.dtype(dtype)
-        self._returns = math.prod(shape) * self._dtype.itemsize >= _CLEARED
+        nbytes = math.prod(shape) * self._dtype.itemsize
+        self._is_small, self._returns = nbytes < _PAGE, nbytes >= _CLEARED
         self._idle: list[Array] = []
 
     def take(self) -> Array:
-        """An uninitialised array aligned to a cache line."""
+        """An uninitialised array, aligned to a cache line if it is as large as a page."""
+        if self._is_small:
+            return np.empty(self._shape, self._dtype)
         try:
             memory = self._idle.pop()
         except IndexError:
