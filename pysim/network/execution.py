@@ -181,7 +181,7 @@ class Network:
         try:
             return self._idle.pop()
         except IndexError:
-            return _Run(self._graph, self.plan, self._natives, self.threads)
+            return _Run(self._graph, self.plan, self._natives, self.threads, self._ends)
 
     def _inputs_by_name(self, arrays: Sequence[Any], named: dict[str, Any]) -> dict[str, Array]:
         """The inputs as dense arrays; OperandError if they do not match the model's."""
@@ -215,9 +215,12 @@ Moves = dict[str, list[tuple[Slot, int]]]  # for the values that lie elsewhere i
 
 class _Run:
     """An arena and the calls that compute its values. Native steps are bound to stand-ins for the caller's arrays; Python's calls look all
-    arrays up in `values`. Outputs in `_still`, by their places in the arena, are written to new memory; others are copied."""
+    arrays up in `values`. Outputs in `_still`, by their places in the arena, are written to new memory; others are copied,
+    but for `_lent`, which are inputs that a conversion of the ends copies."""
 
-    def __init__(self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | IntegerLayer | None], threads: int) -> None:
+    def __init__(
+        self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | IntegerLayer | None], threads: int, ends: Ends
+    ) -> None:
         buffers = plan.buffers
         self._arena = cpu.aligned(buffers.nbytes, np.uint8)
         self.values: dict[str, Array] = dict(graph.constants)
@@ -240,6 +243,10 @@ class _Run:
         self._shapes = {name: graph.tensors[name].shape for name in graph.outputs}
         self._still = {name: self.values[name] for name in self._written.values() if self._is_written_once(name, graph, makers, buffers)}
         self._results = {name: cpu.Results(memory.shape, memory.dtype) for name, memory in self._still.items()}
+        copied = [name for name in dict.fromkeys(graph.outputs) if self._written[name] not in self._still]
+        once = {name for name in copied if graph.outputs.count(name) == 1 and name not in graph.inputs}
+        self._lent = {name for name in once if self._written[name] in graph.inputs and ends.converts(self._written[name], name)}
+        self._copies = {name: cpu.Results(self.values[name].shape, self.values[name].dtype) for name in copied}
         self._between_calls = self._stand_ins | self._still
         self.moves, self.step_moves = (self._moves(calls, bound, makers) for calls in (self.calls, self.steps))
 
@@ -277,10 +284,16 @@ class _Run:
                 setattr(struct, field, start + offset)
 
     def results(self, names: Sequence[str]) -> list[Array]:
-        values, written = self.values, self._written
-        return [
-            values[written[name]].reshape(self._shapes[name]) if written[name] in self._still else np.array(values[name]) for name in names
-        ]
+        return [self._result(name) for name in names]
+
+    def _result(self, name: str) -> Array:
+        written = self._written[name]
+        if written in self._still:
+            return self.values[written].reshape(self._shapes[name])
+        if name in self._lent:
+            return self.values[name]
+        np.copyto(made := self._copies[name].take(), self.values[name])
+        return made
 
     def end(self) -> None:
         """Lets go of the caller's arrays and of results, which are the caller's alone."""
