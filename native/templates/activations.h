@@ -102,12 +102,19 @@ INLINE VEC reduced_exponential(VEC x, VEC *n) {
 
 INLINE VEC power_of_2(VEC n) { return (VEC)(((BITS)(n + 12582912.0f) + 127) << 23); }
 
-/* Within two units in the last place, also of large |x|; by two factors, so that results may be subnormal. */
+/* x 2^n of whole n, rounded once. By two factors, so that results may be subnormal: the product by the first is exact. */
+#ifndef V_SCALED
+INLINE VEC v_scaled(VEC x, VEC n) {
+    const VEC half = step(n, v_set1(0.5f), 12582912.0f) - 12582912.0f;
+    return x * power_of_2(half) * power_of_2(n - half);
+}
+#endif
+
+/* Within two units in the last place, also of large |x|. */
 INLINE VEC close_exponential(VEC x) {
     VEC n;
-    const VEC less_1 = reduced_exponential(v_between(v_set1(-104), v_set1(89), x), &n),
-              half = step(n, v_set1(0.5f), 12582912.0f) - 12582912.0f;
-    return (less_1 + 1) * power_of_2(half) * power_of_2(n - half);
+    const VEC less_1 = reduced_exponential(v_between(v_set1(-104), v_set1(89), x), &n);
+    return v_scaled(less_1 + 1, n);
 }
 
 /* e^x - 1 of x <= 0, with the digits of small results. */

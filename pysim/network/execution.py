@@ -181,11 +181,13 @@ class Network:
         try:
             return self._idle.pop()
         except IndexError:
-            return _Run(self._graph, self.plan, self._natives, self.threads)
+            return _Run(self._graph, self.plan, self._natives, self.threads, self._ends)
 
     def _inputs_by_name(self, arrays: Sequence[Any], named: dict[str, Any]) -> dict[str, Array]:
         """The inputs as dense arrays; OperandError if they do not match the model's."""
         names = self._graph.inputs
+        if not named and len(arrays) == len(names) and all(type(x) is np.ndarray for x in arrays):
+            return dict(zip(names, map(self._ends.dense, arrays, names), strict=True))
         if len(arrays) > len(names):
             one = "one array" if len(names) == 1 else f"{len(names)} arrays"
             raise OperandError(f"the model takes {one} ({', '.join(map(printable, names))}), but {len(arrays)} are given")
@@ -213,9 +215,12 @@ Moves = dict[str, list[tuple[Slot, int]]]  # for the values that lie elsewhere i
 
 class _Run:
     """An arena and the calls that compute its values. Native steps are bound to stand-ins for the caller's arrays; Python's calls look all
-    arrays up in `values`. Outputs in `_still`, by their places in the arena, are written to new memory; others are copied."""
+    arrays up in `values`. Outputs in `_still`, by their places in the arena, are written to new memory; others are copied,
+    but for `_lent`, which are inputs that a conversion of the ends copies."""
 
-    def __init__(self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | IntegerLayer | None], threads: int) -> None:
+    def __init__(
+        self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | IntegerLayer | None], threads: int, ends: Ends
+    ) -> None:
         buffers = plan.buffers
         self._arena = cpu.aligned(buffers.nbytes, np.uint8)
         self.values: dict[str, Array] = dict(graph.constants)
@@ -238,6 +243,10 @@ class _Run:
         self._shapes = {name: graph.tensors[name].shape for name in graph.outputs}
         self._still = {name: self.values[name] for name in self._written.values() if self._is_written_once(name, graph, makers, buffers)}
         self._results = {name: cpu.Results(memory.shape, memory.dtype) for name, memory in self._still.items()}
+        copied = [name for name in dict.fromkeys(graph.outputs) if self._written[name] not in self._still]
+        once = {name for name in copied if graph.outputs.count(name) == 1 and name not in graph.inputs}
+        self._lent = {name for name in once if self._written[name] in graph.inputs and ends.converts(self._written[name], name)}
+        self._copies = {name: cpu.Results(self.values[name].shape, self.values[name].dtype) for name in copied}
         self._between_calls = self._stand_ins | self._still
         self.moves, self.step_moves = (self._moves(calls, bound, makers) for calls in (self.calls, self.steps))
 
@@ -275,10 +284,16 @@ class _Run:
                 setattr(struct, field, start + offset)
 
     def results(self, names: Sequence[str]) -> list[Array]:
-        values, written = self.values, self._written
-        return [
-            values[written[name]].reshape(self._shapes[name]) if written[name] in self._still else np.array(values[name]) for name in names
-        ]
+        return [self._result(name) for name in names]
+
+    def _result(self, name: str) -> Array:
+        written = self._written[name]
+        if written in self._still:
+            return self.values[written].reshape(self._shapes[name])
+        if name in self._lent:
+            return self.values[name]
+        np.copyto(made := self._copies[name].take(), self.values[name])
+        return made
 
     def end(self) -> None:
         """Lets go of the caller's arrays and of results, which are the caller's alone."""

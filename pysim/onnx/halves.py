@@ -55,7 +55,10 @@ def widened(model: "onnx.ModelProto", constants: dict[str, Array], declared: dic
         for tensor in graph.initializer:
             _widen(tensor, short)
         for node in [one for one in graph.node if one.op_type in _CASTS and kinds.get(one.input[0]) != kinds.get(one.output[0])]:
-            if kinds.get(node.output[0]) in short:
+            if _leaves(node, kinds, model.graph) and _HALF in short:
+                node.op_type = "Identity"  # it is rounded where it leaves
+                del node.attribute[:], node.input[1:]
+            elif kinds.get(node.output[0]) in short:
                 _round(node, kinds[node.output[0]], graph)
             elif kinds.get(node.input[0]) == _HALF in short and kinds.get(node.output[0]) not in _FLOATS:
                 _round_before(node, graph)
@@ -69,6 +72,13 @@ def widened(model: "onnx.ModelProto", constants: dict[str, Array], declared: dic
     ends = frozenset(value.name for value in (*model.graph.input, *model.graph.output))
     narrow, half = (frozenset(name for name, kind in kinds.items() if kind == which in short) for which in (_NARROW, _HALF))
     return Short(narrow & ends if mixed else narrow, half)
+
+
+def _leaves(cast: "onnx.NodeProto", kinds: Mapping[str, str], graph: "onnx.GraphProto") -> bool:
+    """Whether it converts float32 to float16 that is an output of the model and nothing else."""
+    name = cast.output[0]
+    is_output = (kinds.get(cast.input[0]), kinds.get(name)) == (_WIDE, _HALF) and any(name == one.name for one in graph.output)
+    return is_output and not any(name in node.input for node in graph.node) and len([*graphs_in(graph)]) == 1
 
 
 def _widen_attributes(node: "onnx.NodeProto", kinds: Mapping[str, str], short: Set[str]) -> None:

@@ -220,8 +220,7 @@ def schedule_fields(s: Schedule, algorithm: int, kernel: int) -> dict[str, int]:
 
 def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
     """An uninitialised array aligned to a cache line."""
-    dtype = np.dtype(dtype)
-    shape = shape if isinstance(shape, tuple) else (shape,)
+    dtype, shape = np.dtype(dtype), shape if isinstance(shape, tuple) else (shape,)
     nbytes = math.prod(shape) * dtype.itemsize
     try:
         raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
@@ -230,38 +229,39 @@ def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
     return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % _ALIGNMENT)
 
 
-_CLEARED = 128 << 10  # bytes from which on memory comes from the system, cleared, and goes back to it (mallopt(3), M_MMAP_THRESHOLD)
+_PAGE = 4096  # bytes below which NumPy has memory sooner
 
 
 class Results:
-    """New arrays of one shape, in memory of earlier ones that nothing refers to any more, of which one is kept: it need not be cleared
-    again, which takes as long as a layer that writes much. Any thread may take arrays and let go of them."""
+    """New arrays of one shape, in memory of an earlier one that nothing refers to any more: aligned memory takes longer, and large memory
+    comes cleared, which takes as long as a layer that writes much. Any thread may take arrays and let go of them."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        self._shape, self._dtype = shape, np.dtype(dtype)
-        self._returns = math.prod(shape) * self._dtype.itemsize >= _CLEARED
-        self._idle: list[Array] = []
+        self._shape, self._dtype, self._idle = shape, np.dtype(dtype), list[Any]()  # what loans keep
+        self._is_small = math.prod(shape) * self._dtype.itemsize < _PAGE
 
     def take(self) -> Array:
-        """An uninitialised array aligned to a cache line."""
+        """An uninitialised array, aligned to a cache line if it is as large as a page."""
+        if self._is_small:
+            return np.empty(self._shape, self._dtype)
         try:
-            memory = self._idle.pop()
+            return np.asarray(_Loan(self._idle.pop(), self._idle))
         except IndexError:
             memory = aligned(self._shape, self._dtype)
-        return np.asarray(_Loan(memory, self._idle)) if self._returns else memory
+            return np.asarray(_Loan((memory, memory.__array_interface__), self._idle))
 
 
 class _Loan:
-    """What an array of `Results` refers to: when all views of it are gone, its memory is idle."""
+    """What an array of `Results` refers to: when no view of it is left, its memory is idle, with the interface that is slow to make."""
 
-    __slots__ = ("__array_interface__", "_idle", "_memory")
+    __slots__ = ("__array_interface__", "_idle", "_kept")
 
-    def __init__(self, memory: Array, idle: list[Array]) -> None:
-        self.__array_interface__, self._memory, self._idle = memory.__array_interface__, memory, idle
+    def __init__(self, kept: tuple[Array, dict[str, Any]], idle: list[Any]) -> None:
+        self.__array_interface__, self._kept, self._idle = kept[1], kept, idle
 
     def __del__(self) -> None:
         if not self._idle:
-            self._idle.append(self._memory)
+            self._idle.append(self._kept)
 
 
 def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:

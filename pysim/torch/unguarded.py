@@ -35,6 +35,7 @@ from pysim.errors import OperandError
 from pysim.torch.model_state import is_users_module
 
 _code = attrgetter("__code__")
+_version_of = getattr(torch._C._dynamo.guards, "dict_version", lambda _: object())  # another one after each change of a dictionary
 _tensor_method = vars(torch.Tensor).get
 _OF_MODULE = re.compile(r"G\['__import_(\w+)'\]\.([\w.]+)")
 _WITH_KEYS = collections.OrderedDict | type(os.environ)  # guards see neither that keys change places, nor all that come
@@ -55,6 +56,8 @@ class Unguarded:
         self._ordered: list[tuple[dict[Any, Any], list[Any]]] = []  # with their keys
         self._modules: list[torch.nn.Module] = []
         self._children: tuple[list[dict[str, Any]], list[int]] = [], []  # and which modules they were, all of which are kept
+        self._versions: list[Any] = []  # of these dictionaries when they were last looked into, which takes ten times as long
+        self._are_plain = False
         self._kinds: list[type] = []
         self._functions: list[tuple[type, Callable[[type], Any], Any]] = []
         self._codes: tuple[list[FunctionType], list[Any]] = [], []
@@ -100,7 +103,7 @@ class Unguarded:
         self._hooks, self._ordered = [one for one in hooks if not one], [(one, [*one]) for one in (*hooks, *ordered) if one]
         self._modules, self._kinds = modules, [*map(type, modules)]
         children = [one._modules for one in modules if one._modules]
-        self._children = children, _ids_of(children)
+        self._children, self._versions, self._are_plain = (children, _ids_of(children)), [], {*map(type, children)} == {dict}
         others = [one if isinstance(one, type) else type(one) for one in read]
         kinds = {*self._kinds, *(one for one in others if _is_foreign(one))}
         self._functions = [(kind, pick := _functions_of(kind), pick(kind)) for kind in kinds]
@@ -109,7 +112,7 @@ class Unguarded:
         self._codes = coded, [*map(_code, coded)]
 
     def changed(self) -> bool:
-        if any(self._hooks) or any([*keys] != before for keys, before in self._ordered) or _ids_of(self._children[0]) != self._children[1]:
+        if any(self._hooks) or any([*keys] != before for keys, before in self._ordered) or self._children_changed():
             return True
         if [*map(type, self._modules)] != self._kinds or [*map(_code, self._codes[0])] != self._codes[1]:
             return True
@@ -119,6 +122,15 @@ class Unguarded:
             return any(pick(of) != before for of, pick, before in self._functions)
         except AttributeError:  # a class has lost one
             return True
+
+    def _children_changed(self) -> bool:
+        children, before = self._children
+        versions = [*map(_version_of, children)] if self._are_plain else [object()]  # an OrderedDict's keys change places without a new one
+        if self._versions != versions:
+            if _ids_of(children) != before:
+                return True
+            self._versions = versions
+        return False
 
 
 def _ids_of(values: Iterable[dict[str, Any]]) -> list[int]:
@@ -145,9 +157,6 @@ def _functions_of(kind: type) -> Callable[[type], Any]:
     of = {name for body in bodies for name, one in body.items() if isinstance(one, FunctionType | property | classmethod | staticmethod)}
     own = sorted(name for name in of if name not in vars(torch.nn.Module) or name in ("forward", "__call__"))
     return attrgetter("__init__", "__new__", *own)  # two at least: of one name it would be no tuple
-
-
-_version_of = getattr(torch._C._dynamo.guards, "dict_version", lambda _: object())  # another one after each change of a dictionary
 
 
 class _Functions:

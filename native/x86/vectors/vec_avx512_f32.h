@@ -13,6 +13,10 @@ enum { LANES = 16 };
 typedef __mmask16 MASK;
 #include "vec_avx512.h"
 
+/* x 2^n of whole n, rounded once. */
+#define V_SCALED
+INLINE VEC v_scaled(VEC x, VEC n) { return _mm512_scalef_ps(x, n); }
+
 /* a0 b0 a1 b1 ... of the lower and of the upper halves. */
 INLINE VEC v_interleave_low(VEC a, VEC b) {
     return _mm512_permutex2var_ps(a, _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), b);

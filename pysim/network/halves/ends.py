@@ -46,6 +46,10 @@ class Ends:
         kind = self._kinds[name]
         return Halves(kind if kind == np.float16 else BITS, math.prod(self._tensors[name].shape), rounds)
 
+    def converts(self, given: str, made: str) -> bool:
+        """Whether an input, or an output that shows its elements, is converted: what the caller gets is not what it gave."""
+        return given in self._given or made in self._made
+
     def declared(self, name: str) -> Tensor:
         """As the model has it."""
         return self._tensors[name]

@@ -18,6 +18,7 @@ Each is run(inputs, attributes) and returns the one output, except DynamicQuanti
     LRN                         of size 1 leaves out all channels but the first
     LpNormalization             adds numbers instead of magnitudes, and divides by a norm of 0
     Mean                        writes into its first operand
+    OneHot                      takes an index beyond the depth for another one
     NonMaxSuppression           rejects thresholds that are scalars
     QuantizeLinear              wraps around where the quotient is no int32
     PRelu                       multiplies 0 by an infinite slope
@@ -47,7 +48,7 @@ from pysim.network.numpy_ops.quantize import quantize_linear
 from pysim.network.numpy_ops.recurrent import recurrent
 from pysim.network.numpy_ops.regions import col2im, max_roi_pool, non_max_suppression, roi_align
 from pysim.network.numpy_ops.resize import resize
-from pysim.network.numpy_ops.selecting import cum_sum, gather_nd, places_of, top_k_of
+from pysim.network.numpy_ops.selecting import Changing, cum_sum, gather_nd, places_of, top_k_of
 
 Array = NDArray[Any]
 _SELU = float(np.float32(1.6732632)), float(np.float32(1.050701))  # alpha, gamma; ONNX has them in float32
@@ -236,26 +237,26 @@ def _gelu(x: Array, given: Callable[..., Any]) -> Array:
     return np.asarray(0.5 * x * np.vectorize(math.erfc, otypes=[x.dtype])(-x / np.sqrt(2)))
 
 
-def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any], reduce: Any = None) -> Array:
-    x, indices, updates = inputs
-    found = x.copy()
-    places: list[Any] = list(np.indices(indices.shape, sparse=True))
-    places[attributes.get("axis", 0)] = indices
+def _put(found: Array, places: tuple[Array, ...], updates: Array, reduce: Any) -> None:
     if reduce:
-        reduce.at(found, tuple(places), updates)
+        reduce.at(found, places, updates)
     else:
-        found[tuple(places)] = updates
-    return found
+        found[places] = updates
 
 
 def _scatter_elements(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]] | None:
     """Without a reduction, or sums and products of what goes to one place; the package's loop does the rest."""
     attributes = _attributes(node)
     kind = attributes.get("reduction", b"none")
-    if kind == b"none":
-        return lambda inputs: [_scatter(inputs, attributes)]
     reduce: Any = {b"add": np.add, b"mul": np.multiply}.get(kind)
-    return (lambda inputs: [_scatter(inputs, attributes, reduce)]) if reduce else None
+    axis = attributes.get("axis", 0)
+
+    def change(found: Array, indices: Array, updates: Array) -> None:
+        places: list[Any] = list(np.indices(indices.shape, sparse=True))
+        places[axis] = indices
+        _put(found, tuple(places), updates, reduce)
+
+    return Changing(change) if reduce or kind == b"none" else None
 
 
 def _scatter_nd(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]] | None:
@@ -263,16 +264,20 @@ def _scatter_nd(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[A
     kind = _attributes(node).get("reduction", b"none")
     reduce: Any = {b"add": np.add, b"mul": np.multiply}.get(kind)
 
-    def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        x, indices, updates = inputs
-        found, places = x.copy(), places_of(indices)
-        if reduce:
-            reduce.at(found, places, updates)
-        else:
-            found[places] = updates
-        return [found]
+    def change(found: Array, indices: Array, updates: Array) -> None:
+        _put(found, places_of(indices), updates, reduce)
 
-    return run if reduce or kind == b"none" else None
+    return Changing(change) if reduce or kind == b"none" else None
+
+
+def _one_hot(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    """Negative indices count from the end; others beyond the depth have no place."""
+    indices, depth, (off, on) = inputs[0].astype(np.int64), int(inputs[1].reshape(())), inputs[2]
+    rows = indices.reshape(-1)
+    found = np.full((rows.size, depth), off)
+    (placed,) = np.nonzero((rows >= -depth) & (rows < depth))
+    found[placed, rows[placed]] = on
+    return np.moveaxis(found.reshape(*indices.shape, depth), -1, attributes.get("axis", -1))
 
 
 def _prelu(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
@@ -402,9 +407,9 @@ DEFINED: dict[str, Definition] = {
     "Hardmax": _along(_largest), "LRN": _of(_lrn), "LayerNormalization": _layer_norm,
     "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization),
     "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance),
-    "NonMaxSuppression": non_max_suppression, "PRelu": _of(_prelu), "QuantizeLinear": quantize_linear,
+    "NonMaxSuppression": non_max_suppression, "OneHot": _of(_one_hot), "PRelu": _of(_prelu), "QuantizeLinear": quantize_linear,
     "ReduceLogSum": _reduced(_log_sum), "ReduceLogSumExp": _reduced(_log_sum_exp), "ReduceSumSquare": _reduced(_square_sum),
-    "RoiAlign": roi_align, "Scatter": _of(_scatter), "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd,
+    "RoiAlign": roi_align, "Scatter": _scatter_elements, "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd,
     "Selu": _exponential(_selu),
     "Shape": _of(_shape), "Slice": _of(_slice), "Softmax": _along(_shares), "Softsign": _of(_softsign), "TopK": top_k_of, "Unique": _unique,
     "Unsqueeze": _of(_unsqueeze), **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),

@@ -9,6 +9,7 @@ Worked number: TopK of 2 from [1, 3, 3, 2, 3]: the threshold is 3, none is above
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -94,6 +95,18 @@ def cum_sum(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     for before, more, total in zip(written, read[1:], written[1:], strict=False):
         np.add(before, more, out=total)
     return y
+
+
+@dataclass(frozen=True)
+class Changing:
+    """An operator whose result is its first input but for what `change(result, *other inputs)` writes."""
+
+    change: Callable[..., None]
+
+    def __call__(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        found = inputs[0].copy()
+        self.change(found, *inputs[1:])
+        return [found]
 
 
 def gather_nd(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]] | None:

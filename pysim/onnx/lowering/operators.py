@@ -29,7 +29,7 @@ from pysim.onnx.lowering import quantities
 from pysim.onnx.shape_inference import ValueType
 
 _SLOPE, _STEEPNESS, _EPSILON = (float(np.float32(number)) for number in (0.01, 0.2, 1e-5))  # defaults are float32, as attributes are
-_VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+_VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def is_image(name: str, graph: Graph) -> bool:

@@ -259,10 +259,10 @@ def _neg(low: Lowering, node: fx.Node, given: Arguments) -> str:
 
 
 def _softmax(low: Lowering, node: fx.Node, given: Arguments) -> str:
-    x = low[given["self"]]
-    return low.add(
-        "LogSoftmax" if name_of(node) == "_log_softmax" else "Softmax", (x,), low.shape(x), axes=(given["dim"] % len(low.shape(x)),)
-    )
+    x, name = low[given["self"]], name_of(node)
+    op, axis = "LogSoftmax" if name == "_log_softmax" else "Softmax", given["dim"] % len(low.shape(x))
+    y = low.add(op, (x,), low.shape(x), axes=(axis,))
+    return low.without_hidden_scores(y, x, axis) if name == "_safe_softmax" else y
 
 
 def _means(low: Lowering, node: fx.Node, given: Arguments) -> str:
@@ -466,7 +466,7 @@ OPERATORS: dict[str, Operator] = {
     "dequantize_per_tensor": conversion("Dequantize"), "quantize_per_tensor": conversion("Quantize"),
     "_adaptive_avg_pool2d": _adaptive_pool, "_native_batch_norm_legit": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention, "_softmax": _softmax, "_to_copy": converted, "_unsafe_view": _view,
-    "_log_softmax": _softmax,
+    "_log_softmax": _softmax, "_safe_softmax": _softmax,
     "abs": _unary("Abs"), "add": _arithmetic("Add"), "addcmul": _addcmul, "addmm": _addmm, "alias": same, "as_strided": _restrided,
     "avg_pool2d": _pool("AveragePool"), "baddbmm": _baddbmm, "bmm": _mm, "cat": _cat, "clamp": _clip, "clamp_max": _clip,
     "clamp_min": _clip, "clone": same, "constant_pad_nd": _pad, "convolution": _convolution, "copy": _copied, "detach": same,

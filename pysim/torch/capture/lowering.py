@@ -233,6 +233,14 @@ class Lowering:
         hidden = self.add("Equal", (most, self.new(np.asarray(-np.inf, self.dtype(y)))), (*rows, 1), np.dtype(np.bool_))
         return self.add("Where", (hidden, self.new(np.zeros((), self.dtype(y))), y), self.shape(y), self.dtype(y))
 
+    def without_hidden_scores(self, shares: str, scores: str, axis: int) -> str:
+        """The softmax of scores along an axis, with 0 for each row all of whose scores are -inf. A mask of parameters alone tells that
+        there is none, but for products that are infinite themselves."""
+        if axis != len(self.shape(scores)) - 1 or not self.shape(scores)[axis]:
+            raise UnknownError("it is along another axis than the last")
+        added = next((one.inputs for one in self.nodes if one.output == scores and one.op == "Add"), ())
+        return self.without_hidden_rows(shares, next((one for one in added if one in self.constants), scores))
+
     def in_groups(self, name: str, groups: int) -> str:
         """An operand of attention with an axis of those heads that share one of keys; a value for all heads has one."""
         *batch, heads, rows, columns = (1, *self.shape(name)) if len(self.shape(name)) == 2 else self.shape(name)

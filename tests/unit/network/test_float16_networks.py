@@ -49,6 +49,21 @@ def test_random_networks_are_those_of_float32_rounded_once(seed):
         assert np.abs(y.astype(np.float64) - z).max() <= 1.01 * STEP * max(np.abs(z).max(), 1e-3)
 
 
+@pytest.mark.parametrize("to", [TensorProto.FLOAT, TensorProto.FLOAT16])
+def test_a_conversion_at_an_end_is_done_once(to):
+    x = np.array([1.0004883, -65519, 65520, 6e-8, np.inf, np.nan], np.float32)
+    with np.errstate(over="ignore"):
+        given = x.astype(np.float16) if to == TensorProto.FLOAT else x
+        wanted = given.astype(helper.tensor_dtype_to_np_dtype(to))
+    model = model_of(one_node("Cast", {"x": given}, to=to, result=to))
+    assert [layer.node.op for layer in model.plan.layers] == ["View"]
+    found = model(given)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+    found[:] = 0
+    np.testing.assert_array_equal(model(given), wanted)  # memory of its own
+
+
 def test_inputs_and_outputs_are_halves_also_of_a_saved_network(tmp_path):
     proto = random_model(0, 1)
     model, x = model_of(with_halves(proto)), given(proto, 0).astype(np.float16)

@@ -9,6 +9,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops.op_topk import topk_sorted_implementation
 
 import pysim
+from pysim.errors import ProblemError
 from pysim.network.numpy_ops.selecting import top_k, widened, with_places
 from pysim.runtime.steps import Chain, Step
 
@@ -69,6 +70,34 @@ def test_scattered_elements_are_the_packages(tmp_path, reduction):
     given = {"x": x, "i": indices - 9 * (indices % 2), "u": updates}
     ours, theirs = model_of(tmp_path, [node], given, ["y"])
     assert (ours(*given.values()) == theirs.run(None, given)[0]).all()
+
+
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_scattered_rows_are_the_packages(tmp_path, reduction):
+    rng = np.random.default_rng(2)
+    given = {
+        "x": rng.integers(1, 9, (6, 9, 3)).astype(np.float32), "i": np.array([[4], [-1], [0]]),
+        "u": rng.integers(1, 9, (3, 9, 3)).astype(np.float32),
+    }  # fmt: skip
+    before = given["x"].copy()
+    ours, theirs = model_of(tmp_path, [helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)], given, ["y"])
+    for _ in range(2):
+        assert (ours(*given.values()) == theirs.run(None, given)[0]).all()
+        assert (given["x"] == before).all()
+    given["i"] = np.array([[4], [6], [0]])
+    with pytest.raises(ProblemError, match=r"ScatterND .*cannot be run: its definition fails: index 6 is out of bounds"):
+        ours(*given.values())
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1, 2])
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+def test_one_hot_is_onnxruntimes_also_of_indices_beyond_the_depth(tmp_path, axis, kind):
+    given = {"i": np.array([[0, 4, -1, -5, 5, -6]] * 2, np.int64), "v": np.array([2, 7], kind)}
+    node = helper.make_node("OneHot", ["i", "d", "v"], ["y"], axis=axis)
+    ours, _ = model_of(tmp_path, [node], given, ["y"], {"d": np.array(5)})
+    theirs = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "one.onnx", providers=["CPUExecutionProvider"])
+    found, right = ours(*given.values()), theirs.run(None, given)[0]
+    assert found.dtype == right.dtype and found.shape == right.shape and (found == right).all()
 
 
 @pytest.mark.parametrize("exponent", [2, 3, 4])
