@@ -2,11 +2,12 @@
 """Networks of bfloat16 beside PyTorch and OpenVINO on one thread, interleaved, and how far the logits of each are from float64. With
 `--float16` those of float16 beside ONNX Runtime, by ONNX alone; with `--autocast` those of float32 under autocast to bfloat16.
 
-    python lab/benchmarks/bf16_networks.py [MODEL ...] [--float16 | --autocast] [--rounds 15] [--inductor] [-o FILE]
+    python lab/benchmarks/bf16_networks.py [MODEL ...] [--float16 | --autocast] [--rounds 15] [--inductor] [-m FILE.toml] [-o FILE]
 
-MODEL is a name of timm's; weights are random, norms get the statistics of random images. `onnx` is the model's file of bfloat16, `torch`
-the module in `pysim.torch.optimize`; OpenVINO computes with INFERENCE_PRECISION_HINT bf16. Columns: the least of each in ms, and the root
-mean square of the error over the logits' deviation. Only ratios of one run are claims. Pin it to a core: `taskset -c 1`.
+MODEL is a name of timm's; weights are random, norms get the statistics of random images. `onnx` is the file of bfloat16, planned for -m,
+`torch` the module in `pysim.torch.optimize`; OpenVINO has the file of float32 with INFERENCE_PRECISION_HINT bf16. Columns: the least of
+each in ms, and the root mean square of the error over the logits' deviation. Only ratios of one run are claims. Pin it to a core:
+`taskset -c 1`.
 JSON lines go to FILE.
 """
 
@@ -56,7 +57,7 @@ def of_type(model: Any, name: str, dtype: Any) -> Any:
 
 def exported(model: Any, path: Path, kind: Any = ml_dtypes.bfloat16) -> None:
     """The float32 model's file with all float32 of it as bfloat16 or float16."""
-    element = TensorProto.FLOAT16 if kind is np.float16 else TensorProto.BFLOAT16
+    element = {np.float16: TensorProto.FLOAT16, np.float32: TensorProto.FLOAT}.get(kind, TensorProto.BFLOAT16)
     with warnings.catch_warnings(action="ignore"):
         torch.onnx.export(model, (torch.rand(SHAPE),), str(path), dynamo=False, opset_version=17)
     proto = onnx.load(str(path))
@@ -74,12 +75,11 @@ def exported(model: Any, path: Path, kind: Any = ml_dtypes.bfloat16) -> None:
     onnx.save(proto, str(path))
 
 
-def by_openvino(model: Any) -> Callable[[Any], Any]:
+def by_openvino(path: Path) -> Callable[[Any], Any]:
     import openvino
 
-    made = openvino.convert_model(model, example_input=torch.rand(SHAPE), input=[list(SHAPE)])
     hints = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
-    request = openvino.Core().compile_model(made, "CPU", hints).create_infer_request()
+    request = openvino.Core().compile_model(str(path), "CPU", hints).create_infer_request()
     return lambda x: request.infer({0: x.float().numpy()})[0]
 
 
@@ -112,17 +112,19 @@ def cast(model: Any, inductor: bool) -> dict[str, Callable[[Any], Any]]:
     return {name: under(call) for name, call in made.items()}
 
 
-def calls(name: str, model: Any, folder: Path, inductor: bool) -> dict[str, Callable[[Any], Any]]:
+def calls(name: str, model: Any, folder: Path, inductor: bool, machine: str) -> dict[str, Callable[[Any], Any]]:
     plain, path = of_type(model, name, torch.float32), folder / f"{name}.onnx"
     exported(plain, path)
-    network, ours = pysim.load(path), pysim.torch.optimize(model)
+    network, ours = pysim.load(path, machine), pysim.torch.optimize(model)
     found: dict[str, Callable[[Any], Any]] = {
         "onnx": lambda x: network(x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)).astype(np.float32),
         "torch": lambda x: ours(x).float().numpy(),
         "PyTorch": lambda x: model(x).float().numpy(),
     }
     with suppress(ImportError):
-        found["OpenVINO"] = by_openvino(plain)
+        whole = folder / f"{name}-f32.onnx"
+        exported(plain, whole, np.float32)
+        found["OpenVINO"] = by_openvino(whole)
     if inductor:
         compiled = torch.compile(model)
         found["Inductor"] = lambda x: compiled(x).float().numpy()
@@ -136,7 +138,7 @@ def measured(name: str, folder: Path, given: argparse.Namespace) -> dict[str, An
         if given.autocast:
             found = cast(of_type(model, name, torch.float32), given.inductor)
         else:
-            found = halves(name, model, folder) if given.float16 else calls(name, model, folder, given.inductor)
+            found = halves(name, model, folder) if given.float16 else calls(name, model, folder, given.inductor, given.machine)
         wanted = np.stack([exact(x.double()).numpy() for x in images])
         errors = {key: np.stack([call(x) for x in images]) - wanted for key, call in found.items()}
         times: dict[str, list[float]] = {key: [] for key in found}
@@ -159,6 +161,7 @@ def main() -> None:
     parser.add_argument("--autocast", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("-m", "--machine", default="host")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
