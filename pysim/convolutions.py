@@ -60,7 +60,7 @@ def conv1d_stream(
         raise OperandError(f"state is {past.dtype}, but x is {image.dtype}; expected the same")
     how = {"dilation": apart, "groups": groups, **options}
     last = on_gpu and "nchw" not in arrays.lying(arrays.view(x, "x", arrays.library_of(type(x)).stream(x)))
-    y = conv1d(image, w, bias, padding=(before, 0), **how) if past is None or columns > before else None
+    y: Any = conv1d(image, w, bias, padding=(before, 0), **how) if past is None or columns > before else None
     if past is not None and before:  # the outputs that the state reaches
         first = conv1d(_columns(image, past, before, range(before + min(before, columns)), last), w, bias, **how)
         if y is None:
