@@ -269,8 +269,8 @@ def measure(name: str, batch: int, precision: str, turn: Turn) -> dict[str, Any]
     for layout, (one, given) in layouts.items():
         calls[f"eager{layout}"] = partial(one, given)
         calls[f"compile{layout}"] = partial(torch.compile(one, dynamic=False), given)
-    ours = pysim.torch.optimize(model, cuda_graph="caller")
-    calls |= {f"pysim{layout}": partial(ours, given) for layout, (_, given) in layouts.items()}
+    ours = {f"pysim{layout}": pysim.torch.optimize(one, cuda_graph="caller") for layout, (one, _) in layouts.items()}
+    calls |= {f"pysim{layout}": partial(ours[f"pysim{layout}"], given) for layout, (_, given) in layouts.items()}
     errors, firsts = {}, {}
     for label, call in calls.items():
         start = time.perf_counter()
@@ -282,7 +282,7 @@ def measure(name: str, batch: int, precision: str, turn: Turn) -> dict[str, Any]
     counted = {label: lambda at, call=call: call() for label, call in calls.items()}
     times = {label: round(value / 1e3, 4) for label, value in microseconds(counted, 3, 9).items()}
     best = {who: min(of for label, of in times.items() if label.startswith("pysim") == who) for who in (True, False)}
-    decisions = [one._asdict() for one in pysim.torch.report(ours)]
+    decisions = {label: [one._asdict() for one in pysim.torch.report(module)] for label, module in ours.items()}
     turn.leave()
     about = {"network": name, "batch": batch, "precision": precision, "ratio": round(best[False] / best[True], 3)}
     return about | {"milliseconds": times, "errors": errors, "first_seconds": firsts, "decisions": decisions}
