@@ -68,7 +68,14 @@ def conv1d_stream(
         else:
             y[..., :before] = first
     kept = _columns(image, past, before, range(columns, columns + before), last)
-    return (y, kept) if on_gpu else (runtime.like(x, y), runtime.like(x, kept))
+    return (y, kept) if on_gpu else (runtime.like(x, y), _state_like(x, kept))
+
+
+def _state_like(x: Any, state: Any) -> Any:
+    """The state as an array of the library of x; NumPy's DLPack carries bfloat16's bits alone."""
+    if isinstance(x, np.ndarray) or state.dtype.name != "bfloat16":
+        return runtime.like(x, state)
+    return runtime.like(x, state.view(np.int16)).view(x.dtype)
 
 
 def _columns(x: Any, state: Any, before: int, which: range, channels_last: bool) -> Any:

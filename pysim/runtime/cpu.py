@@ -372,11 +372,7 @@ def like(x: Any, result: Array) -> Any:
         return result
     namespace = sys.modules.get(type(x).__module__.partition(".")[0])
     wrap = getattr(namespace, "from_dlpack", None)
-    if not wrap or not hasattr(x, "__dlpack__"):
-        return result
-    if result.dtype.name == "bfloat16":  # NumPy's DLPack carries its bits alone
-        return wrap(result.view(np.int16)).view(x.dtype)
-    return wrap(result)
+    return wrap(result) if wrap and hasattr(x, "__dlpack__") else result
 
 
 def output(out: Any, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
