@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-_CONVOLUTIONS = ["conv1d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
-__all__ = ["PysimError", "compare", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "export",
-           "gemm", "load", "plan", "plans", "prepare"]  # fmt: skip
+_CONVOLUTIONS = ["conv1d", "conv1d_stream", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+__all__ = ["PysimError", "compare", "conv1d", "conv1d_stream", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+           "conv_transpose3d", "export", "gemm", "load", "plan", "plans", "prepare"]  # fmt: skip
 
 if TYPE_CHECKING:
     from pysim.api import compare, conv2d, gemm, plan, plans, prepare
-    from pysim.convolutions import conv1d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+    from pysim.convolutions import conv1d, conv1d_stream, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
     from pysim.errors import PysimError
     from pysim.onnx.load import load
     from pysim.standalone import export

@@ -127,7 +127,7 @@ def main() -> None:
 
     \b
     A PROBLEM is
-      conv:mb1ic64ih56oc64kh3ph1    a convolution (benchdnn's grammar; iw, ow, kw, sw, pw copy the height's)
+      conv:mb1ic64ih56oc64kh3ph1    a convolution (benchdnn's grammar; without iw or kw the width copies the height)
       gemm:512x2048x1024:nt:f64     a matrix product M x N x K; layout and type default to :nn:f32
       resnet50                      a built-in set of layers; resnet50:mb32:f16 has another batch and type
       @layers.txt                   a file with one problem per line

@@ -40,6 +40,59 @@ def conv1d(
     return options["out"] if "out" in views else _reshaped(y, (*y.shape[:2], *y.shape[3:]))
 
 
+def conv1d_stream(
+    x: Any, w: Any, bias: Any = None, state: Any = None, dilation: Pair = 1, groups: int = 1, **options: Any
+) -> tuple[Any, Any]:
+    """(y, state): the causal convolution of a sequence that comes in pieces. y[N][M][q] reads columns up to q of x[N][C][W] and, before
+    these, of `state`[N][C][dilation (S - 1)], the last columns of the pieces before; None stands for zeros. Pass the state that is
+    returned, an array of its own, with the next piece, of any length. y[N][M][W] may differ in last bits from that of the sequence in one
+    piece. Takes no out, residual, plan or layout."""
+    _take_none("a convolution of pieces", options)
+    shape, taps = _checked(x, w, 1)
+    (apart,) = wholes(dilation, "dilation", 1, (1,), _AXES[1])
+    before, columns = apart * (taps[2] - 1), shape[2]
+    if state is not None and tuple(np.shape(state)) != (*shape[:2], before):
+        raise OperandError(f"state has shape {tuple(np.shape(state))}; expected [N][C][dilation (S - 1)], {(*shape[:2], before)}")
+    arrays.refuse_gradients(x=x, w=w, bias=bias, state=state)
+    on_gpu = arrays.is_cuda(x)
+    image, past = (x, state) if on_gpu else (runtime.as_numpy(x, "x"), None if state is None else runtime.as_numpy(state, "state"))
+    if past is not None and past.dtype != image.dtype:
+        raise OperandError(f"state is {past.dtype}, but x is {image.dtype}; expected the same")
+    how = {"dilation": apart, "groups": groups, **options}
+    last = on_gpu and "nchw" not in arrays.lying(arrays.view(x, "x", arrays.library_of(type(x)).stream(x)))
+    y: Any = conv1d(image, w, bias, padding=(before, 0), **how) if past is None or columns > before else None
+    if past is not None and before:  # the outputs that the state reaches
+        first = conv1d(_columns(image, past, before, range(before + min(before, columns)), last), w, bias, **how)
+        if y is None:
+            y = first
+        else:
+            y[..., :before] = first
+    kept = _columns(image, past, before, range(columns, columns + before), last)
+    return (y, kept) if on_gpu else (runtime.like(x, y), _state_like(x, kept))
+
+
+def _state_like(x: Any, state: Any) -> Any:
+    """The state as an array of the library of x; NumPy's DLPack carries bfloat16's bits alone."""
+    if isinstance(x, np.ndarray) or state.dtype.name != "bfloat16":
+        return runtime.like(x, state)
+    return runtime.like(x, state.view(np.int16)).view(x.dtype)
+
+
+def _columns(x: Any, state: Any, before: int, which: range, channels_last: bool) -> Any:
+    """Some of the columns of the state, which are `before`, and of x behind them, in an array of its own, on x's device."""
+    sizes = *x.shape[:2], len(which)
+    if isinstance(x, np.ndarray):
+        made = np.empty(sizes, x.dtype)
+    else:
+        library = arrays.library_of(type(x))
+        made = library.moves(x).empty([sizes[axis] for axis in arrays.permuted(3)] if channels_last else sizes, dtype=x.dtype)
+        made = library.channels_second(made) if channels_last else made
+    split = min(len(which), max(0, before - which.start))
+    made[..., :split] = 0 if state is None else state[..., which.start : which.start + split]
+    made[..., split:] = x[..., which.start + split - before : which.stop - before]
+    return made
+
+
 def conv3d(
     x: Any, w: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1, **options: Any
 ) -> Any:
@@ -84,9 +137,7 @@ def conv_transpose3d(
 def _transposed(
     x: Any, w: Any, bias: Any, arguments: tuple[Pair, Pair, Pair, Pair], groups: int, rank: int, options: dict[str, Any]
 ) -> Any:
-    for name in ("out", "residual", "plan", "layout"):
-        if options.get(name) is not None:
-            raise OperandError(f"{name} is given; a transposed convolution takes none")
+    _take_none("a transposed convolution", options)
     arrays.refuse_gradients(x=x, w=w, bias=bias)
     if arrays.is_cuda(x):
         return _transposed_on_gpu(x, w, bias, arguments, groups, rank, options)
@@ -97,6 +148,12 @@ def _transposed(
         bias = how.bias(runtime.as_numpy(bias, "bias"))
     y = convolved(image.reshape(problem.input_shape), how.weights(filters), bias, Windows.like(problem), **options)
     return runtime.like(x, np.ascontiguousarray(how.interleaved(y)))
+
+
+def _take_none(what: str, options: dict[str, Any]) -> None:
+    for name in ("out", "residual", "plan", "layout"):
+        if options.get(name) is not None:
+            raise OperandError(f"{name} is given; {what} takes none")
 
 
 def _transposed_on_gpu(

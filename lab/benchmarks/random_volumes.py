@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random convolutions of sequences and volumes, and transposed ones, as benchdnn's lines.
 
-    python lab/benchmarks/random_volumes.py plan [-n 20000] [-m zen4] [-o FILE]     milliseconds of planning, and what failed
+    python lab/benchmarks/random_volumes.py plan [-n 20000] [-m zen4] [-o FILE] [--lines FILE]   milliseconds of planning, and what failed
     python lab/benchmarks/random_volumes.py run [-n 5000] [-o FILE]                         results of the host's plans against float64
 
-`plan` takes process time, without kept plans; one line of JSON a machine. `run` checks exact and random operands of each problem under the
-chosen plan and under the best plan of one other algorithm; transposed convolutions, too, against the sum of their definition. A failure is
-printed with its line, and the exit status is 1.
+`plan` takes process time, without kept plans; one line of JSON a machine. `--lines`: random lines of that file, such as those of oneDNN's
+tests/benchdnn/inputs. `run` checks exact and random operands of each problem under the chosen plan and under the best plan of one other
+algorithm; transposed convolutions, too, against the sum of their definition. A failure is printed with its line, and the exit status is 1.
 """
 
 import argparse
@@ -156,10 +156,11 @@ def main() -> int:
     parser.add_argument("-n", type=int)
     parser.add_argument("-m", "--machine", action="append")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lines", type=Path)
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     draw, count = random.Random(given.seed), given.n or {"plan": 20000, "run": 5000}[given.what]
-    lines = [line(draw, given.what) for _ in range(count)]
+    lines = draw.sample(given.lines.read_text().split(), count) if given.lines else [line(draw, given.what) for _ in range(count)]
     if given.what == "plan":
         found = [planned(machine, lines) for machine in given.machine or ("zen4",)]
         failed = sum(len(one["failed"]) for one in found)

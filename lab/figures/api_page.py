@@ -11,7 +11,7 @@ import pysim
 import pysim.torch
 from pysim import cachemodel
 
-CONVOLUTIONS = ("conv2d", "conv1d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+CONVOLUTIONS = ("conv2d", "conv1d", "conv1d_stream", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 PUBLIC: dict[str, tuple[Any, tuple[str, ...]]] = {
     "pysim": (pysim, (*CONVOLUTIONS, "gemm", "prepare", "plan", "plans", "compare", "load", "export")),
     "pysim.torch": (pysim.torch, ("optimize", "backend", "report", "save", "load", "refresh")),

@@ -134,7 +134,8 @@ def _axes(
     fields: Mapping[str, tuple[int, int]], end: int, complete: Callable[[str, Axis, int | None, int | None, int], Axis]
 ) -> list[Axis]:
     """Depth, height and width, with padding by `complete`. An axis without fields is like the one before it, or has one element if there
-    is none before it; fields of the width that are left out copy the height's."""
+    is none before it. A width with a size and a kernel of its own has all its fields, as in benchdnn; of another, fields that are left out
+    copy the height's."""
     given = {
         along: {name[0]: number for name, (number, _) in fields.items() if name[0] in "iksdpo" and name[1:] == along} for along in "dhw"
     }
@@ -149,7 +150,8 @@ def _axes(
         if not own and not before:
             axes.append(complete("", Axis(1, 1, 1, 1), None, None, end))
             continue
-        sizes = {"s": 1, "d": 0} | (before if along == "w" or not own else {}) | own
+        copies = not own or (along == "w" and not {"i", "k"} <= own.keys())
+        sizes = {"s": 1, "d": 0} | (before if copies else {}) | own
         axis, pad = Axis(sizes["i"], sizes["k"], sizes["s"], sizes["d"] + 1), sizes.get("p")
         alike = {**before, "o": 0} == {**sizes, "o": 0}
         out = own.get("o", before.get("o") if alike else None)

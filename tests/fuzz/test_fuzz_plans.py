@@ -80,7 +80,7 @@ def test_windows_of_padding_alone_are_planned() -> None:
 
 def test_kernel_rows_with_too_many_patterns_are_refused_with_both_sizes() -> None:
     with pytest.raises(PlanError, match=r"kernel rows \(kh\) are 5,000 and their stride \(sh\) is 4,999"):
-        plan("conv:ic1ih30000iw4oc1kh5000kw1sh4999sw1ph1", "zen4")
+        plan("conv:ic1ih30000iw4oc1kh5000kw1sh4999sw1ph1pw1", "zen4")
     assert plan("conv:ic1ih30000iw4oc1kh5000kw1sh4999sw1", "zen4").seconds > 0  # all rows meet the image, in one way
 
 

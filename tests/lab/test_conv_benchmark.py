@@ -36,7 +36,7 @@ from pysim.problem.text import Layer
 from pysim.record.plan import LAYOUTS
 from pysim.runtime import arrays
 
-SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"
+SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2sw2ph1pw1dh1dw1"
 HEADER = Header(device="NVIDIA H200", driver="13.0", versions={}, command="", date="")
 
 

@@ -4,12 +4,14 @@
     python lab/benchmarks/cuda/volume_networks.py -o FILE [--precision f32,half] [--seconds 200] [--turn FILE] [NETWORK:BATCH ...]
 
 Two of each kind, with random weights: of video R3D-18 (arXiv 1711.11248) and SlowFast 4x16 (arXiv 1812.03982, convolutions alone); of
-medicine 3-D U-Nets of three resolutions (arXiv 1606.06650) on cubes of 68 and of 100; of audio wav2vec 2.0's feature encoder (arXiv
-2006.11477) and EnCodec's encoder of one second (arXiv 2210.13438, without its LSTM); of generation DCGAN's generator (arXiv 1511.06434)
-and a U-Net of diffusion without attention (arXiv 2006.11239) on 64 x 64. PyTorch runs in both layouts,
-with cudnn.benchmark, eager and by torch.compile of mode default; FP32 is without TF32. Median milliseconds of interleaved replays; errors
-are root mean squares over that of the same model in float64. One line of JSON a network. `--turn`: what several such programs and
-compilers.py (its output, ending in .turn) share: they compile beside each other, and one at a time has the GPU.
+medicine 3-D U-Nets of three resolutions (arXiv 1606.06650) on cubes of 68 and of 100, and nnU-Net's (arXiv 1809.10486) on a cube of 64; of
+audio wav2vec 2.0's feature encoder (arXiv 2006.11477) and EnCodec's encoder of one second (arXiv 2210.13438, without its LSTM); of
+sequences gated short convolutions between products, as in LFM2 (arXiv 2511.23404) and H3 (arXiv 2212.14052, of long taps); of generation
+DCGAN's generator (arXiv 1511.06434) and HiFi-GAN's (arXiv 2010.05646); of diffusion U-Nets on 64 x 64 without (arXiv 2006.11239) and with
+attention at the lower resolutions (arXiv 2112.10752). PyTorch runs in both layouts, with cudnn.benchmark, eager and by torch.compile of
+mode default; FP32 is without TF32. Median milliseconds of interleaved replays; errors are root mean squares over that of the same model in
+float64. One line of JSON a network. `--turn`: what several such programs, volumes.py and compilers.py (its output, ending in .turn) share:
+they compile beside each other, and one at a time has the GPU.
 """
 
 import argparse
@@ -92,6 +94,98 @@ def encodec() -> nn.Module:
     return nn.Sequential(*layers, nn.ELU(), nn.Conv1d(512, 128, 7, padding=3))
 
 
+class Gated(nn.Module):
+    """A product, a causal depthwise convolution between two gates, a product, and a gated product of four times the channels."""
+
+    def __init__(self, channels: int, taps: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(channels), nn.LayerNorm(channels)])
+        self.first, self.last = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+        self.conv = nn.Conv1d(channels, channels, taps, padding=taps - 1, groups=channels)
+        self.wide, self.narrow = nn.Linear(channels, 4 * channels), nn.Linear(2 * channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before, after, value = self.first(self.norms[0](x)).chunk(3, -1)
+        mixed = self.conv((before * value).transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+        x = x + self.last(after * mixed)
+        gate, up = self.wide(self.norms[1](x)).chunk(2, -1)
+        y: Tensor = x + self.narrow(nn.functional.silu(gate) * up)
+        return y
+
+
+def gated(channels: int, taps: int) -> nn.Module:
+    return nn.Sequential(*(Gated(channels, taps) for _ in range(4)))
+
+
+class NnUnet(nn.Module):
+    """Two padded 3x3x3 convolutions, instance norms and leaky ReLUs a level, the first with a stride of 2; up by 2x2x2."""
+
+    def __init__(self, sizes: tuple[int, ...] = (32, 64, 128, 256)) -> None:
+        super().__init__()
+
+        def level(a: int, b: int, stride: int = 1) -> nn.Module:
+            halves = ((a, b, stride), (b, b, 1))
+            return nn.Sequential(
+                *(one for a, b, s in halves for one in (nn.Conv3d(a, b, 3, s, 1), nn.InstanceNorm3d(b, affine=True), nn.LeakyReLU(0.01)))
+            )
+
+        self.down = nn.ModuleList([level(1, sizes[0]), *(level(a, b, 2) for a, b in pairwise(sizes))])
+        self.up = nn.ModuleList([nn.ConvTranspose3d(b, a, 2, 2) for a, b in reversed(list(pairwise(sizes)))])
+        self.join = nn.ModuleList([level(2 * a, a) for a in sizes[-2::-1]])
+        self.last = nn.Conv3d(sizes[0], 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = list[Tensor]()
+        for stage in self.down:
+            x = stage(x)
+            kept.append(x)
+        for up, join, other in zip(self.up, self.join, kept[-2::-1], strict=True):
+            x = join(torch.cat([up(x), other], 1))
+        out: Tensor = self.last(x)
+        return out
+
+
+class Mixed(nn.Module):
+    """The mean of residual blocks of several kernels, each of dilated convolutions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.of = nn.ModuleList([nn.Sequential(*(self._block(channels, taps, apart) for apart in (1, 3, 5))) for taps in (3, 7, 11)])
+
+    @staticmethod
+    def _block(channels: int, taps: int, apart: int) -> nn.Module:
+        layers = [nn.Conv1d(channels, channels, taps, padding=apart * (taps // 2), dilation=apart), nn.LeakyReLU(0.1)]
+        return Residual(nn.Sequential(nn.LeakyReLU(0.1), *layers, nn.Conv1d(channels, channels, taps, padding=taps // 2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = (self.of[0](x) + self.of[1](x) + self.of[2](x)) / 3
+        return y
+
+
+def hifigan() -> nn.Module:
+    sizes, strides = (256, 128, 64, 32, 16), (8, 8, 2, 2)
+    layers: list[nn.Module] = [nn.Conv1d(80, sizes[0], 7, padding=3)]
+    for (a, b), stride in zip(pairwise(sizes), strides, strict=True):
+        layers += [nn.LeakyReLU(0.1), nn.ConvTranspose1d(a, b, 2 * stride, stride, stride // 2), Mixed(b)]
+    return nn.Sequential(*layers, nn.LeakyReLU(), nn.Conv1d(sizes[-1], 1, 7, padding=3), nn.Tanh())
+
+
+class Attention(nn.Module):
+    """Self-attention of pixels in heads of 64 channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm, self.heads = nn.GroupNorm(32, channels), channels // 64
+        self.inner, self.outer = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.inner(self.norm(x).flatten(2).transpose(1, 2))
+        q, k, v = (of.unflatten(2, (self.heads, -1)).transpose(1, 2) for of in rows.chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        y: Tensor = x + self.outer(mixed).transpose(1, 2).unflatten(2, x.shape[2:])
+        return y
+
+
 def _block(channels: int, filters: int) -> nn.Module:
     halves = ((channels, filters), (filters, filters))
     layers = [layer for a, b in halves for layer in (nn.GroupNorm(32, a), nn.SiLU(), nn.Conv2d(a, b, 3, padding=1))]
@@ -101,13 +195,17 @@ def _block(channels: int, filters: int) -> nn.Module:
 class Diffusion(nn.Module):
     """Two residual blocks at each of three resolutions on either side; strided and transposed convolutions between them."""
 
-    def __init__(self, sizes: tuple[int, ...] = (128, 256, 384)) -> None:
+    def __init__(self, sizes: tuple[int, ...] = (128, 256, 384), attention: bool = False) -> None:
         super().__init__()
+
+        def more(channels: int) -> nn.Module:
+            return Attention(channels) if attention and channels > sizes[0] else nn.Identity()
+
         self.first = nn.Conv2d(4, sizes[0], 3, padding=1)
-        self.down = nn.ModuleList([nn.Sequential(_block(sizes[max(at - 1, 0)], b), _block(b, b)) for at, b in enumerate(sizes)])
+        self.down = nn.ModuleList([nn.Sequential(_block(sizes[max(at - 1, 0)], b), _block(b, b), more(b)) for at, b in enumerate(sizes)])
         self.shrink = nn.ModuleList([nn.Conv2d(b, b, 3, 2, 1) for b in sizes[:-1]])
         self.grow = nn.ModuleList([nn.ConvTranspose2d(b, a, 4, 2, 1) for a, b in reversed(list(pairwise(sizes)))])
-        self.up = nn.ModuleList([nn.Sequential(_block(2 * a, a), _block(a, a)) for a in sizes[-2::-1]])
+        self.up = nn.ModuleList([nn.Sequential(_block(2 * a, a), _block(a, a), more(a)) for a in sizes[-2::-1]])
         self.last = nn.Sequential(nn.GroupNorm(32, sizes[0]), nn.SiLU(), nn.Conv2d(sizes[0], 4, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,6 +241,11 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "encodec": (encodec, (1, 24000)),
     "dcgan": (dcgan, (100, 1, 1)),
     "diffusion": (Diffusion, (4, 64, 64)),
+    "diffusion_attention": (partial(Diffusion, (128, 256, 512), True), (4, 64, 64)),
+    "nnunet": (NnUnet, (1, 64, 64, 64)),
+    "hifigan": (hifigan, (80, 64)),
+    "gated": (partial(gated, 1024, 3), (1024, 1024)),
+    "gated_long": (partial(gated, 768, 31), (2048, 768)),
 }
 
 
@@ -159,15 +262,15 @@ def measure(name: str, batch: int, precision: str, turn: Turn) -> dict[str, Any]
     model, x = model.to(kind), x.to(kind)
     torch.backends.cudnn.benchmark = True
     layouts = {"": (model, x)}
-    if len(shape) > 2:
+    if len(shape) > 2:  # rows of channels, and sequences, have one layout
         last = torch.channels_last if len(shape) == 3 else torch.channels_last_3d
         layouts[" channels_last"] = copy.deepcopy(model).to(memory_format=last), x.to(memory_format=last)
     calls: dict[str, Any] = {}
     for layout, (one, given) in layouts.items():
         calls[f"eager{layout}"] = partial(one, given)
         calls[f"compile{layout}"] = partial(torch.compile(one, dynamic=False), given)
-    ours = pysim.torch.optimize(model, cuda_graph="caller")
-    calls |= {f"pysim{layout}": partial(ours, given) for layout, (_, given) in layouts.items()}
+    ours = {f"pysim{layout}": pysim.torch.optimize(one, cuda_graph="caller") for layout, (one, _) in layouts.items()}
+    calls |= {f"pysim{layout}": partial(ours[f"pysim{layout}"], given) for layout, (_, given) in layouts.items()}
     errors, firsts = {}, {}
     for label, call in calls.items():
         start = time.perf_counter()
@@ -179,7 +282,7 @@ def measure(name: str, batch: int, precision: str, turn: Turn) -> dict[str, Any]
     counted = {label: lambda at, call=call: call() for label, call in calls.items()}
     times = {label: round(value / 1e3, 4) for label, value in microseconds(counted, 3, 9).items()}
     best = {who: min(of for label, of in times.items() if label.startswith("pysim") == who) for who in (True, False)}
-    decisions = [one._asdict() for one in pysim.torch.report(ours)]
+    decisions = {label: [one._asdict() for one in pysim.torch.report(module)] for label, module in ours.items()}
     turn.leave()
     about = {"network": name, "batch": batch, "precision": precision, "ratio": round(best[False] / best[True], 3)}
     return about | {"milliseconds": times, "errors": errors, "first_seconds": firsts, "decisions": decisions}
@@ -188,7 +291,7 @@ def measure(name: str, batch: int, precision: str, turn: Turn) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "networks", nargs="*", default=[f"{name}:{1 if 'unet3d' in name else 8}" for name in NETWORKS], metavar="NETWORK:BATCH"
+        "networks", nargs="*", default=[f"{name}:{1 if 'unet' in name else 8}" for name in NETWORKS], metavar="NETWORK:BATCH"
     )
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--precision", default="f32,half")

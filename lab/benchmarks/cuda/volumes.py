@@ -4,14 +4,15 @@
 networks beside PyTorch's in CUDA graphs.
 
     lab/benchmarks/cuda/volumes.py --random 1000 [--seed S] [--seconds S]
-    lab/benchmarks/cuda/volumes.py -o volumes.jsonl [LAYER ...] [--batch 1,8] [--dtype f32,tf32,f16] [--seconds S]
+    lab/benchmarks/cuda/volumes.py -o volumes.jsonl [LAYER ...] [--batch 1,8] [--dtype f32,tf32,f16] [--seconds S] [--plans N] [--turn FILE]
     lab/benchmarks/cuda/volumes.py --depthwise -o depthwise.jsonl
 
-LAYER is a benchdnn line, or SET:NUMBER, a built-in set's layer of that number from 0; without one, LAYERS. Each library runs in both
-layouts, PyTorch with cudnn.benchmark; float32 plans have accuracy "strict", which allows no larger error than a direct sum's. Times are
-medians of interleaved graphs. An error is the largest over |x| * |w| of its element. Random volumes run beside products on a second
-stream. A prediction is of a call in a graph: less the machine's `event_seconds`. `--depthwise`: causal depthwise sequences beyond the L2,
-and the share of a copy's bandwidth that they reach.
+LAYER is a benchdnn line, or SET:NUMBER, a built-in set's layer of that number from 0, or @FILE, lines of a file; without one, LAYERS.
+`--batch own` takes the batch of each line. `--plans N`: where PyTorch is faster, the N best plans of each layout, too. `--turn`: as
+volume_networks.py's. Each library runs in both layouts, PyTorch with cudnn.benchmark; float32 plans have accuracy "strict", which allows
+no larger error than a direct sum's. Times are medians of interleaved graphs. An error is the largest over |x| * |w| of its element. Random
+volumes run beside products on a second stream. A prediction is of a call in a graph: less the machine's `event_seconds`. `--depthwise`:
+causal depthwise sequences beyond the L2, and the share of a copy's bandwidth that they reach.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from typing import Any
 
 import msgspec
 import torch
+from compilers import Turn
 from graphs import microseconds
 from torch.nn import functional
 
@@ -158,6 +160,7 @@ def measure(w: Conv) -> dict[str, Any]:
 def measure_transposed(line: str, batch: int, dtype: str) -> dict[str, Any]:
     """The same of a transposed convolution, whose filters are prepared as a network keeps them."""
     of = {name: int(number) for name, number in re.findall(r"([a-z]+)(\d+)", line.partition(":")[2])}
+    batch = batch or of.get("mb", 1)
     letters = [a for a in "dhw" if f"i{a}" in of]
     letters = letters if len(letters) > 1 else ["h", "w"]
     sizes, kernel, outs, strides, pads = (
@@ -198,8 +201,24 @@ def measured(line: str, batch: int, dtype: str) -> dict[str, Any]:
     """Nothing of a layer that is too large."""
     if line.startswith("deconv"):
         return measure_transposed(line, batch, dtype)
-    w = msgspec.structs.replace(parse(line), batch=batch, dtype=dtype)
+    w = msgspec.structs.replace(parse(line), batch=batch or parse(line).batch, dtype=dtype)
     return measure(w) if w.flops <= MOST_FLOPS else {}
+
+
+def other_plans(text: str, number: int) -> dict[str, Any]:
+    """Predicted and measured microseconds of the best plans of each layout, by kernel."""
+    w = parse(text)
+    x, filters = operands(w)
+    calls, kept, found = {}, [], dict[str, Any]()
+    for layout in LAYOUTS:
+        form = formats(layout, x.dim() - 2)
+        mine = x.to(memory_format=form), filters.to(memory_format=form)
+        kept.append(mine)
+        for plan in pysim.plans(w, "cuda", number, layout=layout, accuracy="strict" if w.dtype == "f32" else "standard"):
+            found[f"{layout} {plan.kernel}"] = predicted(plan)
+            calls[f"{layout} {plan.kernel}"] = lambda at, mine=mine, plan=plan: plan.run(*mine)
+    times = microseconds(calls, max(1, min(20, int(1e12 / w.flops))), 5)
+    return {name: [expected, round(times[name], 2)] for name, expected in found.items()}
 
 
 def measure_depthwise(kernel: int, dtype: str) -> dict[str, Any]:
@@ -211,6 +230,12 @@ def measure_depthwise(kernel: int, dtype: str) -> dict[str, Any]:
     return line | {"copy": copy, **{f"share {layout}": round(copy / line[f"pysim {layout}"], 3) for layout in LAYOUTS}}
 
 
+def _ratio(line: dict[str, Any]) -> float:
+    """PyTorch's best layout over ours."""
+    best = [min(line[f"{who} {layout}"] for layout in LAYOUTS) for who in ("torch", "pysim")]
+    return best[0] / best[1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--random", type=int, default=0, help="check that many")
@@ -220,6 +245,8 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--dtype", default="f32,tf32,f16")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no other layer is started")
+    parser.add_argument("--plans", type=int, default=0)
+    parser.add_argument("--turn", type=Path)
     parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args()
     if options.random:
@@ -229,24 +256,27 @@ def main() -> None:
     started, ratios = time.monotonic(), list[float]()
     cases: list[Any] = [
         partial(measured, line_of(layer), batch, dtype)
-        for batch in map(int, options.batch.split(","))
+        for batch in (int(word) if word != "own" else 0 for word in options.batch.split(","))
         for dtype in options.dtype.split(",")
-        for layer in options.layers
+        for layer in (line for word in options.layers for line in (Path(word[1:]).read_text().split() if word[0] == "@" else [word]))
     ]
+    turn = Turn(options.turn or options.out.with_suffix(".turn"))
     if options.depthwise:
         cases = [partial(measure_depthwise, kernel, dtype) for dtype in options.dtype.split(",") for kernel in (3, 4, 7, 15, 31, 63)]
     for case in cases:
         if time.monotonic() - started > options.seconds:
             break
-        try:
-            line = case()
-        except Exception as reason:
-            line = {"problem": repr(case.args), "refused": repr(reason)[:300]}
+        with turn.taken():
+            try:
+                line = case()
+                if line:
+                    ratios.append(_ratio(line))
+                if line and ratios[-1] < 1 and options.plans and line["problem"].startswith("conv"):
+                    line["plans"] = other_plans(line["problem"], options.plans)
+            except Exception as reason:
+                line = {"problem": repr(case.args), "refused": repr(reason)[:300]}
         if not line:
             continue
-        if "refused" not in line:
-            best = {who: min(line[f"{who} {layout}"] for layout in LAYOUTS) for who in ("pysim", "torch")}
-            ratios.append(best["torch"] / best["pysim"])
         with options.out.open("a") as file:
             file.write(msgspec.json.encode(line).decode() + "\n")
     print(f"{len(ratios)} layers, PyTorch's best over pysim's {math.exp(sum(map(math.log, ratios)) / max(1, len(ratios))):.3f}", flush=True)

@@ -365,8 +365,8 @@ def _by_taps(
 def _kept(
     node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any], beside_ours: bool
 ) -> Kept | None:
-    """What the compiler's library would convert in each call; None if nothing. Images are channels last beside pysim's layers, and in
-    16-bit types and TF32, in which cuDNN's kernels are made for that."""
+    """What the compiler's library would convert in each call; None if nothing. Images are channels last beside pysim's layers, and images
+    and volumes in 16-bit types and TF32, in which cuDNN's kernels are made for that."""
     operands = [places[name] if name else None for name in (*node.inputs[1:3], "")][:2]
     example = places[node.name].meta.get("example_value")
     if operands[0] is None or not all(one is None or one in static for one in operands) or not is_static(example):
@@ -374,10 +374,10 @@ def _kept(
     positions = tuple(None if one is None else static[one] for one in operands)
     w, bias = _given(positions, inputs)
     types = types_of(Operand.of(example), w, layer.kind, layer.accuracy, settings())
-    plain = layer.kind == "Conv" and layer.geometry.is_plain
-    last = plain and w.dim() == 4 and (beside_ours or bool(types and types[0] in ("tf32", "f16", "bf16")))
-    form = torch.channels_last if last else torch.preserve_format
-    if example.dtype is w.dtype and (not last or w.is_contiguous(memory_format=form)):
+    by_tensor_cores = bool(types and types[0] in ("tf32", "f16", "bf16"))
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(w.dim()) if by_tensor_cores or (beside_ours and w.dim() == 4) else None
+    form = last if last is not None and layer.kind == "Conv" and layer.geometry.is_plain else torch.preserve_format
+    if example.dtype is w.dtype and (form is torch.preserve_format or w.is_contiguous(memory_format=form)):
         return None
     return Kept(layer, positions, example.dtype, form, (bias is not None,))
 

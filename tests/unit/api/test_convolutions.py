@@ -6,7 +6,7 @@ import pytest
 from limits import SHARE
 
 import pysim
-from pysim.convolutions import _phases
+from pysim.convolutions import _columns, _phases
 from pysim.errors import NativeError, OperandError, ProblemError
 from pysim.machine.load import load_any
 from pysim.problem.transposed import Moves
@@ -146,10 +146,48 @@ def test_results_go_to_out_and_residuals_are_added():
         assert np.allclose(out, np.maximum(2 * plain, 0), atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch", "bfloat16"])
+@pytest.mark.parametrize(("taps", "dilation", "groups"), [(1, 1, 2), (3, 2, 1), (4, 1, 8), (9, 1, 8), (7, 3, 4)])
+def test_a_sequence_in_pieces_is_the_causal_convolution_of_all(kind, taps, dilation, groups):
+    rng, most = np.random.default_rng(taps), dilation * (taps - 1)
+    x, w, bias = (torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for shape in ((2, 8, 60), (8, 8 // groups, taps), (8,)))
+    if kind == "bfloat16":
+        x, w = x.bfloat16(), w.bfloat16()
+    want = torch.nn.functional.conv1d(torch.nn.functional.pad(x.double(), (most, 0)), w.double(), bias.double(), 1, 0, dilation, groups)
+    operands = [one.numpy() if kind == "numpy" else one for one in (w, bias)]
+    state, found, at = None, [], 0
+    for length in (1, 2, 30, 1, 6, 20):
+        piece = x[..., at : at + length]
+        y, state = pysim.conv1d_stream(piece.numpy() if kind == "numpy" else piece, *operands, state, dilation, groups, activation="relu")
+        found.append(torch.as_tensor(y))
+        at += length
+        seen = torch.nn.functional.pad(x[..., :at].float(), (most, 0))
+        assert torch.equal(torch.as_tensor(state).float(), seen[..., seen.shape[-1] - most :])
+        assert type(state) is (np.ndarray if kind == "numpy" else torch.Tensor) and str(state.dtype) == str(
+            w.numpy().dtype if kind == "numpy" else x.dtype
+        )
+    assert (torch.cat(found, -1) - want.relu()).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_columns_on_a_device_lie_as_the_sequence(channels_last):
+    """By PyTorch on the CPU, which moves elements as on a device."""
+    x, state = torch.arange(2 * 5 * 6.0).view(2, 5, 6), -torch.arange(2 * 5 * 3.0).view(2, 5, 3)
+    x = x.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else x
+    for past, both in ((state, torch.cat([state, x], 2)), (None, torch.nn.functional.pad(x, (3, 0)))):
+        for first, count in ((0, 6), (6, 3), (2, 3), (5, 1)):
+            got = _columns(x, past, 3, range(first, first + count), channels_last)
+            assert torch.equal(got, both[..., first : first + count])
+            assert got.transpose(1, 2).is_contiguous() if channels_last else got.is_contiguous()
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
         (lambda x, w: pysim.conv3d(x[..., 0], w), "x must be"),
+        (lambda x, w: pysim.conv1d_stream(x[..., 0, 0], w[..., 0, 0], state=x[:, :, :1, 0, 0]), "state has shape"),
+        (lambda x, w: pysim.conv1d_stream(x[..., 0, 0], w[..., 0, 0], state=x[:, :, :2, 0, 0].astype("d")), "state is float64"),
+        (lambda x, w: pysim.conv1d_stream(x[..., 0, 0], w[..., 0, 0], out=x), "takes none"),
         (lambda x, w: pysim.conv3d(x, w, padding=(1, 2)), "(depth, height, width) or (front"),
         (lambda x, w: pysim.conv_transpose3d(x, w, output_padding=1), "output_padding is 1"),
         (lambda x, w: pysim.conv_transpose3d(x[:, :1], w), "w takes 2 channels"),

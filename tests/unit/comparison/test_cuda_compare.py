@@ -32,7 +32,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, parse
 from pysim.runtime import cuda
 
-SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"
+SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2sw2ph1pw1dh1dw1"
 UNEVEN = "conv:ic3ih5oc4oh3kh3sh2ph0"  # pads 0 above and 2 below
 HALF = {"f16": np.float16}
 MEDIANS = {"cudnn IMPLICIT_GEMM": 4e-5, "cudnn IMPLICIT_PRECOMP_GEMM": 2e-5, "cudnn GEMM": 3e-3, "cudnn WINOGRAD_NONFUSED": 1e-5}

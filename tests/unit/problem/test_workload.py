@@ -143,6 +143,8 @@ def test_the_requested_output_is_the_output_given_or_refused_with_one_that_is_ri
         ("conv:ic3ih8iw4oc4oh8kh3ph1", (1, 1, 1, 1)),
         ("conv:ic3ih8oc4ow9kh3ph1", (1, 1, 1, 2)),
         ("conv:ic3ih8oc4kh3pw1", (0, 1, 0, 1)),
+        ("conv:ic3ih8iw8oc4kh3kw3ph1", (1, 0, 1, 0)),  # benchdnn: a width with iw and kw copies nothing
+        ("conv:ic3ih8iw4oc4kh3ph1", (1, 1, 1, 1)),  # benchdnn refuses this; here kw and pw are the height's
     ],
 )
 def test_padding_follows_from_the_output(text, pads):
@@ -368,3 +370,11 @@ def test_a_long_text_is_refused_as_fast_as_it_is_long():
     with pytest.raises(ProblemError):
         parse("conv:" + "n" * 100_000 + "!")
     assert time.process_time() - start < 1
+
+
+def test_a_width_with_a_size_and_a_kernel_of_its_own_copies_nothing():
+    """As in benchdnn, whose conv and deconv lines all parse: this is one of them."""
+    c = parse("conv:mb1ic16id1ih1iw1oc16od2oh2ow1kd3kh3kw1dd1dh1ph1pd1")
+    assert [axis[1:] for axis in (c.slices, c.rows, c.columns)] == [(3, 1, 2, 1, 4)] * 2 + [(1, 1, 1, 0, 0)]
+    assert parse("conv:ic3ih8iw9oc4kh3kw3sh2").columns.stride == 1
+    assert parse("conv:ic3ih8oc4kh3sh2").columns.stride == 2

@@ -267,6 +267,20 @@ def test_layers_that_are_left_to_the_compiler_get_converted_weights(traced, monk
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32])
+def test_volumes_that_are_left_to_the_compiler_are_channels_last_in_16_bits(traced, monkeypatch, kind):
+    """R3D-18 of float16, batch 4, on an H200: Inductor takes 1.66 ms with weights as they are, and 1.19 with these."""
+    monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda problem, *_: float("inf") if problem.kernel_h == 1 else 0.0)
+    model, x = nn.Sequential(nn.Conv3d(3, 8, 1), nn.Conv3d(8, 8, 3)).eval().to(kind), images(2, 3, 5, 6, 7).to(kind)
+    optimized = pysim.torch.optimize(model, compiler=True)
+    assert (optimized(x).float() - model(x).float()).abs().max() < 1e-2
+    assert runs(optimized) == {"0": "pysim", "1": "torch"}
+    convs = [node for node in traced[0].graph.nodes if node.target is torch.ops.aten.convolution.default]
+    last = [node.args[1].meta["val"].is_contiguous(memory_format=torch.channels_last_3d) for node in convs]
+    assert last == [kind is torch.float16]
+
+
+@torch.no_grad()
 def test_without_a_compiler_the_rest_runs_operator_by_operator_and_the_report_says_so(monkeypatch):
     monkeypatch.setattr(compiled, "missing_compiler", lambda: "there is none")
     model, x = settled(Block()), images()
