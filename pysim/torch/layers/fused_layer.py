@@ -135,6 +135,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     def decisions(self) -> list[Decision]:
         return [choice.decision for choice in self.choices.values()]
 
+    @property
+    def held_bytes(self) -> int:
+        return self.derived.held_bytes
+
     def forward(
         self,
         x: Any,
