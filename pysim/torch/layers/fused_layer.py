@@ -423,8 +423,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 w = _compensate(w, mean_error)
             elif scale is not None and folds and _representable(scaled := _scale_weights(w, scale), dtype):
                 w, scale = scaled, None
-            scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
-            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
+            scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32).contiguous()
+            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out).contiguous()
 
         operands: tuple[Any, Any, Any]
         operands = self.derived.get((form, dtype, out, weights.device, mean_error, folds, by_filter), parameters, compute)

@@ -81,6 +81,18 @@ def test_layers_are_ours_and_the_rest_the_compilers(traced, inplace):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("make", [lambda: nn.ConvTranspose2d(4, 1, 2, 2), lambda: nn.Conv2d(4, 8, 3), lambda: nn.Linear(9, 8)])
+def test_biases_whose_numbers_lie_apart(traced, make):
+    """One filter's bias is that of all its phases; a bias may be every second number of a tensor."""
+    model = nn.Sequential(make(), nn.Tanh()).eval()
+    model[0].bias = nn.Parameter(torch.randn(2 * model[0].bias.numel())[::2])
+    x = images(2, 4, 9, 9)
+    optimized = pysim.torch.optimize(model, compiler=True)
+    assert_close(optimized(x), model(x))
+    assert runs(optimized) == {"0": "pysim"}
+
+
+@torch.no_grad()
 def test_the_library_is_priced_in_the_type_in_which_it_multiplies(traced, monkeypatch):
     """Where TF32 is allowed that is TF32, though FP32's plan is the faster one."""
     of_fp32, priced = FusedLayer.fastest_plan, []
