@@ -93,6 +93,17 @@ def test_biases_whose_numbers_lie_apart(traced, make):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_taps_are_summed_in_the_type_of_the_layer_and_in_no_smaller_one_than_fp32(traced, dtype):
+    model, x = settled(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh())).to(dtype), images(2, 8, 9, 9).to(dtype)
+    optimized = pysim.torch.optimize(model, compiler=True)
+    y = optimized(x)
+    assert y.dtype is dtype and runs(optimized) == {"0": "pysim"}
+    assert (y - model(x)).abs().max() < (1e-3 if dtype is torch.float16 else 1e-6)
+    assert [one.reason.endswith("of its taps") for one in pysim.torch.report(optimized)] == [True]
+
+
+@torch.no_grad()
 def test_the_library_is_priced_in_the_type_in_which_it_multiplies(traced, monkeypatch):
     """Where TF32 is allowed that is TF32, though FP32's plan is the faster one."""
     of_fp32, priced = FusedLayer.fastest_plan, []
