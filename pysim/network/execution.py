@@ -91,6 +91,12 @@ class Network:
         made.plan = NetworkPlan(layers, _buffers_of(graph), on.name)
         return made
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights, prepared or as they are, and of the values of one call."""
+        prepared = sum(one.bytes.nbytes for one in self._natives if isinstance(one, Prepared))
+        return prepared + sum(one.nbytes for one in self._graph.constants.values()) + self.plan.buffers.nbytes
+
     def save(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
         """Writes the network with its plans and prepared weights, for `pysim.load(path)` of another process (`pysim.network.saved`)."""
         parts = saved.Parts(self._graph, self.plan.layers, self._natives, self.accuracy, about or self.about)

@@ -16,6 +16,7 @@ import gc
 from collections.abc import Callable, Sequence
 from math import copysign
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
@@ -42,7 +43,7 @@ from pysim.torch.capture.effects import effects_of
 from pysim.torch.capture.frames import NotCapturedError, captured_calls
 from pysim.torch.capture.on_cpu import rewrite_on_cpu
 from pysim.torch.capture.rewriting import Rewritten, count_trainings, rewrite
-from pysim.torch.decisions import ONE_BY_ONE, Report
+from pysim.torch.decisions import ONE_BY_ONE, FirstCall, Report
 from pysim.torch.graphs import CudaGraph, Graph, Program, free_references, graphed
 from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.measured import measured_graph
@@ -159,11 +160,12 @@ def optimize(
 
 def report(model: Any) -> Report:
     """For each layer of a model that was optimized, or compiled with this backend, and for each kind of input so far: whether pysim or
-    PyTorch computes it, and why. Printed, it is a table with a total."""
+    PyTorch computes it, and why. Printed, it is a table with a total, what the first result of each kind of input took (of a model that
+    was optimized or loaded), and the memory that is kept beside the model."""
     if isinstance(model, _Optimized):
         calls: _Calls = model._pysim
         by_pytorch = Decision(type(calls.model).__name__, "", "torch", calls.refusal) if calls.refusal else None
-        return Report([*([calls.saved] if calls.saved else []), *calls.graphs], by_pytorch)
+        return Report([*([calls.saved] if calls.saved else []), *calls.graphs], by_pytorch, calls.first_calls)
     compiled = getattr(model, "_orig_mod", None)
     disabled = Decision(type(compiled or model).__name__, "", "torch", _DISABLED) if is_disabled() else None
     if disabled and compiled is None and isinstance(model, torch.nn.Module):
@@ -313,6 +315,8 @@ class _Calls:
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
         self.model, self.options = model, options
         self.graphs: list[Graph] = []
+        self.first_calls: list[FirstCall] = []
+        self._choosing = 0.0  # seconds, in the call under way
         self.refusal = ""  # why all calls run by PyTorch
         self.saved: SavedCall | None = None  # what calls of one kind need no capture for
         self.in_one_graph = False  # calls that are more than one captured graph run by PyTorch
@@ -331,7 +335,9 @@ class _Calls:
 
     def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
         self._unguarded.note_graph(module.graph, self.model.modules())
+        start = perf_counter()
         graph = _compiled(module, inputs, self.options)
+        self._choosing += perf_counter() - start
         if graph.strange or (graph.reason and self.whole):
             raise OperandError(graph.reason)  # even its results may be of another type than a graph's
         self.graphs.append(graph)
@@ -342,10 +348,13 @@ class _Calls:
         self._unguarded.note_guards(guards, [*self.model.modules()])  # they and their hooks may be others than before
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        start = perf_counter()
         if self.saved is not None and (found := self.saved(args, kwargs)) is not None:
+            self.first_calls = self.first_calls or [FirstCall(perf_counter() - start, 0.0)]
             return found[0]
         if self._compiled is None or self._unguarded.changed():
-            self._compiled, self.graphs = self._compile(), []
+            self._compiled, self.graphs, self.first_calls = self._compile(), [], []
+        known, self._choosing = len(self.graphs), 0.0
         try:
             y = self._compiled(*args, **kwargs)
         except NotCapturedError as error:
@@ -360,6 +369,8 @@ class _Calls:
             free_references((*self.model.parameters(), *self.model.buffers()))
             raise
         else:
+            if len(self.graphs) > known:
+                self.first_calls.append(FirstCall(perf_counter() - start, self._choosing))
             return self._refused(y) if self._failed else y
         gc.collect()
         try:

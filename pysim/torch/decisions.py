@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a PyTorch model's layers, as a list of decisions and, printed, as a table with a total.
+"""What became of a PyTorch model's layers, as a list of decisions and, printed, as a table with a total, the time to first results and the
+memory that is kept.
 
 Worked line: `layer1.0.conv1   conv:mb1ic64ih56oc64kh3ph1   pysim   0.370 ms   PyTorch 1.020 ms   sconv ...`
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pysim.torch.layers.fused_layer import Decision
 
@@ -13,17 +14,28 @@ ONE_BY_ONE = "between layers PyTorch's operators run one by one"
 
 
 class _Graph(Protocol):
-    layers: Sequence[Any]  # with decisions
+    layers: Sequence[Any]  # with decisions and held_bytes
     reason: str
     between: str
 
 
-class Report(list[Decision]):
-    """The decisions of these graphs' layers; `first`: what is to be said of the whole model. `notes`: sentences on what is no layer."""
+class FirstCall(NamedTuple):
+    """A call for which something was captured or loaded: seconds until it returned, and how many of them went into choices, plans and
+    compiling. The others are PyTorch's capture and the call."""
 
-    def __init__(self, graphs: Iterable[_Graph], first: Decision | None = None) -> None:
+    seconds: float
+    choosing: float
+
+
+class Report(list[Decision]):
+    """The decisions of these graphs' layers; `first`: what is to be said of the whole model. `notes`: sentences on what is no layer.
+    `first_calls`: of each kind of input. `held_bytes`: of weights as kernels read them, and on CPUs of values between layers, kept from
+    call to call beside the model."""
+
+    def __init__(self, graphs: Iterable[_Graph], first: Decision | None = None, first_calls: Sequence[FirstCall] = ()) -> None:
         super().__init__([first] if first else [])
-        graphs = [*graphs]
+        graphs, self.first_calls = [*graphs], [*first_calls]
+        self.held_bytes = sum(one.held_bytes for graph in graphs for one in graph.layers)
         self.notes = [*dict.fromkeys(graph.between for graph in graphs if graph.between)]
         for graph in graphs:
             if graph.reason:
@@ -37,7 +49,12 @@ class Report(list[Decision]):
         rows += [(one.layer, one.problem, one.runs, _ms(one.predicted_seconds), _ms(one.torch_seconds), one.reason) for one in self]
         widths = [max(len(row[at]) for row in rows) for at in range(5)]
         lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)) + "  " + row[5] for row in rows]
-        return "\n".join(line.rstrip() for line in (*lines, self._total(), *self.notes))
+        return "\n".join(line.rstrip() for line in (*lines, self._total(), *self._costs(), *self.notes))
+
+    def _costs(self) -> list[str]:
+        """What first results took and what is kept, as far as that is known."""
+        calls = [f"first result after {one.seconds:.2f} s, choices, plans and compiling {one.choosing:.2f}" for one in self.first_calls]
+        return [*calls, *([f"{self.held_bytes / 1e6:.1f} MB kept beside the model"] if self.held_bytes else [])]
 
     def _total(self) -> str:
         ours = [one for one in self if one.runs == "pysim"]

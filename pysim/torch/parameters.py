@@ -213,3 +213,21 @@ class ParameterCache:
         versions = versions_of(tensors)
         with torch.no_grad():
             return self._entries.put(key, _Entry(compute(), versions, epoch)).value
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what is kept, beside the parameters' own memory."""
+        held = dict[int, int]()
+        for entry in self._entries.values():
+            own = {_storage(one) for one in (entry.versions.tensors if entry.versions else ())}
+            for one in _parts(entry.value):
+                if not isinstance(one, torch.Tensor):
+                    held[id(one)] = getattr(one, "held_bytes", 0)
+                elif _storage(one) not in own:
+                    held[_storage(one)] = one.untyped_storage().nbytes()
+        return sum(held.values())
+
+
+def _parts(value: Any) -> list[Any]:
+    """The values in tuples and lists."""
+    return [one for part in value for one in _parts(part)] if isinstance(value, tuple | list) else [value]

@@ -103,6 +103,10 @@ class SavedNetwork(SavedCall):
         self._reads, self._strides = [one["view"] for one in about["reads"]], [tuple(one) for one in about["strides"]]
         self._narrow: list[bool] = about["narrow"]
 
+    @property
+    def held_bytes(self) -> int:
+        return self._network.held_bytes if self._network is not None else 0
+
     def of(self, model: torch.nn.Module) -> "SavedNetwork":
         super().of(model)
         self._differ("the content of ", {name: _tensor_digest(one) for name, one in tensors_of(model).items()}, self._about["tensors"])

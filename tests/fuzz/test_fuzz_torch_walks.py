@@ -44,6 +44,28 @@ def test_compiled_models_equal_eager_whatever_is_done_to_them():
     assert faults(torch_walk.compiled, range(SEQUENCES), whole=False) is None
 
 
+@pytest.mark.usefixtures("on_gpu")
+def test_models_in_graphs_that_are_compiled_equal_eager_whatever_is_done_to_them(monkeypatch):
+    """pysim's layers as operators of such a graph, as on a GPU; the others one by one as AOTAutograd has them."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    from pysim.torch.capture import compiled, compiled_layers
+
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(str(graph.graph))
+        return make_boxed_func(graph.forward)
+
+    traced = aot_autograd(fw_compiler=keep)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, inputs, config_patches: traced(graph, inputs))
+    monkeypatch.setattr(compiled, "missing_compiler", lambda: "")
+    monkeypatch.setattr(compiled_layers, "compiler_seconds", lambda *_: float("inf"))
+    assert faults(lambda model: pysim.torch.optimize(model, compiler=True), range(SEQUENCES)) is None
+    assert any("pysim.layer" in one for one in graphs)
+
+
 # The fuzzer itself
 
 

@@ -99,7 +99,14 @@ def _of_transformers(wrap: Callable[[nn.Module], nn.Module], model: str, config:
     return make
 
 
+def _other(name: str, size: int, **sizes: int) -> Network:
+    """A network of small_networks.py with other widths and depths, for images of this size."""
+    one = small_networks.NETWORKS[name]
+    return Network(partial(one.make, **sizes), (one.channels, size, size))
+
+
 _DINO = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6, "image_size": 224}
+_ALBERT = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
 NETWORKS = {
     "resnet50": _torchvision("resnet50"),
     "efficientnet_b0": _torchvision("efficientnet_b0"),
@@ -171,6 +178,26 @@ NETWORKS = {
     "maxvit_tiny": _timm("maxvit_tiny_rw_224", depths=(1, 1, 2, 1)),
     "repvit_m1": _timm("repvit_m1"),
     "visformer_small": _timm("visformer_small"),
+    "resnetv2_50": _timm("resnetv2_50"),
+    "resnext26ts": _timm("resnext26ts"),
+    "seresnet33ts": _timm("seresnet33ts"),
+    "fbnetc": _timm("fbnetc_100"),
+    "mixnet_s": _timm("mixnet_s"),
+    "densenet169": _torchvision("densenet169"),
+    "hrnet_w18_small_v2": _timm("hrnet_w18_small_v2"),
+    "unet_wide": _other("unet", 192, width=48, levels=3),
+    "norms_wide": _other("unet_norms", 96, width=96, levels=2),
+    "super_resolution_deep": _other("super_resolution", 64, width=48, depth=12),
+    "upscaler_small": _other("upscaler", 64, width=64, grows=32, depth=2),
+    "mobilevitv2": _timm("mobilevitv2_100", 256),
+    "efficientformerv2_s1": _timm("efficientformerv2_s1"),
+    "coat_lite_mini": _timm("coat_lite_mini"),
+    "vit_small_32": _timm("vit_small_patch32_224"),
+    "gmlp_s16": _timm("gmlp_s16_224", num_blocks=10),
+    "albert": Network(_of_transformers(Encoder, "AlbertModel", "AlbertConfig", **_ALBERT), (192,), 30000),
+    "clip_vision": Network(_of_transformers(Pixels, "CLIPVisionModel", "CLIPVisionConfig", num_hidden_layers=4)),
+    "mobileone_s1": _timm("mobileone_s1"),
+    "inception_next_tiny": _timm("inception_next_tiny"),
 }
 
 

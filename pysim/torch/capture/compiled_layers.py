@@ -359,7 +359,8 @@ def _by_taps(
     positions = (static[weights], *[None] * (RESIDUAL_INPUT - 2))
     taken.alone_seconds = before
     ours = Decision(layer.name, decision.problem, "pysim", f"{plan.name}, of its taps", seconds, before)
-    return taken, Taken(taken, positions, plan, memory_format_of(plan), torch.float32, ours)
+    summed_in = torch.promote_types(result.dtype, torch.float32)
+    return taken, Taken(taken, positions, plan, memory_format_of(plan), summed_in, ours)
 
 
 def _kept(

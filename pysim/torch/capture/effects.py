@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a captured graph does beside computing values: which memory nodes may share and write, and where operators may not move.
 
-    roots(x)   the values whose memory x may lie in: x itself if its operator makes new memory, else the roots of all its inputs
+    roots(x)   the values whose memory x may lie in: x itself if its operator makes new memory; of what an operator writes in place and
+               returns, its first input's; else the roots of all its inputs
     writes(x)  the inputs in whose memory the operator of x may write
 
 Operators that are not known here may return their inputs and write to all of them. So a graph is understood only as far as the lists
@@ -100,6 +101,12 @@ class Effects(NamedTuple):
         """Whether a value lies in memory that its own operator made."""
         return isinstance(node, fx.Node) and self.aliases[node] == {node}
 
+    def fills(self, node: Any) -> bool:
+        """Whether a value is all of the memory that an operator of the graph made, perhaps written in place since."""
+        while isinstance(node, fx.Node) and node in self.aliases and node.args and written_by(node) == [node.args[0]]:
+            node = node.args[0]
+        return node in self.aliases and node.op != "placeholder" and self.owns(node)
+
 
 def effects_of(graph: fx.Graph) -> Effects:
     aliases: dict[fx.Node, frozenset[fx.Node]] = {}
@@ -113,7 +120,8 @@ def effects_of(graph: fx.Graph) -> Effects:
         targets = _writes(node, known)
         roots = frozenset().union(*(aliases[one] for one in inputs))
         makes = node.op in ("placeholder", "get_attr") or (known and not targets and name_of_operator(node) in _MAKERS)
-        aliases[node] = frozenset({node}) if makes or not inputs else roots
+        writes_first = known and bool(targets) and targets == [*node.args[:1]] and name_of_operator(node) != "set_"
+        aliases[node] = frozenset({node}) if makes or not inputs else aliases[targets[0]] if writes_first else roots
         here = {root for one in targets for root in aliases[one]}
         made = {root for root in roots if root.op not in ("placeholder", "get_attr")}
         draws = _draws(node)
@@ -170,6 +178,11 @@ def may_trace(node: fx.Node, effects: Effects, made: Collection[fx.Node]) -> boo
     if not known or _draws(node) or _changes_state(node, known) or name_of_operator(node) in _STRIDE_READERS:
         return False
     return node not in effects.unsettled and all(root in made for target in _writes(node, known) for root in effects.aliases[target])
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The inputs in whose memory an operator may write."""
+    return _writes(node, _is_known(node))
 
 
 def makes_memory(node: fx.Node) -> bool:

@@ -49,6 +49,11 @@ class Networks(NamedTuple):
     layers: list[NetworkLayer]
     decisions: list[Decision]
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the networks keep from call to call."""
+        return sum(one.derived.held_bytes for one in self.layers)
+
 
 def insert_networks(module: fx.GraphModule, effects: Effects, parameters: Mapping[fx.Node, Any], accuracy: ModelAccuracy) -> Networks:
     """`parameters`: the tensors of the nodes that are the same in each call. Nodes tell the forms of their values."""

@@ -59,7 +59,7 @@ class Geometry(NamedTuple):
         split = made.reshape(self.groups, -1, of.phases, *made.shape[1:])
 
         def each(numbers: Any) -> Any:
-            return None if numbers is None else numbers.reshape(self.groups, 1, -1).expand(-1, of.phases, -1).reshape(-1)
+            return None if numbers is None else numbers.reshape(self.groups, 1, -1).repeat(1, of.phases, 1).reshape(-1)
 
         return split.transpose(1, 2).reshape(made.shape), each(scale), each(shift)
 

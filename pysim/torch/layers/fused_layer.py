@@ -48,7 +48,7 @@ from pysim.torch.layers.library_conv import convolved, memory_format_of_last
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
 from pysim.torch.parameters import ParameterCache, changes_are_seen, needs_pytorch
-from pysim.torch.precision import FP32_COST, HALF, TENSORS, ModelAccuracy, errors_stay, plan_accuracy, settings, types_of
+from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, fp32_at_most, plan_accuracy, settings, types_of
 
 Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, beta, mean, var of a norm on the input
 # Bounds of a filter's largest weight in f16: above the lower one, only weights below 2^-13 of the largest lose bits to f16's 2^-24 steps
@@ -134,6 +134,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     @property
     def decisions(self) -> list[Decision]:
         return [choice.decision for choice in self.choices.values()]
+
+    @property
+    def held_bytes(self) -> int:
+        return self.derived.held_bytes
 
     def forward(
         self,
@@ -269,7 +273,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
 
     def fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, prologue: bool = False) -> Plan:
-        """The fastest plan of these types, FP32's where TF32's errors stay and it is about as fast; the first type's PlanError if none
+        """The fastest plan of these types, FP32's where TF32's errors matter and it is about as fast; the first type's PlanError if none
         has one."""
         plans, errors = [], []
         for dtype in types:
@@ -284,10 +288,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if not plans:
             raise errors[0]
         best = min(plans, key=lambda plan: plan.seconds or 0.0)
-        if errors_stay(best.workload, x.dim()):
-            most = FP32_COST * (best.seconds or 0.0)
-            best = next((one for one in plans if one.workload.dtype == "f32" and (one.seconds or 0.0) <= most), best)
-        return best
+        most = fp32_at_most(best.workload, x.dim(), best.seconds or 0.0)
+        return next((one for one in plans if one.workload.dtype == "f32" and (one.seconds or 0.0) <= most), best)
 
     def _prologue_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, factor: Any) -> Plan | None:
         """The plan of a kernel that applies `input_op` in its prologue, which only kernels for NCHW do; None if there is none."""
@@ -421,8 +423,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 w = _compensate(w, mean_error)
             elif scale is not None and folds and _representable(scaled := _scale_weights(w, scale), dtype):
                 w, scale = scaled, None
-            scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
-            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
+            scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32).contiguous()
+            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out).contiguous()
 
         operands: tuple[Any, Any, Any]
         operands = self.derived.get((form, dtype, out, weights.device, mean_error, folds, by_filter), parameters, compute)

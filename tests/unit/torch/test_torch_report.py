@@ -9,13 +9,13 @@ from torch import nn  # noqa: E402
 from torch_models import block, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.torch.decisions import Report  # noqa: E402
+from pysim.torch.decisions import FirstCall, Report  # noqa: E402
 from pysim.torch.layers.fused_layer import Decision  # noqa: E402
 
 
 class Layer:
-    def __init__(self, *decisions):
-        self.decisions = [*decisions]
+    def __init__(self, *decisions, held_bytes=0):
+        self.decisions, self.held_bytes = [*decisions], held_bytes
 
 
 class Graph:
@@ -36,6 +36,33 @@ def test_a_report_is_a_list_of_decisions_and_a_table_with_a_total():
         "1 of 3 layers and kinds of input run by pysim: 0.370 ms predicted, 1.020 ms expected of PyTorch",
         "compiled",
     ]
+
+
+def test_a_report_tells_what_first_results_take_and_what_is_kept():
+    graphs = [Graph(Layer(Decision("fc", "gemm:1x10x64:nt", "pysim", "skinny"), held_bytes=2_000_000)), Graph(Layer(held_bytes=500_000))]
+    report = Report(graphs, first_calls=[FirstCall(2.345, 0.5), FirstCall(0.25, 0.0)])
+    assert report.held_bytes == 2_500_000
+    assert str(report).splitlines()[-3:] == [
+        "first result after 2.35 s, choices, plans and compiling 0.50",
+        "first result after 0.25 s, choices, plans and compiling 0.00",
+        "2.5 MB kept beside the model",
+    ]
+
+
+@torch.no_grad()
+def test_first_calls_are_those_of_new_inputs_and_of_a_changed_model(every_layer_is_ours, fresh_compiler):
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    for given, calls in ((x, 1), (x, 1), (torch.randn(2, 3, 9, 9), 2), (x, 2)):
+        optimized(given)
+        assert len(pysim.torch.report(optimized).first_calls) == calls
+    report = pysim.torch.report(optimized)
+    assert all(0 <= one.choosing <= one.seconds for one in report.first_calls) and report.first_calls[0].choosing > 0
+    weights = sum(one.numel() for one in model.parameters() if one.dim() == 4)
+    assert report.held_bytes >= 4 * weights
+    model.register_forward_hook(lambda *_: None)
+    optimized(x)
+    assert len(pysim.torch.report(optimized).first_calls) == 1
 
 
 def test_the_report_of_no_layers_says_so():

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from pysim.torch import operators
-from pysim.torch.capture.effects import Effects
+from pysim.torch.capture.effects import Effects, written_by
 
 _CHANGING = RLock()
 _LAYERS = (operators.layer, operators.convolution_relu)
@@ -45,14 +45,15 @@ def layers_as_convolutions() -> Iterator[None]:
 
 def share_copies(graph: fx.Graph, effects: Effects) -> None:
     """What reads a value behind a layer that reads it channels last reads the same. `effects`: of the graph before layers were inserted,
-    which must not look at strides; results and what is written stay as they are."""
+    which must not look at strides; results and what is written afterwards stay as they are."""
     order = {node: at for at, node in enumerate(graph.nodes)}
+    writes = {root: order[one] for one in graph.nodes for to in written_by(one) for root in effects.aliases.get(to, ())}  # the last ones
     for node in graph.find_nodes(op="call_method", target="contiguous"):
         value = node.args[0]
         layers = [user for user in node.users if user.target in _LAYERS]
         if node.kwargs.get("memory_format") is not torch.channels_last or not layers or any(node in one.args[_WRITTEN:] for one in layers):
             continue
-        if value not in effects.aliases or not effects.owns(value) or effects.aliases[value] & effects.written:
+        if not effects.fills(value) or any(writes.get(root, 0) > order[node] for root in effects.aliases[value]):
             continue
         for user in [*value.users]:
             if order[user] > order[node] and user.op != "output":

@@ -81,6 +81,29 @@ def test_layers_are_ours_and_the_rest_the_compilers(traced, inplace):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("make", [lambda: nn.ConvTranspose2d(4, 1, 2, 2), lambda: nn.Conv2d(4, 8, 3), lambda: nn.Linear(9, 8)])
+def test_biases_whose_numbers_lie_apart(traced, make):
+    """One filter's bias is that of all its phases; a bias may be every second number of a tensor."""
+    model = nn.Sequential(make(), nn.Tanh()).eval()
+    model[0].bias = nn.Parameter(torch.randn(2 * model[0].bias.numel())[::2])
+    x = images(2, 4, 9, 9)
+    optimized = pysim.torch.optimize(model, compiler=True)
+    assert_close(optimized(x), model(x))
+    assert runs(optimized) == {"0": "pysim"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_taps_are_summed_in_the_type_of_the_layer_and_in_no_smaller_one_than_fp32(traced, dtype):
+    model, x = settled(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Tanh())).to(dtype), images(2, 8, 9, 9).to(dtype)
+    optimized = pysim.torch.optimize(model, compiler=True)
+    y = optimized(x)
+    assert y.dtype is dtype and runs(optimized) == {"0": "pysim"}
+    assert (y - model(x)).abs().max() < (1e-3 if dtype is torch.float16 else 1e-6)
+    assert [one.reason.endswith("of its taps") for one in pysim.torch.report(optimized)] == [True]
+
+
+@torch.no_grad()
 def test_the_library_is_priced_in_the_type_in_which_it_multiplies(traced, monkeypatch):
     """Where TF32 is allowed that is TF32, though FP32's plan is the faster one."""
     of_fp32, priced = FusedLayer.fastest_plan, []

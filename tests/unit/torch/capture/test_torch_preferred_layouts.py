@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's compiler lays out channels last what pysim's convolutions read, also behind other operators, as it does for its own."""
 
+import operator
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
@@ -87,3 +89,22 @@ def test_values_that_others_made_stay():
         graph.call_function(operators.layer, (copies[0], w, None, None, copies[1], "how"))
     share_copies(graph, effects)
     assert last.args == (view, residual)
+
+
+@pytest.mark.parametrize("of", ["memory of its own", "an input", "a view"])
+def test_a_value_that_was_written_in_place_before_is_shared(of):
+    graph = fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    made = {"memory of its own": graph.call_function(torch.neg, (x,)), "an input": x}.get(of)
+    made = graph.call_method("permute", (graph.call_function(torch.neg, (x,)), 0, 1, 3, 2)) if made is None else made
+    other = graph.call_function(torch.neg, (x,))
+    value = graph.call_function(torch.nn.functional.relu, (graph.call_function(operator.iadd, (made, other)),), {"inplace": True})
+    last = graph.call_function(torch.add, (value, value))
+    graph.call_method("mul_", (other, 2))  # what was added lies elsewhere
+    graph.output(last)
+    effects = effects_of(graph)
+    with graph.inserting_before(last):
+        copy = graph.call_method("contiguous", (value,), {"memory_format": torch.channels_last})
+        graph.call_function(operators.layer, (copy, w, None, None, x, "how"))
+    share_copies(graph, effects)
+    assert last.args[0] is (copy if of == "memory of its own" else value)
