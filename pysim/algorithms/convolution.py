@@ -214,7 +214,7 @@ class Rows:
         gpu, named = request.gpu, request.schedule
         w, known = self.multiplied(request.conv), gemm_attributes(gpu.capability_number)
         made, (first, parts) = cache(lambda row: self.by(row, w, request.layout)), parts_of(w, request.layout)
-        of_type = request if w is request.problem else request._replace(problem=w)
+        of_type = request if w is request.problem else msgspec.structs.replace(request, problem=w)
         rows, rejected = legal_rows(of_type, self.NAME, self.by, made)
         variants = []
         for row in rows:
@@ -224,7 +224,7 @@ class Rows:
                 variant = of.variant(gpu, known, request.prologue)
                 if parts > 1:
                     passes = tuple(one.times(parts) for one in variant.passes)
-                    variant = variant._replace(times=variant.times * w.flops / first.flops, passes=passes)
+                    variant = msgspec.structs.replace(variant, times=variant.times * w.flops / first.flops, passes=passes)
                 if occupancy(gpu, variant.attributes):
                     variants.append(variant)
                 else:

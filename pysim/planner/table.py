@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -205,7 +206,7 @@ class Table(NamedTuple):
         """Why there is no plan: no kernel has the requested name or tile, or the most telling rejection."""
         request, asked = self.request, self.request.micro_kernel
         if asked and not self.cycles.size:
-            others = Table.of(request._replace(micro_kernel=None), exhaustive=True)
+            others = Table.of(msgspec.structs.replace(request, micro_kernel=None), exhaustive=True)
             rows = [row for _, name in others.kernels if (row := row_named(name))]
             known = {row.name if isinstance(asked, str) else named(tile_of(row)) for row in rows}
             rejected = [one for one in rejected if one.what == asked]
@@ -239,7 +240,7 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
     costed, rejected, best = list[tuple[Algorithm, Costs]](), list[Rejected](), np.inf
 
     def asked() -> Request:
-        return request if request.most is None else request._replace(most=best)
+        return request if request.most is None else msgspec.structs.replace(request, most=best)
 
     def predict(group: Sequence[Algorithm]) -> None:
         nonlocal best

@@ -17,8 +17,8 @@ conv:mb1ic64id8oc64kd3pd1 has 8 x 8 x 8 = 512 windows and 2 * 64 * 512 * 64 * 27
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import force_setattr
 
 from pysim.errors import ProblemError
@@ -28,7 +28,7 @@ from pysim.problem.fields import Typed, check_fields, check_int64
 DEPTH_FIELDS = ("depth", "kernel_d", "stride_d", "dilation_d", "pad_front", "pad_back")
 
 
-class Axis(NamedTuple):
+class Axis(msgspec.Struct, frozen=True):
     """The depth, height or width of a convolution, in elements."""
 
     size: int
@@ -64,7 +64,7 @@ class Axis(NamedTuple):
 
     def ending(self, out: int) -> int:
         """The padding at the end that gives `out` outputs: equal to the beginning's if possible, otherwise the least."""
-        if self._replace(after=self.before).out == out:
+        if msgspec.structs.replace(self, after=self.before).out == out:
             return self.before
         return max(0, (out - 1) * self.stride + self.extent - self.size - self.before)
 
@@ -263,7 +263,7 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         if self.is_volume:
             axes.insert(0, self.slices)
         letters = "dhw"[-len(axes) :]
-        if alike := all(axis[:-1] == axes[0][:-1] for axis in axes):
+        if alike := len({msgspec.structs.replace(axis, after=0) for axis in axes}) == 1:
             usual = [axis.before if axis is axes[0] else axes[0].after for axis in axes]
         else:
             usual = [axis.before for axis in axes]

@@ -166,7 +166,7 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
         return NoneLegal(rejected)
     columns = columns_pass(problem, on, request.state, _packer(kernels, on))
     cycles = float(columns.cycles[0])
-    own = request if request.most is None else request._replace(most=request.most - cycles)
+    own = request if request.most is None else msgspec.structs.replace(request, most=request.most - cycles)
     product = nest_schedules.candidates(_nest(problem), own, limit - cycles, ROWS_OF_K, NAME)
     assert isinstance(product, NestCandidates)
     return Candidates(columns, product, product.limit + cycles, product.rejected)

@@ -137,7 +137,7 @@ def usable(
         refusal = less_accurate(request.problem, kernel) or (None if of_any_batch else too_many_rows(problem, kernel))
         return refusal or (None if fits else too_large(problem, kernel, placement))
 
-    return legal(request._replace(problem=problem), name, rows, kernel_refuses, refused)
+    return legal(msgspec.structs.replace(request, problem=problem), name, rows, kernel_refuses, refused)
 
 
 def usable_as_halves(
@@ -317,7 +317,7 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         if tiles.producer and both.unaligned_c:  # a thread stores its accumulators one after another
             spilled = SPILLED_STRIPS_COST * attributes.local_bytes if both.unaligned_c > 1 else 0.0
             both = both._replace(unaligned_c=both.unaligned_c * max(1.0, both.accumulators / TYPICAL_ACCUMULATORS) + spilled)
-        result.append(variant._replace(columns=both))
+        result.append(msgspec.structs.replace(variant, columns=both))
     return result
 
 

@@ -7,6 +7,8 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 keeps 64 x 56 rows of 58 x 3 elements 
 
 from functools import cached_property
 
+import msgspec
+
 from pysim.algorithms.convolution import Rows, order_in_memory, order_of
 from pysim.algorithms.gpu.direct import Direct
 from pysim.algorithms.gpu.implicit import list_refuses
@@ -29,7 +31,7 @@ class Im2win(Direct):
 
     @property
     def read(self) -> Windows:
-        return self.windows._replace(tensor=self.row.keeps_tensor)
+        return msgspec.structs.replace(self.windows, tensor=self.row.keeps_tensor)
 
     @property
     def order(self) -> str | None:
@@ -69,7 +71,7 @@ class Im2win(Direct):
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         w, tiles, tensor, vector = self.w, self.tiles, self.row.keeps_tensor, VECTOR_BYTES // self.size
         if not tiles.rows:
-            return super().variant(gpu, known)._replace(passes=self.passes(gpu))
+            return msgspec.structs.replace(super().variant(gpu, known), passes=self.passes(gpu))
         by_vectors = in_vectors(w, self.layout)
         if tensor and not self.windows.channels_last:
             by_vectors = w.dilation_w == 1 and w.stride_w * w.kernel_h % vector == w.taps % vector == 0

@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
+
 from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows, order_of
 from pysim.algorithms.gpu import gemm
 from pysim.algorithms.interface import Bound
@@ -87,7 +89,7 @@ class ChannelsLast(ByRow, ABC):
         return gemm.sums_of_parts(self.w, self.tiles)._replace(finite=bound.finite) if self.row.promotion else bound
 
 
-class Boxes(NamedTuple):
+class Boxes(msgspec.Struct, frozen=True):
     """How TMA reads a window, or a filter: `rows` rows of contiguous channels, each of `row_bytes` bytes."""
 
     rows: int
@@ -128,7 +130,7 @@ class Wgmma(ChannelsLast):
         w, row, most = self.w, self.row, cuda_limits()
         kind, slices = ("TMA_VOLUME", "slices, rows") if w.is_volume else ("TMA", "rows")
         stride, span, corner = most["TMA_STRIDE"], most[f"{kind}_SPAN"] - 1, most[f"{kind}_CORNER"]
-        columns = w.columns if not row.row_taps else w.columns._replace(kernel=1)
+        columns = w.columns if not row.row_taps else msgspec.structs.replace(w.columns, kernel=1)
         axes = [w.slices] * w.is_volume + [w.rows, columns]
         if row.folds and not self.folded:
             why = "it takes a stride above 1 and few channels, which it copies"
@@ -162,7 +164,7 @@ class Wgmma(ChannelsLast):
     @property
     def read(self) -> Windows:
         """Windows of the NHWC input, or of the copy."""
-        return self.windows._replace(layout="nhwc")
+        return msgspec.structs.replace(self.windows, layout="nhwc")
 
     @property
     def plane_windows(self) -> int:
@@ -327,7 +329,7 @@ class Wgmma(ChannelsLast):
             columns = columns._replace(
                 requested_bytes_b=columns.requested_bytes_b * share, b_parts=columns.b_parts * share, row_ends_b=columns.row_ends_b * share
             )
-        return variant._replace(columns=columns)
+        return msgspec.structs.replace(variant, columns=columns)
 
     @property
     def by_strips(self) -> bool:

@@ -12,7 +12,8 @@ Worked number: for conv:mb32ic64ih56oc64kh3ph1 on the h200 a fused F(2x2) row ha
 
 import math
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+
+import msgspec
 
 from pysim.algorithms.accuracy import Size, random_walk, size_of
 from pysim.algorithms.convolution import ByRow, Rows
@@ -55,7 +56,7 @@ SOURCES = (
 )
 
 
-class Chunks(NamedTuple):
+class Chunks(msgspec.Struct, frozen=True):
     """Chunks of a staged row (native/cuda/conv/winograd/unfused4.cu): their number; tiles, pitch and blocks of the product of each."""
 
     number: int

@@ -247,7 +247,7 @@ def costs_of(found: Sequence[NestCandidates]) -> Iterator[tuple[Pass, Costs]]:
 
 def _costs_of(of: NestCandidates, prediction: Prediction) -> tuple[Pass, Costs]:
     table, costs, least = prediction
-    nest, machine, kernels, *_ = table.rates
+    nest, machine, kernels = table.rates.nest, table.rates.machine, table.rates.kernels
     in_place = nest.filters_in_place or not nest.filters_packed  # no prefetcher follows their rows
     return costs, Costs(
         cycles=costs.cycles,

@@ -16,7 +16,8 @@ Worked number: 128 windows of 3x3 in rows of 56 cover 2.29 of them and touch (1.
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+
+import msgspec
 
 from pysim.problem.conv import Conv
 from pysim.record.plan import Layout
@@ -37,7 +38,7 @@ def distinct(count: float, kernel: int, stride: int, dilation: int) -> float:
     return low * kernel - repeats
 
 
-class _Axis(NamedTuple):
+class _Axis(msgspec.Struct, frozen=True):
     """The rows or the columns of an image, and the outputs along them."""
 
     size: int
@@ -68,7 +69,7 @@ def _run(size: int, pitch: int) -> int:
     return -(-size // start) * start + SECTOR_BYTES - start
 
 
-class Windows(NamedTuple):
+class Windows(msgspec.Struct, frozen=True, cache_hash=True):
     """A convolution's windows as a kernel numbers them: squares of outputs x outputs (1, or Winograd's), high x wide in an image."""
 
     conv: Conv

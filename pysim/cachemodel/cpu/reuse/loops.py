@@ -35,10 +35,12 @@ Worked number: tiles of 8 rows with a halo of 2, in 56 rows of 224 bytes. One ti
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu.reuse.counts import AGAIN, Factored, OperandStructure, structure
@@ -59,7 +61,7 @@ def _is(constant: float, number: Number) -> bool:
     return isinstance(number, (int, float)) and number == constant
 
 
-class Extent(NamedTuple):
+class Extent(msgspec.Struct, frozen=True):
     """Bytes (or rows) of n neighbouring tiles: min(n first_tile, overlap + n per_tile, limit).
 
     `first_tile` is overlap + per_tile unless given; `shared` is what a tile touches of the one before it, overlap unless given. Tiles that
@@ -93,7 +95,7 @@ class Extent(NamedTuple):
         return np.minimum(np.minimum(number * self.tile, self.overlap + number * self.per_tile), self.limit)
 
 
-class Loop(NamedTuple):
+class Loop(msgspec.Struct, frozen=True):
     """A loop of `trips` iterations over a `dimension`, each of `tiles` tiles. Several loops over one dimension tile it repeatedly."""
 
     name: str
@@ -102,7 +104,7 @@ class Loop(NamedTuple):
     trips: Number
 
 
-class Operand(NamedTuple):
+class Operand(msgspec.Struct, frozen=True):
     """Data that is touched in the body of loop `inside`, with its extents along dimensions.
 
     `only_first`: only in the first iteration of this loop; `after_loops`: after the loops in the body, not before; `written`: its lines
@@ -191,6 +193,7 @@ def normal_distribution(z: Array) -> Array:
 
 
 _ONE = Extent(1.0, 1.0)
+_bounds = operator.attrgetter("per_tile", "limit")
 
 
 def _structure_of(operand: Operand) -> OperandStructure:
@@ -231,7 +234,7 @@ class LoopNest:
         of = self.structure.extents
         extents = [_ONE, *(self.operands[row].extents[name] for row, name in of.rows)]
         tiles = self._tiles.take(of.tiles, axis=0)
-        per_tile, limit = (as_rows(self.columns, *(extent[field] for extent in extents)).take(of.pair, axis=0) for field in range(2))
+        per_tile, limit = (as_rows(self.columns, *column).take(of.pair, axis=0) for column in zip(*map(_bounds, extents), strict=True))
         per_tile *= tiles
         for row, name, rows in of.overlapping:
             extent = self.operands[row].extents[name]
@@ -253,7 +256,7 @@ class LoopNest:
 
         def other(one: Operand) -> Operand:
             extents = {name: extent for name, extent in one.extents.items() if name != without}
-            return one._replace(name=names[one.name], extents=extents) if one.name in names else one
+            return msgspec.structs.replace(one, name=names[one.name], extents=extents) if one.name in names else one
 
         return LoopNest(self.loops, [other(one) for one in self.operands], self.total, self.columns)
 
@@ -309,7 +312,9 @@ class LoopNest:
         numbers = [*itertools.chain(*((loop.tiles, loop.trips) for loop in self.loops)), *self.total.values()]
         for operand in self.operands:
             for extent in operand.extents.values():
-                numbers += (extent.per_tile, extent.limit, extent.overlap, extent.tile, extent.reused) if extent.overlaps else extent[:2]
+                numbers += (
+                    (extent.per_tile, extent.limit, extent.overlap, extent.tile, extent.reused) if extent.overlaps else _bounds(extent)
+                )
             numbers += () if operand.part is None else (operand.part,)
         return numbers
 
@@ -318,14 +323,16 @@ class LoopNest:
         numbers: Iterator[Any] = iter(rows)
 
         def extent(of: Extent) -> Extent:
-            return Extent(*(next(numbers) for _ in range(5 if of.overlaps else 2)))._replace(together=of.together)
+            known = (next(numbers) for _ in range(5 if of.overlaps else 2))
+            return msgspec.structs.replace(Extent(*known), together=of.together)
 
-        loops = [loop._replace(tiles=next(numbers), trips=next(numbers)) for loop in self.loops]
+        loops = [msgspec.structs.replace(loop, tiles=next(numbers), trips=next(numbers)) for loop in self.loops]
         total = dict(zip(self.total, numbers, strict=False))
         operands = list[Operand]()
         for operand in self.operands:
             extents = {name: extent(of) for name, of in operand.extents.items()}
-            operands.append(operand._replace(extents=extents, part=None if operand.part is None else next(numbers)))
+            part = None if operand.part is None else next(numbers)
+            operands.append(msgspec.structs.replace(operand, extents=extents, part=part))
         nest = LoopNest.__new__(LoopNest)
         nest.loops, nest.operands, nest.total, nest.columns = tuple(loops), tuple(operands), total, cast("Any", rows).recorder
         nest.structure, nest.accesses, nest._several, nest._moving = self.structure, self.accesses, {}, self._moving
