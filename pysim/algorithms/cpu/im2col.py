@@ -153,6 +153,10 @@ def least_cycles(request: Request, best: float) -> float:
         return 0.0
     packer = _packer(kernels, on)
     copy = copy_cycles(problem, on, packer)
+    number = problem.batch * problem.windows * problem.filters * problem.products
+    least = copy + nest_schedules.multiplying_cycles(number, request, ROWS_OF_K)
+    if least > best:
+        return least
     product = nest_schedules.least_cycles(_nest(problem), request, best - copy, ROWS_OF_K)
     if copy + product > best:
         return copy + product
