@@ -16,11 +16,11 @@ conv:mb1ic64id8oc64kd3pd1 has 8 x 8 x 8 = 512 windows and 2 * 64 * 512 * 64 * 27
 """
 
 from collections.abc import Iterable
-from functools import cached_property
 
 import msgspec
 from msgspec.structs import force_setattr
 
+from pysim.caches import lazy
 from pysim.errors import ProblemError
 from pysim.problem.dtypes import CONV_DTYPES
 from pysim.problem.fields import Typed, check_fields, check_int64
@@ -161,22 +161,22 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
     def columns(self) -> Axis:
         return Axis(self.width, self.kernel_w, self.stride_w, self.dilation_w, self.pad_left, self.pad_right)
 
-    @cached_property
+    @lazy
     def out_d(self) -> int:
         """Slices of the output."""
         return self.slices.out
 
-    @cached_property
+    @lazy
     def out_h(self) -> int:
         """P, rows of the output."""
         return self.rows.out
 
-    @cached_property
+    @lazy
     def out_w(self) -> int:
         """Q, columns of the output."""
         return self.columns.out
 
-    @cached_property
+    @lazy
     def windows(self) -> int:
         """P Q, of volumes O P Q: outputs of one filter in one image."""
         return self.out_d * self.out_h * self.out_w
@@ -224,7 +224,7 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         """R S, of volumes T R S: the taps of a filter in one channel."""
         return self.kernel_d * self.kernel_h * self.kernel_w
 
-    @cached_property
+    @lazy
     def products(self) -> int:
         """C/g times the taps, the products summed in an output: k of the matrix product."""
         return self.group_channels * self.taps

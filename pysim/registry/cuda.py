@@ -5,12 +5,13 @@ The native library expands the same lines, so row i here is row i there (a test 
 """
 
 import re
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from pysim.caches import lazy
 from pysim.problem.dtypes import SIZES, SUM_BYTES
 from pysim.registry.native_files import epilogue_numbers, native_file
 
@@ -182,7 +183,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     below: int = 0
     replaced_on: int = 0
 
-    @cached_property
+    @lazy
     def name(self) -> str:
         tiles = f"{self.block_m}x{self.block_n}x{self.block_k}_{self.warp_m}x{self.warp_n}_{self.thread_m}x{self.thread_n}"
         variant = "" if self.variant == "full" else f"_{self.variant}"
@@ -208,7 +209,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         """Whether any algorithm may use it; rows of residues and of dense operands have their own."""
         return not (self.residues or self.dense)
 
-    @cached_property
+    @lazy
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         if self.mainloop == STREAMED and not self.promotion:
@@ -244,13 +245,13 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
             return "bias" if splits > 1 else "residual"
         return "residual" if self.tiles.by_warpgroups and not 1 < splits <= self.reduces_in_cluster else "bias"
 
-    @cached_property
+    @lazy
     def families(self) -> tuple[str, ...]:
         """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop."""
         mainloop = "wgmma" if self.residues else f"conv_{POINTWISE}" if self.dense else self.mainloop  # dense: their kernel
         return f"{mainloop}_{self.tiled_dtype}", mainloop, *["mma"] * self.dense
 
-    @cached_property
+    @lazy
     def tiles(self) -> Tiles:
         """Its tiles."""
         sizes = (self.block_m, self.block_n, self.block_k, self.warp_m, self.warp_n, self.thread_m, self.thread_n, self.stages)
@@ -353,7 +354,7 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         """Operands that must be finite for the result of the definition; otherwise it may be NaN."""
         return NEEDS_FINITE[self.finite]
 
-    @cached_property
+    @lazy
     def name(self) -> str:
         family = f"{self.algorithm}_f{self.outputs}" if self.outputs > 1 else self.algorithm
         block = f"{self.block_filters}x{self.block_windows}{f'x{self.block_k}' if self.block_k else ''}"
@@ -394,17 +395,17 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         streams = self.algorithm == POINTWISE
         return "residual" if streams or (self.tiles.by_warpgroups and not 1 < splits <= self.reduces_in_cluster) else "bias"
 
-    @cached_property
+    @lazy
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.tensor_threads else self.dtype
 
-    @cached_property
+    @lazy
     def family(self) -> str:
         """The key of the machine's constants for it: the algorithm, and on tensor cores the type."""
         return f"conv_{self.algorithm}" + (f"_{self.dtype}" if self.tiles.tensor else "")
 
-    @cached_property
+    @lazy
     def families(self) -> tuple[str, ...]:
         """Keys of the machine's constants for it; the first that exists applies: its variant's, its family's (each of its type, or of all
         types), or those of its products."""
@@ -412,7 +413,7 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         products = "wgmma" if self.tiles.by_warpgroups else "mma" if self.tiles.tensor else "simt"
         return *dict.fromkeys((*(f"{family}_{self.variant}" for family in own), *own)), products
 
-    @cached_property
+    @lazy
     def tiles(self) -> Tiles:
         """Its tiles: filters are rows, windows are columns; zeros if it has none."""
         taps = self.row_taps or 1

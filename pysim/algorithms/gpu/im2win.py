@@ -5,8 +5,6 @@ the row reads, column by column (arXiv 2306.14316, equation 2, extended by a str
 Worked number: conv:mb1ic64ih56oc64kh3ph1 keeps 64 x 56 rows of 58 x 3 elements in whole vectors, 176: 2,523,136 bytes.
 """
 
-from functools import cached_property
-
 import msgspec
 
 from pysim.algorithms.convolution import Rows, order_in_memory, order_of
@@ -17,6 +15,7 @@ from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES
 from pysim.cachemodel.gpu.product_columns import Gather, gathered, in_vectors
 from pysim.cachemodel.gpu.windows import Windows
+from pysim.caches import lazy
 from pysim.machine.gpu import Gpu
 from pysim.record.cost import Reason
 from pysim.registry.cuda import Attributes, cuda_limits
@@ -42,7 +41,7 @@ class Im2win(Direct):
             return order_in_memory(self.w, self.layout)
         return order_of(self.w, *(("columns", "rows", "channels") if self.layout == "nhwc" else ("channels", "columns", "rows")))
 
-    @cached_property
+    @lazy
     def tensor_elements(self) -> int:
         """Elements of the tensor: for each row of outputs kernel_h rows, column by column, in whole vectors."""
         w, channels_last = self.w, self.windows.channels_last

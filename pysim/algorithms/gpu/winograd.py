@@ -11,7 +11,7 @@ Worked number: for conv:mb32ic64ih56oc64kh3ph1 on the h200 a fused F(2x2) row ha
 """
 
 import math
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import msgspec
 
@@ -26,6 +26,7 @@ from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import pipe_of
 from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.cachemodel.shared_memory.banks import SharedMemory
+from pysim.caches import lazy
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES, SUM_UNITS
@@ -157,7 +158,7 @@ class Winograd(ByRow):
 
     # Workspace and passes
 
-    @cached_property
+    @lazy
     def buffers(self) -> dict[str, int]:
         """Transformed filters; in staged rows also patches and results of one chunk."""
         w, row, plane = self.w, self.row, self.planes * self.size

@@ -37,7 +37,6 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -48,6 +47,7 @@ from pysim.cachemodel.cpu.reuse.distances import Array as Array
 from pysim.cachemodel.cpu.reuse.distances import Distances, Factors, Fixed, distances_of, evaluate_products
 from pysim.cachemodel.cpu.reuse.distances import Use as Use
 from pysim.cachemodel.equations import OfRows, Program, Programs, Recorder, as_rows, empty
+from pysim.caches import lazy
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
@@ -217,18 +217,18 @@ class LoopNest:
         overlapping = [operands[row].extents[name] for row, name, _ in of.extents.overlapping]
         self._moving = tuple(not isinstance(extent.overlap, float) and extent.shared is None for extent in overlapping)
 
-    @cached_property
+    @lazy
     def trips(self) -> Array:
         """Iterations of each loop."""
         return as_rows(self.columns, *(loop.trips for loop in self.loops))
 
-    @cached_property
+    @lazy
     def _tiles(self) -> Array:
         """Tiles of each dimension and loop, as `Places` orders them."""
         counts = ((self.total.get(name, 1.0), *(self.loops[at].tiles for at in over)) for name, over in self.structure.places.over.items())
         return as_rows(self.columns, *itertools.chain(*counts))
 
-    @cached_property
+    @lazy
     def _extents(self) -> Array:
         """The equation above for all pairs of an operand and a dimension, as `Extents` orders them."""
         of = self.structure.extents
@@ -241,7 +241,7 @@ class LoopNest:
             np.minimum(per_tile[rows] + extent.overlap, extent.tile * tiles[rows], out=per_tile[rows])
         return np.minimum(per_tile, limit, out=per_tile)
 
-    @cached_property
+    @lazy
     def footprints(self) -> Array:
         """Bytes of operands x the whole run and one iteration of each loop x schedules."""
         found = evaluate_products(self._extents, *self.structure.extents.footprints)
@@ -288,7 +288,7 @@ class LoopNest:
         np.minimum(distances, numbers.take(of.limits, axis=0), out=distances)
         return distances.take(of.which, axis=0)
 
-    @cached_property
+    @lazy
     def _reuse(self) -> Sequence[Array]:
         """Results of `_equations`, by the library where there is one."""
         if isinstance(self.columns, Recorder):
@@ -401,12 +401,12 @@ class LoopNest:
             parts = [share if isinstance(share, float) else self._numbers[self.structure.factors[share]] for share in shares]
             yield Reuse(row, loop, sum_of(times), sum_of(size), self.total_distances[[*uses]], parts, kind, first)
 
-    @cached_property
+    @lazy
     def _numbers(self) -> Array:
         """The table of numbers of the structure's factors."""
         return self.structure.factors.numbers(self)
 
-    @cached_property
+    @lazy
     def counts(self) -> Array:
         """How often each loop iterates in one pass over its dimension: `reuse.Count` x loops x schedules."""
         outer, counts = self.structure.places.outer, empty((2, len(self.loops) + 1), self.columns)
