@@ -2,6 +2,7 @@
 """Values computed once and shared by threads: `once` holds one value per process; `LruCache` holds those of the most recently used keys;
 `lazy` is a property that an object computes when it is first read."""
 
+import functools  # noqa: TC003  lazy, for mypy
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import RLock
@@ -12,7 +13,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 if TYPE_CHECKING:
-    from functools import cached_property as lazy
+    lazy = functools.cached_property
 else:
 
     class lazy:  # noqa: N801  as functools.cached_property

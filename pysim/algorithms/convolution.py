@@ -179,7 +179,7 @@ class ByRow:
             )[OF_SIZES:]
         sums = SUM_BYTES[w.dtype] * squares
         sizes = (m, n, self.k, size, a, b, w.output_elements * size, *requested, size * squares, sums)
-        return self.launched(gpu, known, name, "l1_bytes", *numbers, columns=Columns(*sizes, *of_kernel), work=work, passes=passes)
+        return self.launched(gpu, known, name, "l1_bytes", *numbers, columns=Columns._make((*sizes, *of_kernel)), work=work, passes=passes)
 
 
 @dataclass(frozen=True)

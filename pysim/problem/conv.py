@@ -211,15 +211,15 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         """2 N M P Q (C/g) R S (of volumes O and T times that): a multiplication and an addition each, padding included."""
         return 2 * self.output_elements * self.products
 
-    @property
+    @lazy
     def group_channels(self) -> int:
         return self.channels // self.groups
 
-    @property
+    @lazy
     def group_filters(self) -> int:
         return self.filters // self.groups
 
-    @property
+    @lazy
     def taps(self) -> int:
         """R S, of volumes T R S: the taps of a filter in one channel."""
         return self.kernel_d * self.kernel_h * self.kernel_w
@@ -233,11 +233,11 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
     def input_elements(self) -> int:
         return self.batch * self.channels * self.depth * self.height * self.width
 
-    @property
+    @lazy
     def filter_elements(self) -> int:
         return self.filters * self.products
 
-    @property
+    @lazy
     def output_elements(self) -> int:
         return self.batch * self.filters * self.windows
 
@@ -246,7 +246,7 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         """Elements of input and filters."""
         return self.input_elements + self.filter_elements
 
-    @property
+    @lazy
     def pointwise(self) -> bool:
         """1x1, stride 1, no padding: the input is already the matrix that im2col would build."""
         strides = (self.stride_d, self.stride_h, self.stride_w)

@@ -40,7 +40,7 @@ def _least_of(problem: type[Typed]) -> tuple[tuple[str, int], ...]:
 
 def check_fields(problem: Any, dtypes: Sequence[str]) -> None:
     """Converts sizes to plain ints (NumPy's are accepted, but their products could wrap); ProblemError for invalid fields."""
-    for name, least in _least_of(type(problem)):
+    for name, least in _least_of(problem.__class__):
         value = getattr(problem, name)
         if type(value) is int and least <= value <= INT64_MAX:
             continue

@@ -7,7 +7,7 @@ The native library expands the same lines, so row i here is row i there (a test 
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -57,7 +57,7 @@ def _rows(problem: Literal["conv", "gemm"], axes: tuple[str, ...]) -> list[dict[
     return parsed
 
 
-class Tiles(NamedTuple):
+class Tiles(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     """The tiling of a CUDA kernel of any problem: a block's tile of `rows` x `columns`, `depth` of k per k-iteration, divided into warp
     tiles and thread tiles (tensor cores: instruction tiles); `stages` in shared memory; clusters of blocks; the arithmetic `pipe`.
 
@@ -90,45 +90,46 @@ class Tiles(NamedTuple):
     taps: int = 1
     k_warps: int = 1
 
-    @property
+    @lazy
     def products(self) -> int:
         """Products of the pipe per product of the problem."""
         return 3 if self.promotion else 1
 
-    @property
+    @lazy
     def parts(self) -> float:
         """Bytes of B read per byte of the operand. Warpgroups read B from shared memory, so its halves or thirds are made beforehand."""
         return (1.5 if self.thirds else 2.0) if self.promotion and self.by_warpgroups else 1.0
 
-    @property
+    @lazy
     def tensor(self) -> bool:
         """Whether tensor cores multiply."""
         return self.pipe.startswith("tensor")
 
-    @property
+    @lazy
     def by_warpgroups(self) -> bool:
         """Whether warpgroups issue the instructions; these read both operands from shared memory."""
         return self.group == WARPGROUP
 
-    @property
+    @lazy
     def math_threads(self) -> int:
         """Threads that multiply a tile: a group for each warp tile of the block."""
         return self.rows // self.warp_rows * (self.columns // self.warp_columns) * self.group * self.k_warps
 
-    @property
+    @lazy
     def threads(self) -> int:
         """Threads of a block."""
         return self.math_threads * (1 + self.pingpong) + (WARPGROUP if self.producer else 0)
 
-    @property
+    @lazy
     def blocks(self) -> int:
         """Blocks of a cluster."""
         return self.cluster_rows * self.cluster_columns
 
-    @property
+    @lazy
     def transposed(self) -> "Tiles":
         """The same kernel with rows and columns exchanged."""
-        return self._replace(
+        return msgspec.structs.replace(
+            self,
             rows=self.columns,
             columns=self.rows,
             warp_rows=self.warp_columns,
@@ -264,8 +265,8 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         if self.mainloop != STREAMED:
             return tiles
         if self.promotion:  # each of `stages` warps has a k-iteration, and the next one's loads in flight
-            return tiles._replace(depth=self.stages * self.block_k, k_warps=self.stages, stages=2)
-        return tiles._replace(k_warps=self.block_k * SIZES[self.dtype] // LOAD_BYTES // WARP)
+            return msgspec.structs.replace(tiles, depth=self.stages * self.block_k, k_warps=self.stages, stages=2)
+        return msgspec.structs.replace(tiles, k_warps=self.block_k * SIZES[self.dtype] // LOAD_BYTES // WARP)
 
 
 @cache
@@ -288,7 +289,7 @@ def _gemm_by_name() -> dict[str, GemmKernel]:
 @cache
 def gemm_of_tiles(tiles: Tiles) -> GemmKernel | None:
     """The product with these tiles that is no ablation, if there is one."""
-    return _gemm_by_tiles().get(tiles._replace(vectors=True, spread=True))
+    return _gemm_by_tiles().get(msgspec.structs.replace(tiles, vectors=True, spread=True))
 
 
 @cache
@@ -424,7 +425,7 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         thirds = self.promotion > 0 and not by_warpgroups
         promotion, pingpong = self.promotion, self.pingpong
         tiles = Tiles(self.dtype, self.pipe, *sizes, group, by_warpgroups, vectors, promotion=promotion, thirds=thirds, pingpong=pingpong)
-        return tiles._replace(taps=taps)
+        return msgspec.structs.replace(tiles, taps=taps)
 
 
 NEEDS_FINITE: tuple[Finite, ...] = (

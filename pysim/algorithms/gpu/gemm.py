@@ -311,7 +311,7 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         (own, pitch, columns, by_tma), layouts = found
         width = columns_of_tile(gpu, own, kernel)
         variant, of_kernel = _of_kernel(gpu, kernel, attributes, kernel.name in known, layouts, width)
-        both = Columns(*(by_tma if tiles.producer else columns), *of_kernel)
+        both = Columns._make((*(by_tma if tiles.producer else columns), *of_kernel))
         if kernel.narrows and not (own.trans_b or kernel.k_major):  # tiles may begin inside lines where rows do not
             both = both._replace(lines_b=lines_of_row(math.gcd(pitch, width * own.element_bytes)))
         if tiles.producer and both.unaligned_c:  # a thread stores its accumulators one after another
