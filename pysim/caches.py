@@ -1,13 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values computed once and shared by threads: `once` holds one value per process; `LruCache` holds those of the most recently used keys."""
+"""Values computed once and shared by threads: `once` holds one value per process; `LruCache` holds those of the most recently used keys;
+`lazy` is a property that an object computes when it is first read."""
 
+import functools  # noqa: TC003  lazy, for mypy
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import RLock
-from typing import Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+if TYPE_CHECKING:
+    lazy = functools.cached_property
+else:
+
+    class lazy:  # noqa: N801  as functools.cached_property
+        """`functools.cached_property` without the lock that it has before Python 3.12: threads that read it at once may each compute it."""
+
+        def __init__(self, of: Callable[[Any], Any]) -> None:
+            self.of, self.name, self.__doc__ = of, of.__name__, of.__doc__
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            if instance is None:
+                return self
+            value = instance.__dict__[self.name] = self.of(instance)
+            return value
 
 
 class Once(Protocol[T_co]):

@@ -22,7 +22,7 @@ from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.occupancy import occupancy, unable
 from pysim.cachemodel.gpu.waves import FIXUP_LOADS_IN_FLIGHT, OF_SIZES, Columns
-from pysim.cachemodel.gpu.windows import Windows
+from pysim.cachemodel.gpu.windows import Windows, windows_of
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -57,7 +57,7 @@ class ByRow:
         self.row, self.layout, self.chunks = row, layout, chunks
         self.w = in_type(as_image(parts_of(w, layout).first), row.dtype)
         self.size, self.tiles = self.w.element_bytes, product_columns.product_tiles(row, layout)
-        self.windows = Windows(self.w, layout, row.outputs)
+        self.windows = windows_of(self.w, layout, row.outputs)
 
     def refusal(self) -> Reason | None:
         """Why the row does not compute a problem that other rows do, as the native library says it."""
@@ -179,7 +179,7 @@ class ByRow:
             )[OF_SIZES:]
         sums = SUM_BYTES[w.dtype] * squares
         sizes = (m, n, self.k, size, a, b, w.output_elements * size, *requested, size * squares, sums)
-        return self.launched(gpu, known, name, "l1_bytes", *numbers, columns=Columns(*sizes, *of_kernel), work=work, passes=passes)
+        return self.launched(gpu, known, name, "l1_bytes", *numbers, columns=Columns._make((*sizes, *of_kernel)), work=work, passes=passes)
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,15 @@ class Rows:
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
         gpu, named = request.gpu, request.schedule
         w, known = self.multiplied(request.conv), gemm_attributes(gpu.capability_number)
-        made, (first, parts) = cache(lambda row: self.by(row, w, request.layout)), parts_of(w, request.layout)
-        of_type = request if w is request.problem else request._replace(problem=w)
+        first, parts = parts_of(w, request.layout)
+        rows_of_problem = dict[str, ByRow]()
+
+        def made(row: ConvKernel) -> ByRow:
+            if not (of := rows_of_problem.get(row.name)):
+                of = rows_of_problem[row.name] = self.by(row, w, request.layout)
+            return of
+
+        of_type = request if w is request.problem else msgspec.structs.replace(request, problem=w)
         rows, rejected = legal_rows(of_type, self.NAME, self.by, made)
         variants = []
         for row in rows:
@@ -224,7 +231,7 @@ class Rows:
                 variant = of.variant(gpu, known, request.prologue)
                 if parts > 1:
                     passes = tuple(one.times(parts) for one in variant.passes)
-                    variant = variant._replace(times=variant.times * w.flops / first.flops, passes=passes)
+                    variant = msgspec.structs.replace(variant, times=variant.times * w.flops / first.flops, passes=passes)
                 if occupancy(gpu, variant.attributes):
                     variants.append(variant)
                 else:

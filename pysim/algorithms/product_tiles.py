@@ -54,7 +54,9 @@ def blocks_of(gpu: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule
 
 def narrowed(tiles: Tiles, columns: int) -> Tiles:
     """Tiles with so many columns, of which one instruction has all if they are fewer."""
-    return tiles if columns == tiles.columns else tiles._replace(columns=columns, warp_columns=columns, thread_columns=columns)
+    if columns == tiles.columns:
+        return tiles
+    return msgspec.structs.replace(tiles, columns=columns, warp_columns=columns, thread_columns=columns)
 
 
 def columns_of_tile(gpu: Gpu, own: Gemm, kernel: GemmKernel) -> int:

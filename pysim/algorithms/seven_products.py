@@ -173,7 +173,7 @@ class SevenProducts(NamedTuple):
             around = sum(float(one.cycles[0]) for one in self.passes(request.problem, request.cpu, request.state, half))
             of = self.sizes(request.problem)
             most = max(0.0, most - around) / (PRODUCTS * of.blocks(half) * of.images)
-        return request._replace(problem=self.half(request.problem, half), algorithm=None, most=most, **terms)
+        return msgspec.structs.replace(request, problem=self.half(request.problem, half), algorithm=None, most=most, **terms)
 
     def _inner_schedule(self, schedule: Schedule, problem: Workload, layout: Layout) -> Schedule:
         name = self.inner(layout).NAME
@@ -324,7 +324,9 @@ class SevenProducts(NamedTuple):
         (one,) = inner.loops
         own = {"output": "products", "input" if kind_of(plan.workload) == "CONV" else "filters": "operands"}
         several = Extent(1.0, PRODUCTS)
-        operands = [of._replace(name=own.get(of.name, of.name), extents={"products": several, **of.extents}) for of in one.operands]
+        operands = [
+            msgspec.structs.replace(of, name=own.get(of.name, of.name), extents={"products": several, **of.extents}) for of in one.operands
+        ]
         loops = (Loop("products", "products", 1, PRODUCTS), *one.loops)
         return Nests((before, LoopNest(loops, operands, {"products": PRODUCTS, **one.total}, one.columns), after), inner.names)
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
+import msgspec
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
@@ -78,7 +79,7 @@ def evaluable() -> bool:
     return _library() is not None
 
 
-class Question(NamedTuple):
+class Question(msgspec.Struct, frozen=True, cache_hash=True):
     """What equations ask of a problem: an attribute, or a function of it and constants (`asked`); with `field` a part of the answer."""
 
     name: str
@@ -156,7 +157,7 @@ class Recorder:
         """The answer of a problem: numbers as traced ones, all else as it is."""
         answer = question.answer(of)
         if isinstance(answer, tuple) and hasattr(answer, "_fields"):
-            return type(answer)(*(self.ask(question._replace(field=name), of) for name in answer._fields))
+            return type(answer)(*(self.ask(msgspec.structs.replace(question, field=name), of) for name in answer._fields))
         if isinstance(answer, (int, float)) and not isinstance(answer, bool):
             return Traced(self, np.array(self.value(_ASKED, question)))
         self.found[question] = answer
@@ -328,11 +329,6 @@ class Program(NamedTuple):
         types = ffi.typeof("double *"), ffi.typeof("uintptr_t")
         return cls(struct, listed, constants, questions, lanes, ends[-1], parts, found, about, LruCache(_PROBLEMS), *types)
 
-    def holds(self, problem: Any) -> bool:
-        """Whether equations of this problem are the recorded ones."""
-        answers, found = answers_of(problem), self.found
-        return [answers[question] for question in found] == [*found.values()]
-
     def __call__(self, inputs: Array, *problem: Any) -> list[Array]:
         """The results for a table of inputs [rows, columns]."""
         (ffi, lib), columns = cast("tuple[Any, Any]", _library()), inputs.shape[1]
@@ -356,23 +352,33 @@ class Program(NamedTuple):
 
 
 class Programs:
-    """Programs of the same equations, each for the problems whose answers are those that it was recorded with."""
+    """Programs of the same equations, each for the problems whose answers are those that it was recorded with: by the questions, then by
+    their answers."""
 
     def __init__(self) -> None:
-        self.recorded, self.without, self.known = list[Program](), 0, LruCache[Program](_PROBLEMS)
+        self.recorded = dict[tuple[Question, ...], dict[tuple[Any, ...], Program]]()
+        self.without, self.known = 0, LruCache[Program](_PROBLEMS)
 
     def of(self, trace: Callable[[], Program], *problem: Any) -> Program | None:
         """The program for a problem; None where the equations are to be called themselves: without the library, and before the `OFTEN`th
         evaluation that had no program."""
         if problem and (known := self.known.get(problem)):
             return known
-        if not (program := next((one for one in self.recorded if not problem or one.holds(*problem)), None)):
+        if not (program := self._recorded(*problem)):
             self.without += 1
             if self.without < OFTEN or not evaluable():
                 return None
             self.without = 0
-            self.recorded.append(program := trace())
+            program = trace()
+            self.recorded.setdefault((*program.found,), {})[*program.found.values()] = program
         return self.known.put(problem, program) if problem else program
+
+    def _recorded(self, *problem: Any) -> Program | None:
+        answers = answers_of(*problem) if problem else {}
+        for questions, programs in self.recorded.items():
+            if program := programs.get(tuple([answers[question] for question in questions])):
+                return program
+        return None
 
 
 class OfRows:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CPU as one core sees it: units, cache levels, memory, and the constants of the cost model."""
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
 
+from pysim.caches import lazy
 from pysim.errors import MachineError, choose
 from pysim.machine.energy import Energy
 from pysim.machine.quantity import Kind, Number, Positive, Share, Source, Text, facts
@@ -244,7 +245,7 @@ class Machine(msgspec.Struct, frozen=True, dict=True, kw_only=True, forbid_unkno
     def __hash__(self) -> int:
         return self._hash
 
-    @cached_property
+    @lazy
     def _hash(self) -> int:
         # only fields that differ between a machine and its cores' views of it; these share the last level
         last = self.levels[-1]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPU: multiprocessors and their pipes, L2, memory, and the constants of the cost model."""
 
-from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
 
+from pysim.caches import lazy
 from pysim.machine.energy import Energy
 from pysim.machine.quantity import Count, Number, Source, Text, facts
 
@@ -141,7 +141,7 @@ class Gpu(msgspec.Struct, frozen=True, dict=True, kw_only=True, forbid_unknown_f
     def __hash__(self) -> int:
         return self._hash
 
-    @cached_property
+    @lazy
     def _hash(self) -> int:
         return hash((self.name, self.capability, self.sms.value, self.frequency_hz.value, self.l2_bytes.value))
 

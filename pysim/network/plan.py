@@ -313,7 +313,7 @@ def _with_seconds(node: Node, request: Request) -> tuple[Plan, float]:
     row, seconds = cpu_kernel(plan.kernel) if request.quantised else None, plan.seconds or math.inf
     if row is None or not any(one.lists and one.target == row.target for one in kernels()):
         return plan, seconds
-    bounded = planned(request._replace(bounded=True))
+    bounded = planned(replace(request, bounded=True))
     in_rows = (found := cpu_kernel(bounded.kernel)) is not None and found.in_rows > 0
     share = (LISTED_TOGETHER if in_rows else LISTED) * beyond_16_bits(node.attributes["weights"], in_rows) if bounded != plan else 0.0
     assert isinstance(bounded.cost, Cost)

@@ -36,10 +36,10 @@ def asked(request: Request) -> Request:
     if not request.reproducible or request.contract is not None:
         return request
     if not isinstance(request.machine, Gpu):
-        return request._replace(contract=reproducible.contract_of(request.problem))
+        return msgspec.structs.replace(request, contract=reproducible.contract_of(request.problem))
     contract = chosen(resized(request.problem, 1), request.layout, request.gpu)
     parts = () if contract is None or contract.sums == WHOLE_NUMBERS else (contract.parts,)
-    return request._replace(contract=contract, parts=parts)
+    return msgspec.structs.replace(request, contract=contract, parts=parts)
 
 
 def resized(problem: Workload, size: int) -> Workload:

@@ -11,6 +11,7 @@ import re
 from functools import cache, lru_cache
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from pysim.arguments import MOST_THREADS, flag, number, whole, wholes, word
@@ -63,7 +64,7 @@ def _best(request: Request) -> Plan:
         return Table.of(asked(request), exhaustive=limited).ranked(1)[0]
 
     if request.model == "full" and request.any_error and request.schedule is None and request.threads == 1 and not limited:
-        table = Table.of(request._replace(most=np.inf), exhaustive=False)
+        table = Table.of(msgspec.structs.replace(request, most=np.inf), exhaustive=False)
         if table.cycles.size:
             return table.best_plan(Later(lambda: full().considered), Later(lambda: full().rejected))
     return full()
@@ -130,7 +131,8 @@ def request_of(problem: Workload, machine: Machine | Gpu, name: str | None = Non
         raise PlanError(f"a prologue exists for convolutions on GPUs only, not for {problem.text} on {machine.name}")
     if request.input_footprint == "raw" and not csa:
         raise PlanError('input_footprint "raw" exists in the csa model only; leave it out, or take the model "csa"')
-    return request._replace(
+    return msgspec.structs.replace(
+        request,
         state="cold" if csa else request.state,
         micro_kernel=_micro_kernel(request.micro_kernel, request.model),
         error_limit=limit,

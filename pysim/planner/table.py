@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -205,7 +206,7 @@ class Table(NamedTuple):
         """Why there is no plan: no kernel has the requested name or tile, or the most telling rejection."""
         request, asked = self.request, self.request.micro_kernel
         if asked and not self.cycles.size:
-            others = Table.of(request._replace(micro_kernel=None), exhaustive=True)
+            others = Table.of(msgspec.structs.replace(request, micro_kernel=None), exhaustive=True)
             rows = [row for _, name in others.kernels if (row := row_named(name))]
             known = {row.name if isinstance(asked, str) else named(tile_of(row)) for row in rows}
             rejected = [one for one in rejected if one.what == asked]
@@ -239,7 +240,7 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
     costed, rejected, best = list[tuple[Algorithm, Costs]](), list[Rejected](), np.inf
 
     def asked() -> Request:
-        return request if request.most is None else request._replace(most=best)
+        return request if request.most is None else msgspec.structs.replace(request, most=best)
 
     def predict(group: Sequence[Algorithm]) -> None:
         nonlocal best
@@ -269,7 +270,9 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
         """Where only the best is needed: what is to be costed with `first`, by the same function, to find the best at once."""
         most = min(best, NEAR * bound) if request.most is not None else 0.0
         alike = [
-            one for one in waiting if one[2].cost == first.cost and (one[0] if one[1] else least_cycles(one[2], request, best)) <= most
+            one
+            for one in waiting
+            if one[2].cost == first.cost and one[0] <= most and (one[1] or least_cycles(one[2], request, best) <= most)
         ]
         waiting[:] = [one for one in waiting if one not in alike]
         return [algorithm for *_, algorithm in alike]
@@ -277,7 +280,7 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
     while waiting:  # the least bound first; it is tightened before the algorithm is costed
         waiting.sort(key=operator.itemgetter(0))
         bound, tight, algorithm = waiting.pop(0)
-        if not tight:
+        if not tight and bound <= best:
             bound = least_cycles(algorithm, request, best)
         if bound > best:
             too_slow[algorithm.NAME] = bound
@@ -286,7 +289,8 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
         else:
             waiting.append((bound, True, algorithm))
     rejected += [Rejected(name, BOUND_ABOVE.format(bound / best), "slower") for name, bound in too_slow.items()]
-    return sorted(costed, key=lambda pair: algorithms.index(pair[0])), rejected
+    order = {algorithm.NAME: place for place, algorithm in enumerate(algorithms)}
+    return sorted(costed, key=lambda pair: order[pair[0].NAME]), rejected
 
 
 def _limit_for_best(costs: Costs, limit: Array | float, growth: float, most: float | None) -> Array | None:

@@ -30,7 +30,7 @@ def plan_for_team(request: Request, best: Best) -> Plan:
     """The plan of least predicted time on `request.threads` threads; if the request has a schedule, that schedule's plan. Threads share the
     limit of the workspace, of which each has its own."""
     limit, problem, threads = request.memory_limit, request.problem, request.threads
-    request = request._replace(memory_limit=None if limit is None else limit // threads)
+    request = msgspec.structs.replace(request, memory_limit=None if limit is None else limit // threads)
     alone = best(request)
     found = [alone]
     if request.schedule is None:
@@ -38,19 +38,19 @@ def plan_for_team(request: Request, best: Best) -> Plan:
         for part in even_parts(problem, threads):
             with suppress(PlanError):  # no kernel accepts the part, e.g. filters that fill no whole blocks
                 # the limit applies to the whole problem's error; a part's differs
-                found.append(best(request._replace(problem=part, machine=seen, error_limit=None)))
+                found.append(best(msgspec.structs.replace(request, problem=part, machine=seen, error_limit=None)))
     named = dict.fromkeys(one for plan in found for one in _named(plan))
     teams = list[Considered]()
     for name, schedule in named:
         if (name, schedule) not in _named(alone):
             try:  # a part's best schedule may not run the whole problem
-                best(request._replace(algorithm=name, schedule=schedule))
+                best(msgspec.structs.replace(request, algorithm=name, schedule=schedule))
             except PlanError:
                 continue
         teams.append(Considered(name, schedule, _cost(request, name, schedule, best)))
     teams.sort(key=lambda one: one.cost.seconds if isinstance(one.cost, Cost) else 0.0)
     kinds = {(one.algorithm, one.schedule.kind): one for one in reversed(teams)}
-    chosen = best(request._replace(algorithm=teams[0].algorithm, schedule=teams[0].schedule))
+    chosen = best(msgspec.structs.replace(request, algorithm=teams[0].algorithm, schedule=teams[0].schedule))
     considered = tuple(sorted(kinds.values(), key=teams.index))
     team = {"cost": teams[0].cost, "considered": considered, "rejected": alone.rejected, "threads": threads, "memory_limit": limit}
     return msgspec.structs.replace(chosen, **team)
@@ -67,7 +67,7 @@ def _cost(request: Request, algorithm: str, schedule: AnySchedule, best: Best) -
     part = algorithm_named(algorithm, problem, request.machine).largest_part(problem, schedule, threads)
     largest, bytes_share = problem.flops / (part.share * part.problem.flops), touched_bytes(part.problem) / touched_bytes(problem)
     seen = machine_of_one_core(request.cpu, threads, bytes_share, part.items, min(request.cpu.cores, threads, largest))
-    own = request._replace(problem=part.problem, machine=seen, algorithm=algorithm, schedule=part.schedule)
-    cost = best(own._replace(accuracy="standard", error_limit=None)).cost
+    own = msgspec.structs.replace(request, problem=part.problem, machine=seen, algorithm=algorithm, schedule=part.schedule)
+    cost = best(msgspec.structs.replace(own, accuracy="standard", error_limit=None)).cost
     assert isinstance(cost, Cost)
     return cost_of_threads(cost, part, request.cpu, threads, largest)

@@ -16,11 +16,11 @@ conv:mb1ic64id8oc64kd3pd1 has 8 x 8 x 8 = 512 windows and 2 * 64 * 512 * 64 * 27
 """
 
 from collections.abc import Iterable
-from functools import cached_property
-from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import force_setattr
 
+from pysim.caches import lazy
 from pysim.errors import ProblemError
 from pysim.problem.dtypes import CONV_DTYPES
 from pysim.problem.fields import Typed, check_fields, check_int64
@@ -28,7 +28,7 @@ from pysim.problem.fields import Typed, check_fields, check_int64
 DEPTH_FIELDS = ("depth", "kernel_d", "stride_d", "dilation_d", "pad_front", "pad_back")
 
 
-class Axis(NamedTuple):
+class Axis(msgspec.Struct, frozen=True):
     """The depth, height or width of a convolution, in elements."""
 
     size: int
@@ -64,7 +64,7 @@ class Axis(NamedTuple):
 
     def ending(self, out: int) -> int:
         """The padding at the end that gives `out` outputs: equal to the beginning's if possible, otherwise the least."""
-        if self._replace(after=self.before).out == out:
+        if msgspec.structs.replace(self, after=self.before).out == out:
             return self.before
         return max(0, (out - 1) * self.stride + self.extent - self.size - self.before)
 
@@ -161,22 +161,22 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
     def columns(self) -> Axis:
         return Axis(self.width, self.kernel_w, self.stride_w, self.dilation_w, self.pad_left, self.pad_right)
 
-    @cached_property
+    @lazy
     def out_d(self) -> int:
         """Slices of the output."""
         return self.slices.out
 
-    @cached_property
+    @lazy
     def out_h(self) -> int:
         """P, rows of the output."""
         return self.rows.out
 
-    @cached_property
+    @lazy
     def out_w(self) -> int:
         """Q, columns of the output."""
         return self.columns.out
 
-    @cached_property
+    @lazy
     def windows(self) -> int:
         """P Q, of volumes O P Q: outputs of one filter in one image."""
         return self.out_d * self.out_h * self.out_w
@@ -211,20 +211,20 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         """2 N M P Q (C/g) R S (of volumes O and T times that): a multiplication and an addition each, padding included."""
         return 2 * self.output_elements * self.products
 
-    @property
+    @lazy
     def group_channels(self) -> int:
         return self.channels // self.groups
 
-    @property
+    @lazy
     def group_filters(self) -> int:
         return self.filters // self.groups
 
-    @property
+    @lazy
     def taps(self) -> int:
         """R S, of volumes T R S: the taps of a filter in one channel."""
         return self.kernel_d * self.kernel_h * self.kernel_w
 
-    @cached_property
+    @lazy
     def products(self) -> int:
         """C/g times the taps, the products summed in an output: k of the matrix product."""
         return self.group_channels * self.taps
@@ -233,11 +233,11 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
     def input_elements(self) -> int:
         return self.batch * self.channels * self.depth * self.height * self.width
 
-    @property
+    @lazy
     def filter_elements(self) -> int:
         return self.filters * self.products
 
-    @property
+    @lazy
     def output_elements(self) -> int:
         return self.batch * self.filters * self.windows
 
@@ -246,7 +246,7 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         """Elements of input and filters."""
         return self.input_elements + self.filter_elements
 
-    @property
+    @lazy
     def pointwise(self) -> bool:
         """1x1, stride 1, no padding: the input is already the matrix that im2col would build."""
         strides = (self.stride_d, self.stride_h, self.stride_w)
@@ -263,7 +263,7 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         if self.is_volume:
             axes.insert(0, self.slices)
         letters = "dhw"[-len(axes) :]
-        if alike := all(axis[:-1] == axes[0][:-1] for axis in axes):
+        if alike := len({msgspec.structs.replace(axis, after=0) for axis in axes}) == 1:
             usual = [axis.before if axis is axes[0] else axes[0].after for axis in axes]
         else:
             usual = [axis.before for axis in axes]

@@ -115,8 +115,7 @@ def _parse_conv(parts: list[tuple[str, int]], is_transposed: bool) -> Conv:
     axes = _axes(fields, start + len(descriptor), _cut if is_transposed else _padded)
     batch, channels, filters, groups = counts.get("mb", 1), counts["ic"], counts["oc"], counts.get("g", 1)
     if is_transposed:
-        each = ([axis[at] for axis in axes] for at in range(6))
-        sizes, kernel, strides, dilations, pads, outs = each
+        sizes, kernel, strides, dilations, pads, outs = map(list, zip(*map(msgspec.structs.astuple, axes), strict=True))
         return transposed(batch, channels, sizes, filters, kernel, strides, dilations, pads, outs, groups, dtype).problem
     slices, rows, columns = axes
     return Conv(
@@ -165,20 +164,20 @@ def _cut(field: str, axis: Axis, before: int | None, out: int | None, at: int) -
     whole = (axis.size - 1) * axis.stride + axis.extent
     if before is None:
         before = 0 if out is None else max(0, whole - out) // 2
-    return axis._replace(before=before, after=whole - 2 * before if out is None else out)
+    return msgspec.structs.replace(axis, before=before, after=whole - 2 * before if out is None else out)
 
 
 def _padded(field: str, axis: Axis, before: int | None, out: int | None, at: int) -> Axis:
     """The axis with its padding: symmetric unless `out` requires otherwise; without `before`, half of what `out` needs."""
     if out is None:
-        return axis._replace(before=before or 0, after=before or 0)
+        return msgspec.structs.replace(axis, before=before or 0, after=before or 0)
     if before is None:
         before = max(0, (out - 1) * axis.stride + axis.extent - axis.size) // 2
-    axis = axis._replace(before=before)
+    axis = msgspec.structs.replace(axis, before=before)
     if out < axis.out:
         what = f"{field}{out} cannot be: even without padding at the end it is {axis.out}"
-        raise _wrong(at, what, f"{field}{axis._replace(after=before).out}, padded alike on both sides")
-    return axis._replace(after=axis.ending(out))
+        raise _wrong(at, what, f"{field}{msgspec.structs.replace(axis, after=before).out}, padded alike on both sides")
+    return msgspec.structs.replace(axis, after=axis.ending(out))
 
 
 def _conv_fields(descriptor: str, start: int) -> dict[str, tuple[int, int]]:

@@ -48,7 +48,7 @@ class CsaCost(msgspec.Struct, frozen=True, omit_defaults=True):
     exact: dict[str, int] | None = None
 
 
-class Reason(NamedTuple):
+class Reason(msgspec.Struct, frozen=True):
     """Why a kernel was rejected: a code for programs, a sentence for people."""
 
     code: Code

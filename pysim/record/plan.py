@@ -2,7 +2,8 @@
 """A plan as a value: schedule, predicted cost, alternatives, and the assumed numbers behind the cost."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from functools import cache
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,6 +29,7 @@ LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")  # of a convolution's input and o
 BLOCKED: tuple[Layout, ...] = ("nchw4c", "nchw8c", "nchw16c", "nchw-nchw4c", "nchw-nchw8c", "nchw-nchw16c")
 
 
+@cache
 def blocks_of(layout: Layout) -> tuple[int, int]:
     """Channels per block of the input and of the output; 1 under nchw and nhwc, whose blocks are those of `native_blocks`."""
     first, _, second = layout.partition("-")
@@ -61,7 +63,7 @@ def named(micro_kernel: MicroKernel) -> str:
     return "x".join(map(str, micro_kernel)) if isinstance(micro_kernel, tuple) else str(micro_kernel)
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True, cache_hash=True):
     """A request for a plan: everything that the choice depends on, from the API and the commands down to the algorithms.
 
     layout           of a convolution's input and output

@@ -7,10 +7,11 @@ The native library expands the same lines, so row i here is row i there (a test 
 import itertools
 import re
 from collections.abc import Iterable
-from functools import cache, cached_property
+from functools import cache
 
 import msgspec
 
+from pysim.caches import lazy
 from pysim.errors import PysimError, choose, quoted
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -74,11 +75,11 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     lane_windows: int
     lane_filters: int
 
-    @cached_property
+    @lazy
     def name(self) -> str:
         return f"{self.dtype}_{self.form}_{self.windows}x{self.filters}__{self.target}"
 
-    @cached_property
+    @lazy
     def group(self) -> int:
         """Elements of neighbouring k that lie beside each other in panels: 4 bytes of them in forms groups, bounded, pixels and
         unpacked, and of bf16 in nchwc; two in pairs, a block in tiles, else 1."""
@@ -89,71 +90,71 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
             self.form, 1
         )
 
-    @cached_property
+    @lazy
     def split(self) -> bool:
         """Whether it multiplies parts of its operands, not the operands themselves."""
         return self.form == "tiles" and self.dtype == "f32"
 
-    @cached_property
+    @lazy
     def panel_bytes(self) -> int:
         """Bytes of an element in panels: of a split one, those of its three parts; of form pairs, those of a wider element."""
         return 3 * SIZES["bf16"] if self.split else SIZES[self.dtype] * (2 if self.form == "pairs" else 1)
 
-    @cached_property
+    @lazy
     def filter_bytes(self) -> int:
         """The same in panels of filters: behind some stand lists that are twice as long."""
         return self.panel_bytes * (3 if self.lists and not self.in_rows else 1)
 
-    @cached_property
+    @lazy
     def window_bytes(self) -> int:
         """The same in panels of windows."""
         return self.panel_bytes * (3 if self.lists and self.in_rows else 1)
 
-    @cached_property
+    @lazy
     def in_rows(self) -> int:
         """Of how many filters, or a multiple, it reads rows of k where they lie; 0 if it reads panels alone."""
         return 1 if self.reads_rows else 16 if self.form == "tiles" and not self.split else 0
 
-    @cached_property
+    @lazy
     def reads_rows(self) -> bool:
         """Whether it reads rows of k, pixels with channels last or rows of A, one by one, beside panels made beforehand."""
         return self.form in ("pixels", "unpacked")
 
-    @cached_property
+    @lazy
     def adds(self) -> bool:
         """Whether its store adds residuals of bytes as fast as an operator of their own. Other rows add them in a loop behind a tile's
         store: 256 -> 1024 channels of 14x14 take 1.44 times as long with that loop as without a sum, 1.06 times with the operator
         (Zen 3)."""
         return self.dtype == "s8" and (self.form == "tiles" or (self.target == "avx512vnni" and self.form in ("groups", "unpacked")))
 
-    @cached_property
+    @lazy
     def lists(self) -> bool:
         """Whether weights are looked at beforehand, and those that do not fit listed."""
         return self.form in ("bounded", "pixels")
 
-    @cached_property
+    @lazy
     def work(self) -> float:
         """Multiply-adds of its unit that one of its own counts as: of two groups of bytes, which five instructions multiply and add, beside
         two instructions of a pair."""
         return 1.25 if self.lists else 1.0
 
-    @cached_property
+    @lazy
     def fused(self) -> bool:
         """Whether its multiply-adds round once, one after another, on any CPU. Plain C leaves that to the compiler, and POWER10's edges
         have several sums, unless the form says otherwise."""
         return (self.target not in ("portable", "mma") or self.slow) and not self.split
 
-    @cached_property
+    @lazy
     def slow(self) -> bool:
         """Whether another row is faster, so that it is for accuracy reproducible alone."""
         return self.form in ("fused", "chain")
 
-    @cached_property
+    @lazy
     def in_blocks(self) -> bool:
         """Whether its operands are channel blocks (NCHWc)."""
         return self.form in ("blocks", "grouped", "nchwc")
 
-    @cached_property
+    @lazy
     def along_filters(self) -> bool:
         """Whether the vector lanes hold filters alone, so that a tile is transposed when it is stored."""
         return self.lane_filters > self.lane_windows == 1

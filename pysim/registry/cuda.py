@@ -5,12 +5,13 @@ The native library expands the same lines, so row i here is row i there (a test 
 """
 
 import re
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
+from pysim.caches import lazy
 from pysim.problem.dtypes import SIZES, SUM_BYTES
 from pysim.registry.native_files import epilogue_numbers, native_file
 
@@ -56,7 +57,7 @@ def _rows(problem: Literal["conv", "gemm"], axes: tuple[str, ...]) -> list[dict[
     return parsed
 
 
-class Tiles(NamedTuple):
+class Tiles(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     """The tiling of a CUDA kernel of any problem: a block's tile of `rows` x `columns`, `depth` of k per k-iteration, divided into warp
     tiles and thread tiles (tensor cores: instruction tiles); `stages` in shared memory; clusters of blocks; the arithmetic `pipe`.
 
@@ -89,45 +90,46 @@ class Tiles(NamedTuple):
     taps: int = 1
     k_warps: int = 1
 
-    @property
+    @lazy
     def products(self) -> int:
         """Products of the pipe per product of the problem."""
         return 3 if self.promotion else 1
 
-    @property
+    @lazy
     def parts(self) -> float:
         """Bytes of B read per byte of the operand. Warpgroups read B from shared memory, so its halves or thirds are made beforehand."""
         return (1.5 if self.thirds else 2.0) if self.promotion and self.by_warpgroups else 1.0
 
-    @property
+    @lazy
     def tensor(self) -> bool:
         """Whether tensor cores multiply."""
         return self.pipe.startswith("tensor")
 
-    @property
+    @lazy
     def by_warpgroups(self) -> bool:
         """Whether warpgroups issue the instructions; these read both operands from shared memory."""
         return self.group == WARPGROUP
 
-    @property
+    @lazy
     def math_threads(self) -> int:
         """Threads that multiply a tile: a group for each warp tile of the block."""
         return self.rows // self.warp_rows * (self.columns // self.warp_columns) * self.group * self.k_warps
 
-    @property
+    @lazy
     def threads(self) -> int:
         """Threads of a block."""
         return self.math_threads * (1 + self.pingpong) + (WARPGROUP if self.producer else 0)
 
-    @property
+    @lazy
     def blocks(self) -> int:
         """Blocks of a cluster."""
         return self.cluster_rows * self.cluster_columns
 
-    @property
+    @lazy
     def transposed(self) -> "Tiles":
         """The same kernel with rows and columns exchanged."""
-        return self._replace(
+        return msgspec.structs.replace(
+            self,
             rows=self.columns,
             columns=self.rows,
             warp_rows=self.warp_columns,
@@ -182,7 +184,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     below: int = 0
     replaced_on: int = 0
 
-    @cached_property
+    @lazy
     def name(self) -> str:
         tiles = f"{self.block_m}x{self.block_n}x{self.block_k}_{self.warp_m}x{self.warp_n}_{self.thread_m}x{self.thread_n}"
         variant = "" if self.variant == "full" else f"_{self.variant}"
@@ -208,7 +210,7 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         """Whether any algorithm may use it; rows of residues and of dense operands have their own."""
         return not (self.residues or self.dense)
 
-    @cached_property
+    @lazy
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         if self.mainloop == STREAMED and not self.promotion:
@@ -244,13 +246,13 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
             return "bias" if splits > 1 else "residual"
         return "residual" if self.tiles.by_warpgroups and not 1 < splits <= self.reduces_in_cluster else "bias"
 
-    @cached_property
+    @lazy
     def families(self) -> tuple[str, ...]:
         """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop."""
         mainloop = "wgmma" if self.residues else f"conv_{POINTWISE}" if self.dense else self.mainloop  # dense: their kernel
         return f"{mainloop}_{self.tiled_dtype}", mainloop, *["mma"] * self.dense
 
-    @cached_property
+    @lazy
     def tiles(self) -> Tiles:
         """Its tiles."""
         sizes = (self.block_m, self.block_n, self.block_k, self.warp_m, self.warp_n, self.thread_m, self.thread_n, self.stages)
@@ -263,8 +265,8 @@ class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         if self.mainloop != STREAMED:
             return tiles
         if self.promotion:  # each of `stages` warps has a k-iteration, and the next one's loads in flight
-            return tiles._replace(depth=self.stages * self.block_k, k_warps=self.stages, stages=2)
-        return tiles._replace(k_warps=self.block_k * SIZES[self.dtype] // LOAD_BYTES // WARP)
+            return msgspec.structs.replace(tiles, depth=self.stages * self.block_k, k_warps=self.stages, stages=2)
+        return msgspec.structs.replace(tiles, k_warps=self.block_k * SIZES[self.dtype] // LOAD_BYTES // WARP)
 
 
 @cache
@@ -287,7 +289,7 @@ def _gemm_by_name() -> dict[str, GemmKernel]:
 @cache
 def gemm_of_tiles(tiles: Tiles) -> GemmKernel | None:
     """The product with these tiles that is no ablation, if there is one."""
-    return _gemm_by_tiles().get(tiles._replace(vectors=True, spread=True))
+    return _gemm_by_tiles().get(msgspec.structs.replace(tiles, vectors=True, spread=True))
 
 
 @cache
@@ -353,7 +355,7 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         """Operands that must be finite for the result of the definition; otherwise it may be NaN."""
         return NEEDS_FINITE[self.finite]
 
-    @cached_property
+    @lazy
     def name(self) -> str:
         family = f"{self.algorithm}_f{self.outputs}" if self.outputs > 1 else self.algorithm
         block = f"{self.block_filters}x{self.block_windows}{f'x{self.block_k}' if self.block_k else ''}"
@@ -394,17 +396,17 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         streams = self.algorithm == POINTWISE
         return "residual" if streams or (self.tiles.by_warpgroups and not 1 < splits <= self.reduces_in_cluster) else "bias"
 
-    @cached_property
+    @lazy
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.tensor_threads else self.dtype
 
-    @cached_property
+    @lazy
     def family(self) -> str:
         """The key of the machine's constants for it: the algorithm, and on tensor cores the type."""
         return f"conv_{self.algorithm}" + (f"_{self.dtype}" if self.tiles.tensor else "")
 
-    @cached_property
+    @lazy
     def families(self) -> tuple[str, ...]:
         """Keys of the machine's constants for it; the first that exists applies: its variant's, its family's (each of its type, or of all
         types), or those of its products."""
@@ -412,7 +414,7 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         products = "wgmma" if self.tiles.by_warpgroups else "mma" if self.tiles.tensor else "simt"
         return *dict.fromkeys((*(f"{family}_{self.variant}" for family in own), *own)), products
 
-    @cached_property
+    @lazy
     def tiles(self) -> Tiles:
         """Its tiles: filters are rows, windows are columns; zeros if it has none."""
         taps = self.row_taps or 1
@@ -423,7 +425,7 @@ class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
         thirds = self.promotion > 0 and not by_warpgroups
         promotion, pingpong = self.promotion, self.pingpong
         tiles = Tiles(self.dtype, self.pipe, *sizes, group, by_warpgroups, vectors, promotion=promotion, thirds=thirds, pingpong=pingpong)
-        return tiles._replace(taps=taps)
+        return msgspec.structs.replace(tiles, taps=taps)
 
 
 NEEDS_FINITE: tuple[Finite, ...] = (

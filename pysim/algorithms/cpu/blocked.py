@@ -92,7 +92,7 @@ def conversions(w: Conv) -> tuple[LoopNest, LoopNest]:
         source, target = (Operand(name, of, "images") for name, of in zip(names, extents, strict=True))
         others = Operand("", {"run": Extent(room * size, room * size)}, "images")
         loops = (Loop("images", "images", 1, w.batch),)
-        return LoopNest(loops, (source, target._replace(written=True), others), {"images": w.batch, "run": 1}, 1)
+        return LoopNest(loops, (source, msgspec.structs.replace(target, written=True), others), {"images": w.batch, "run": 1}, 1)
 
     return moving(("input", "blocks"), read, filters + 2.0 * written), moving(("sums", "output"), written, filters + 2.0 * read)
 

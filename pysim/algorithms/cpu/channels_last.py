@@ -64,7 +64,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
 
 
 def _of_product(request: Request) -> Request:
-    return request._replace(problem=product_of(request.conv), prepared=True)
+    return msgspec.structs.replace(request, problem=product_of(request.conv), prepared=True)
 
 
 def least_cycles(request: Request, best: float) -> float:

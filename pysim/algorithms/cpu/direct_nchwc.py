@@ -43,7 +43,6 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -102,7 +101,7 @@ def _seen(w: Conv, layout: Layout) -> Conv:
     return msgspec.structs.replace(w, channels=channels, width=columns, pad_left=0, pad_right=0)
 
 
-class Shape(NamedTuple):
+class Shape(msgspec.Struct, frozen=True):
     """A convolution as a kernel sees it, per group: `rows` of outputs x `pixels`; a pointwise convolution has a single row."""
 
     w: Conv
@@ -172,7 +171,7 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
     unit, w = machine.unit_of(kernel.target), shape.w
     cycles = loading = 0.0
     for row, count in rows_of_panels(w, kernel):
-        of_rows, of_loads = _of_panel(shape._replace(per_row=ceil_div(shape.pixels, row.windows)), row, machine)
+        of_rows, of_loads = _of_panel(msgspec.structs.replace(shape, per_row=ceil_div(shape.pixels, row.windows)), row, machine)
         cycles, loading = cycles + count * shape.channels * of_rows, loading + count * shape.channels * of_loads
     behind = (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1 - w.pad_left - w.width  # padded columns at the end
     skipped = 0 if shape.inner == 1 and shape.run > 1 else w.stride_w  # columns of padding that the kernel skips

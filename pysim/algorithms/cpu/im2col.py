@@ -153,6 +153,10 @@ def least_cycles(request: Request, best: float) -> float:
         return 0.0
     packer = _packer(kernels, on)
     copy = copy_cycles(problem, on, packer)
+    number = problem.batch * problem.windows * problem.filters * problem.products
+    least = copy + nest_schedules.multiplying_cycles(number, request, ROWS_OF_K)
+    if least > best:
+        return least
     product = nest_schedules.least_cycles(_nest(problem), request, best - copy, ROWS_OF_K)
     if copy + product > best:
         return copy + product
@@ -166,7 +170,7 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
         return NoneLegal(rejected)
     columns = columns_pass(problem, on, request.state, _packer(kernels, on))
     cycles = float(columns.cycles[0])
-    own = request if request.most is None else request._replace(most=request.most - cycles)
+    own = request if request.most is None else msgspec.structs.replace(request, most=request.most - cycles)
     product = nest_schedules.candidates(_nest(problem), own, limit - cycles, ROWS_OF_K, NAME)
     assert isinstance(product, NestCandidates)
     return Candidates(columns, product, product.limit + cycles, product.rejected)

@@ -65,7 +65,8 @@ class ByThreads(ByRow):
         w, (name, family) = self.w, constants_of(gpu, self.row.families)
         outputs = w.output_elements * self.size
         threads = Threads(*warps, requested + outputs, self.windows.bytes + w.filter_elements * self.size + outputs)
-        return self.launched(gpu, known, name, *numbers)._replace(threads=threads, family=family)
+        variant = self.launched(gpu, known, name, *numbers)
+        return msgspec.structs.replace(variant, threads=threads, family=family)
 
 
 class Direct(ByThreads):
@@ -107,7 +108,7 @@ class Direct(ByThreads):
         work = tile.blocks(w) * TILED_THREADS / WARP, instructions, wavefronts, waits
         variant = self.of_threads(gpu, known, work, requested, "l1_", "l2_latency_cycles", "memory_latency_cycles")
         block = msgspec.structs.replace(BLOCK, threads=TILED_THREADS, registers=TILED_REGISTERS, shared_bytes=k * tile.filters * 4)
-        return variant if variant.compiled else variant._replace(attributes=block)
+        return variant if variant.compiled else msgspec.structs.replace(variant, attributes=block)
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         if self.row.variant == "tiled":

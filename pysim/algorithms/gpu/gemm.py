@@ -137,7 +137,7 @@ def usable(
         refusal = less_accurate(request.problem, kernel) or (None if of_any_batch else too_many_rows(problem, kernel))
         return refusal or (None if fits else too_large(problem, kernel, placement))
 
-    return legal(request._replace(problem=problem), name, rows, kernel_refuses, refused)
+    return legal(msgspec.structs.replace(request, problem=problem), name, rows, kernel_refuses, refused)
 
 
 def usable_as_halves(
@@ -311,13 +311,13 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         (own, pitch, columns, by_tma), layouts = found
         width = columns_of_tile(gpu, own, kernel)
         variant, of_kernel = _of_kernel(gpu, kernel, attributes, kernel.name in known, layouts, width)
-        both = Columns(*(by_tma if tiles.producer else columns), *of_kernel)
+        both = Columns._make((*(by_tma if tiles.producer else columns), *of_kernel))
         if kernel.narrows and not (own.trans_b or kernel.k_major):  # tiles may begin inside lines where rows do not
             both = both._replace(lines_b=lines_of_row(math.gcd(pitch, width * own.element_bytes)))
         if tiles.producer and both.unaligned_c:  # a thread stores its accumulators one after another
             spilled = SPILLED_STRIPS_COST * attributes.local_bytes if both.unaligned_c > 1 else 0.0
             both = both._replace(unaligned_c=both.unaligned_c * max(1.0, both.accumulators / TYPICAL_ACCUMULATORS) + spilled)
-        result.append(variant._replace(columns=both))
+        result.append(msgspec.structs.replace(variant, columns=both))
     return result
 
 

@@ -88,7 +88,7 @@ class ByProducts(Rows):
         products = gemm.products()
         if isinstance(named, GpuSchedule):
             products = tuple(kernel for kernel in products if kernel.name == named.gemm)
-        unnamed = request._replace(micro_kernel=None, schedule=None)
+        unnamed = msgspec.structs.replace(request, micro_kernel=None, schedule=None)
         usable = partial(
             gemm.usable_as_halves if w.pointwise and w.products >= MIN_HALVES else gemm.usable, unnamed, of.problem, self.NAME, products
         )
@@ -102,11 +102,13 @@ class ByProducts(Rows):
         for kernel, one in zip(kernels, gemm.variants(gpu, of.problem, kernels, gemm_attributes(gpu.capability_number)), strict=True):
             if last and one.columns is not None:
                 most = min(one.columns.max_stream_blocks, gemm.iterations_of(least, kernel))
-                one = one._replace(columns=one.columns._replace(max_stream_blocks=most))
+                one = msgspec.structs.replace(one, columns=one.columns._replace(max_stream_blocks=most))
             schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
             numbers = (*one.numbers, *["model.passes.column_"] * bool(copies))
             times, passes_ = of.times * share, tuple(copy.times(parts) for copy in copies)
-            result.append(one._replace(kernel=rows[0].name, schedule=schedule, times=times, passes=passes_, numbers=numbers))
+            result.append(
+                msgspec.structs.replace(one, kernel=rows[0].name, schedule=schedule, times=times, passes=passes_, numbers=numbers)
+            )
         return Candidates(request, tuple(result), (self.NAME,), tuple(rejected), prunes(request, limit))
 
     def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:

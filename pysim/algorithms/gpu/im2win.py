@@ -5,7 +5,7 @@ the row reads, column by column (arXiv 2306.14316, equation 2, extended by a str
 Worked number: conv:mb1ic64ih56oc64kh3ph1 keeps 64 x 56 rows of 58 x 3 elements in whole vectors, 176: 2,523,136 bytes.
 """
 
-from functools import cached_property
+import msgspec
 
 from pysim.algorithms.convolution import Rows, order_in_memory, order_of
 from pysim.algorithms.gpu.direct import Direct
@@ -15,6 +15,7 @@ from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES
 from pysim.cachemodel.gpu.product_columns import Gather, gathered, in_vectors
 from pysim.cachemodel.gpu.windows import Windows
+from pysim.caches import lazy
 from pysim.machine.gpu import Gpu
 from pysim.record.cost import Reason
 from pysim.registry.cuda import Attributes, cuda_limits
@@ -29,7 +30,7 @@ class Im2win(Direct):
 
     @property
     def read(self) -> Windows:
-        return self.windows._replace(tensor=self.row.keeps_tensor)
+        return msgspec.structs.replace(self.windows, tensor=self.row.keeps_tensor)
 
     @property
     def order(self) -> str | None:
@@ -40,7 +41,7 @@ class Im2win(Direct):
             return order_in_memory(self.w, self.layout)
         return order_of(self.w, *(("columns", "rows", "channels") if self.layout == "nhwc" else ("channels", "columns", "rows")))
 
-    @cached_property
+    @lazy
     def tensor_elements(self) -> int:
         """Elements of the tensor: for each row of outputs kernel_h rows, column by column, in whole vectors."""
         w, channels_last = self.w, self.windows.channels_last
@@ -69,7 +70,7 @@ class Im2win(Direct):
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         w, tiles, tensor, vector = self.w, self.tiles, self.row.keeps_tensor, VECTOR_BYTES // self.size
         if not tiles.rows:
-            return super().variant(gpu, known)._replace(passes=self.passes(gpu))
+            return msgspec.structs.replace(super().variant(gpu, known), passes=self.passes(gpu))
         by_vectors = in_vectors(w, self.layout)
         if tensor and not self.windows.channels_last:
             by_vectors = w.dilation_w == 1 and w.stride_w * w.kernel_h % vector == w.taps % vector == 0

@@ -9,13 +9,12 @@ wgmma, that replaces these kernels.
 Worked number: conv:mb1ic3ih224oc64kh7sh2ph3:f16 has channels padded to 8, so k = 49 x 8 = 392.
 """
 
-from functools import cached_property
-
 from pysim.algorithms.convolution import Rows, order_of
 from pysim.algorithms.gpu.wgmma import ChannelsLast
 from pysim.cachemodel.gpu import mainloop
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES
+from pysim.caches import lazy
 from pysim.machine.gpu import Gpu
 from pysim.record.cost import Reason
 from pysim.registry.cuda import WARP, Attributes, cuda_limits
@@ -41,7 +40,7 @@ class Mma(ChannelsLast):
         padded = f" padded to {self.padded_bytes // self.size}" if self.ragged and self.w.taps > 1 else ""
         return order_of(self.w, "slices", "rows", "columns", "channels") + padded
 
-    @cached_property
+    @lazy
     def copies(self) -> dict[str, int]:
         w, copies = self.w, {}
         if not self.in_planes and (self.layout == "nchw" or self.ragged):

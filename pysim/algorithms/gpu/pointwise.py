@@ -10,6 +10,8 @@ tile. An SM has one block, which keeps 12 KiB of filters; each of its 12 warps h
 import math
 from typing import NamedTuple
 
+import msgspec
+
 from pysim.algorithms.convolution import Rows
 from pysim.algorithms.gpu.direct import ByThreads
 from pysim.cachemodel.gpu.launches import Variant
@@ -124,7 +126,7 @@ class Pointwise(ByThreads):
         )
         requested = float(t.parts * w.input_elements * size + t.workers * t.parts * filters)
         variant = self.of_threads(gpu, known, of_warps, requested, "l2_latency_cycles", "memory_latency_cycles")
-        return variant._replace(attributes=Attributes(t.warps * WARP, REGISTERS, t.shared))
+        return msgspec.structs.replace(variant, attributes=Attributes(t.warps * WARP, REGISTERS, t.shared))
 
 
 ALGORITHM = Rows("pointwise", Pointwise, "1x1 of channels-last tensors as streams, filters in shared memory")

@@ -96,7 +96,7 @@ def outside(request: Request) -> GpuSchedule:
         return request.schedule
     problem = request.problem
     assert isinstance(problem, Gemm)
-    best_of_all = request._replace(micro_kernel=None, most=math.inf)
+    best_of_all = msgspec.structs.replace(request, micro_kernel=None, most=math.inf)
     (costs,) = cost(request.gpu, [gemm.candidates(best_of_all, 0.0, _waiting(problem.dtype))])
     best = costs.schedule(int(costs.cycles.argmin()))
     assert isinstance(best, GpuSchedule)

@@ -7,6 +7,8 @@ Worked number: gemm:100352x24x96:nt:f16 moves 24 MB; its 3,136 tiles of 32 rows 
 
 from functools import partial
 
+import msgspec
+
 from pysim.algorithms.convolution import conv_rows
 from pysim.algorithms.gpu import gemm, pointwise
 from pysim.algorithms.interface import DIRECT_SUM, Bound, nothing_prepared
@@ -71,7 +73,7 @@ def variant(gpu: Gpu, problem: Gemm, kernel: GemmKernel) -> Variant:
     """A kernel as the model sees it: the row of pointwise convolutions of its type."""
     row = next(row for row in conv_rows(pointwise.ALGORITHM.NAME) if row.dtype == kernel.dtype)
     found = pointwise.Pointwise(row, as_conv(problem), "nhwc").variant(gpu, gemm_attributes(gpu.capability_number))
-    return found._replace(kernel=kernel.name, schedule=partial(GpuSchedule, kernel.name))
+    return msgspec.structs.replace(found, kernel=kernel.name, schedule=partial(GpuSchedule, kernel.name))
 
 
 def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw") -> int:

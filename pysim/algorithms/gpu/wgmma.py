@@ -13,8 +13,9 @@ Worked number: conv:mb1ic72ih8oc8kh3ph1:f16 under NHWC has 9 taps of 72 x 2 = 14
 """
 
 from abc import ABC, abstractmethod
-from functools import cached_property
 from typing import NamedTuple
+
+import msgspec
 
 from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows, order_of
 from pysim.algorithms.gpu import gemm
@@ -25,6 +26,7 @@ from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES
 from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES, Windows
+from pysim.caches import lazy
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.record.cost import Reason
@@ -46,7 +48,7 @@ class ChannelsLast(ByRow, ABC):
     def copies(self) -> dict[str, int]:
         """Bytes of the copies of input and filters, if it cannot read them as stored."""
 
-    @cached_property
+    @lazy
     def padded_bytes(self) -> int:
         """Bytes of a group's channels of one pixel in its copies, in whole 16."""
         return round_up(self.w.group_channels * self.size, VECTOR_BYTES)
@@ -87,7 +89,7 @@ class ChannelsLast(ByRow, ABC):
         return gemm.sums_of_parts(self.w, self.tiles)._replace(finite=bound.finite) if self.row.promotion else bound
 
 
-class Boxes(NamedTuple):
+class Boxes(msgspec.Struct, frozen=True):
     """How TMA reads a window, or a filter: `rows` rows of contiguous channels, each of `row_bytes` bytes."""
 
     rows: int
@@ -128,7 +130,7 @@ class Wgmma(ChannelsLast):
         w, row, most = self.w, self.row, cuda_limits()
         kind, slices = ("TMA_VOLUME", "slices, rows") if w.is_volume else ("TMA", "rows")
         stride, span, corner = most["TMA_STRIDE"], most[f"{kind}_SPAN"] - 1, most[f"{kind}_CORNER"]
-        columns = w.columns if not row.row_taps else w.columns._replace(kernel=1)
+        columns = w.columns if not row.row_taps else msgspec.structs.replace(w.columns, kernel=1)
         axes = [w.slices] * w.is_volume + [w.rows, columns]
         if row.folds and not self.folded:
             why = "it takes a stride above 1 and few channels, which it copies"
@@ -162,14 +164,14 @@ class Wgmma(ChannelsLast):
     @property
     def read(self) -> Windows:
         """Windows of the NHWC input, or of the copy."""
-        return self.windows._replace(layout="nhwc")
+        return msgspec.structs.replace(self.windows, layout="nhwc")
 
     @property
     def plane_windows(self) -> int:
         """Windows of an image that is read from planes, in whole TMA boxes."""
         return round_up(self.w.height * self.w.width, LINE_BYTES // self.size)
 
-    @cached_property
+    @lazy
     def in_planes(self) -> bool:
         """Whether it reads windows from the planes of NCHW (native/cuda/conv/wgmma/operands.cu)."""
         w, plane = self.w, self.w.height * self.w.width
@@ -198,7 +200,7 @@ class Wgmma(ChannelsLast):
         """Bytes of a window's channels in a k-iteration."""
         return self.row.block_k * self.size
 
-    @cached_property
+    @lazy
     def copied(self) -> bool:
         """Whether it copies the input."""
         if self.in_planes:
@@ -206,7 +208,7 @@ class Wgmma(ChannelsLast):
         whole = self.w.groups == 1 or self.padded_bytes % self.iteration_bytes == 0
         return self.layout == "nchw" or self.ragged or not whole
 
-    @cached_property
+    @lazy
     def rows_of_taps(self) -> bool:
         """Whether its copy pads rows, so that a row of taps is contiguous like channels: where that takes fewer k-iterations."""
         w, padded, size = self.w, self.padded_bytes, self.iteration_bytes
@@ -226,7 +228,7 @@ class Wgmma(ChannelsLast):
     def boxes(self) -> Boxes:
         return self.folded.boxes if self.folded else self.boxes_unfolded
 
-    @cached_property
+    @lazy
     def folded(self) -> Folded | None:
         """The folding copy, where that takes fewer k-iterations. Only rows that fold may add taps."""
         w = self.w
@@ -275,7 +277,7 @@ class Wgmma(ChannelsLast):
         of = self.folded
         return self.w.filters * (of.kernel_rows * of.kernel_w * of.padded if of else self.w.taps * self.padded_bytes)
 
-    @cached_property
+    @lazy
     def copies(self) -> dict[str, int]:
         """As native/cuda/conv/wgmma/operands.cu makes them."""
         w, copies, of = self.w, {}, self.folded
@@ -327,7 +329,7 @@ class Wgmma(ChannelsLast):
             columns = columns._replace(
                 requested_bytes_b=columns.requested_bytes_b * share, b_parts=columns.b_parts * share, row_ends_b=columns.row_ends_b * share
             )
-        return variant._replace(columns=columns)
+        return msgspec.structs.replace(variant, columns=columns)
 
     @property
     def by_strips(self) -> bool:

@@ -11,8 +11,9 @@ Worked number: for conv:mb32ic64ih56oc64kh3ph1 on the h200 a fused F(2x2) row ha
 """
 
 import math
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from functools import lru_cache
+
+import msgspec
 
 from pysim.algorithms.accuracy import Size, random_walk, size_of
 from pysim.algorithms.convolution import ByRow, Rows
@@ -25,6 +26,7 @@ from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import pipe_of
 from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.cachemodel.shared_memory.banks import SharedMemory
+from pysim.caches import lazy
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES, SUM_UNITS
@@ -55,7 +57,7 @@ SOURCES = (
 )
 
 
-class Chunks(NamedTuple):
+class Chunks(msgspec.Struct, frozen=True):
     """Chunks of a staged row (native/cuda/conv/winograd/unfused4.cu): their number; tiles, pitch and blocks of the product of each."""
 
     number: int
@@ -156,7 +158,7 @@ class Winograd(ByRow):
 
     # Workspace and passes
 
-    @cached_property
+    @lazy
     def buffers(self) -> dict[str, int]:
         """Transformed filters; in staged rows also patches and results of one chunk."""
         w, row, plane = self.w, self.row, self.planes * self.size

@@ -58,7 +58,7 @@ def round_up(size: int, step: int) -> int:
 Sizes = tuple[int, ...]  # channels of a set, k2, and k3 where it is not 1
 
 
-class Rows(NamedTuple):
+class Rows(msgspec.Struct, frozen=True):
     """Schedules grouped by kernel, `counts` of each kernel, with the channels of a set, `k2` and `k3` of each schedule."""
 
     kernels: tuple[Kernel, ...]
@@ -140,7 +140,7 @@ class ListedAlgorithm(NamedTuple):
         return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.cpu, request.state))
 
     def candidates(self, request: Request, limit: Array | float = 0.0) -> Listed | NoneLegal:
-        return _listed(self, request if request.most is None else request._replace(most=None))
+        return _listed(self, request if request.most is None else msgspec.structs.replace(request, most=None))
 
     def of_type(self, request: Request) -> list[Kernel]:
         """The kernels of the problem's type."""
@@ -148,7 +148,7 @@ class ListedAlgorithm(NamedTuple):
 
     def able(self, request: Request) -> list[Kernel]:
         """The kernels that can run."""
-        refused = _refused(self, request._replace(most=None))
+        refused = _refused(self, msgspec.structs.replace(request, most=None))
         return [kernel for kernel in self.of_type(request) if kernel not in refused]
 
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
@@ -159,7 +159,7 @@ class ListedAlgorithm(NamedTuple):
 
     def request_of(self, kernel: Kernel, request: Request) -> Request:
         """A request with the layout that a kernel reads and writes."""
-        return request._replace(layout=self.layout_of(kernel, request.layout))
+        return msgspec.structs.replace(request, layout=self.layout_of(kernel, request.layout))
 
     def rows(self, request: Request) -> tuple[Rows, tuple[Rejected, ...]]:
         """The schedules of the kernels that can run, or a named plan's only. Raises PlanError if that is not legal."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import ceil, gcd, log2
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -65,7 +66,7 @@ ROWS_OF_BYTES, ROW_CYCLES, RESCALED_CYCLES, ROW_OF_FOUR_CYCLES = ("groups", "unp
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
-class Rates(NamedTuple):
+class Rates(msgspec.Struct, frozen=True):
     """In-core costs of a nest with each of some kernels, whatever the tiling. Every array has one entry per kernel, or, in a table, per
     schedule; it is a row of `columns`.
 

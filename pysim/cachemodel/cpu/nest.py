@@ -13,8 +13,8 @@ Worked number: 56x56 outputs of a 3x3 kernel with one row of padding, tiles of 3
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -184,7 +184,7 @@ class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
         return max(0, all_rows - edge), edge
 
 
-class Progression(NamedTuple):
+class Progression(msgspec.Struct, frozen=True):
     """Rows `start`, `start` - `step`, ..., `terms` of them."""
 
     start: int

@@ -78,6 +78,13 @@ def least_cycles(nest: Nest, request: Request, best: float, form: tilings.Forms 
     return float(tilings.least_cycles(rates(nest, on, _within(kernels, least, best))).min())
 
 
+def multiplying_cycles(number: int, request: Request, form: tilings.Forms) -> float:
+    """Cycles of so many multiplications at the highest rate of any kernel of a form; 0 if there is none."""
+    problem, on = request.problem, request.cpu
+    kernels = tilings.rows(on, problem.dtype, request.micro_kernel, form, request.accuracy, request.bounded).kernels
+    return number / max(_rates(kernels, on, problem.result_bytes // problem.element_bytes)) if kernels else 0.0
+
+
 @lru_cache(maxsize=64)
 def _stored(nest: Nest, to_bytes: bool) -> Nest:
     return msgspec.structs.replace(nest, to_bytes=True) if to_bytes else nest
@@ -250,7 +257,7 @@ def costs_of(found: Sequence[NestCandidates]) -> Iterator[tuple[Pass, Costs]]:
 
 def _costs_of(of: NestCandidates, prediction: Prediction) -> tuple[Pass, Costs]:
     table, costs, least = prediction
-    nest, machine, kernels, *_ = table.rates
+    nest, machine, kernels = table.rates.nest, table.rates.machine, table.rates.kernels
     in_place = nest.filters_in_place or not nest.filters_packed  # no prefetcher follows their rows
     return costs, Costs(
         cycles=costs.cycles,

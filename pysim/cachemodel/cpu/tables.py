@@ -5,8 +5,9 @@ Worked number: 3 sets of channels, 98 tiles of windows and 5 of filters are 1,47
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +18,7 @@ from pysim.caches import LruCache
 from pysim.machine.cpu import Machine
 
 
-class Table(NamedTuple):
+class Table(msgspec.Struct, frozen=True):
     """Schedules as columns, each with the `rates` of its kernel. `keeps_windows`: input stationary, otherwise weight stationary;
     `kernel`: index into the kernels of the rates; `packed`: 1, or 0 if windows are read in place."""
 
@@ -42,8 +43,8 @@ def select(table: Table, rows: Any) -> Table:
     """Some rows of a table."""
     if isinstance(rows, np.ndarray) and rows.dtype == bool:
         rows = np.flatnonzero(rows)  # once, not for every column
-    rates, keeps, kernel, packed, channels, k2, k3 = table
-    return Table(rates.of(rows), keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
+    columns = (column[rows] for column in (table.keeps_windows, table.kernel, table.packed, table.channels, table.k2, table.k3))
+    return Table(table.rates.of(rows), *columns)
 
 
 class OfTable:

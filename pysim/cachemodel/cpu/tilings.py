@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -185,7 +186,7 @@ def tiled(sets: Table) -> tuple[Table, NDArray[np.int64]]:
     """The candidates with these sets of channels, in their order: every K2, and each with every K3. Second, the row of each in `sets`."""
     (k2, k3, new), _ = _sizes(sets)
     row, of_k2, of_k3 = new.transpose(2, 0, 1).nonzero()
-    return select(sets, row)._replace(k2=k2[of_k2, row], k3=k3[of_k2, of_k3, row]), row
+    return msgspec.structs.replace(select(sets, row), k2=k2[of_k2, row], k3=k3[of_k2, of_k3, row]), row
 
 
 @OfTable

@@ -8,14 +8,14 @@ The machine file's `model.passes` has rate_share and the instructions per elemen
 Worked number: the im2col columns of conv:mb32ic64ih56oc64kh3ph1 are 231 MB written for 26 MB read; at 0.85 of 4.3 TB/s 70 us.
 """
 
-from typing import NamedTuple
+import msgspec
 
 from pysim.cachemodel.gpu.traffic import N, Number, l2_miss_share
 from pysim.machine.gpu import Gpu
 from pysim.registry.cuda import WARP
 
 
-class Pass(NamedTuple):
+class Pass(msgspec.Struct, frozen=True):
     """A kernel that moves data: bytes read and written, instructions of all lanes, launches; the share of a pass' rate that it reaches, and
     seconds of a launch, if others than the model's."""
 
@@ -30,7 +30,7 @@ class Pass(NamedTuple):
     def times(self, count: int) -> "Pass":
         """So many of it, one after another."""
         read, written, instructions = self.read * count, self.written * count, self.instructions * count
-        return self._replace(read=read, written=written, instructions=instructions, launches=self.launches * count)
+        return msgspec.structs.replace(self, read=read, written=written, instructions=instructions, launches=self.launches * count)
 
 
 def copy_rate(gpu: Gpu, size: N, l2_slowdown: Number = 1.0) -> Number:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from pysim.cachemodel.costs import Costs, numbered
@@ -58,7 +59,7 @@ _OF_SOME_KERNELS = (
 Row = TypeVar("Row", GemmKernel, ConvKernel)
 
 
-class Variant(NamedTuple):
+class Variant(msgspec.Struct, frozen=True):
     """One kernel as an algorithm uses it.
 
     `kernel`: name of its registry row; `schedule`: makes a launch of (decomposition, splits or chunks, along_n, group); `attributes`: what

@@ -16,8 +16,8 @@ Worked number: conv:mb32ic64ih56oc64kh3ph1 by tiles of 64 x 128 x 16 is 32 56 56
 """
 
 from functools import lru_cache
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from pysim.cachemodel.gpu.mainloop import EDGE_INSTRUCTIONS, VECTOR_BYTES, Work, estimated
@@ -138,7 +138,7 @@ def stage_accesses(rule: str, tiles: Tiles, k_inner: bool) -> tuple[float, float
     return float(sum(one.instructions for one in counted)), float(sum(one.total for one in counted))
 
 
-class Gather(NamedTuple):
+class Gather(msgspec.Struct, frozen=True):
     """How threads gather the windows of a k-iteration: `instructions` an element, or a vector where they load `by_vectors`; stored with k
     contiguous (`k_inner`) or not; `lines` of L1 that a warp's elements touch; `scalar_filters`: filters are loaded element by element."""
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pysim.cachemodel.equations import OfRows
 from pysim.cachemodel.gpu.occupancy import occupancy
-from pysim.cachemodel.gpu.traffic import l2_miss_share
+from pysim.cachemodel.gpu.traffic import Floats, l2_miss_share
 from pysim.cachemodel.gpu.waves import LOOP_BOUNDS, NO_TRAFFIC, TERMS, WAVE_TERMS, Prediction, wave_cycles
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.registry.cuda import WARP, Attributes
@@ -35,20 +36,29 @@ class Threads(NamedTuple):
 
 def predict(gpu: Gpu, kernels: Sequence[tuple[Threads, Attributes, GpuFamily]], hot: bool) -> Prediction:
     """Cost of one launch of each kernel."""
-    warps, instructions, wavefronts, waits, requested, touched = np.array([work for work, *_ in kernels]).T
-    efficiency, launch = np.array([(family.efficiency.value, family.launch_seconds.value) for *_, family in kernels]).T
-    block_warps = np.array([block.threads for _, block, _ in kernels]) / WARP
-    resident = np.array([occupancy(gpu, block) for _, block, _ in kernels]) * block_warps
+    rows = [
+        (*work, family.efficiency.value, family.launch_seconds.value, block.threads / WARP, occupancy(gpu, block))
+        for work, block, family in kernels
+    ]
+    waves, cycles, launch, bound, wavefronts, shared, memory_bytes = _equations(np.array(rows, float).T, gpu, hot)
+    others = np.zeros((len(TERMS) - len(WAVE_TERMS), len(kernels)))
+    others[-1] = launch
+    traffic = NO_TRAFFIC._replace(l2_bytes=np.array([work.requested_bytes for work, *_ in kernels]), memory_bytes=memory_bytes)
+    return Prediction(cycles, waves, others, bound.astype(int), wavefronts, shared, None, traffic)
+
+
+@OfRows
+def _equations(rows: Floats, gpu: Gpu, hot: bool) -> Sequence[Floats]:
+    """Of kernels whose `Threads` are the first rows, before efficiency, seconds of a launch, and warps of a block and blocks of an SM:
+    cycles by wave and WAVE_TERMS, in all, and of the launch; index of LOOP_BOUNDS; wavefronts and their cycles; bytes from memory."""
+    warps, instructions, wavefronts, waits, requested, touched, efficiency, launch, block_warps, blocks = rows
     active = np.minimum(gpu.sms.value, np.ceil(warps / block_warps))
     sm_warps = warps / active
-    loop = sm_warps * wavefronts, sm_warps * instructions / gpu.schedulers_per_sm.value, np.ceil(sm_warps / resident) * waits
+    shared, issue = sm_warps * wavefronts, sm_warps * instructions / gpu.schedulers_per_sm.value
+    most = np.maximum(np.maximum(shared, issue), np.ceil(sm_warps / (blocks * block_warps)) * waits)
     memory_bytes = touched * (l2_miss_share(gpu, touched) if hot else 1.0)
     l2 = requested / np.minimum(gpu.l2_bytes_per_second.value / gpu.clock_hz, active * gpu.port_bytes_per_cycle.value)
     memory = memory_bytes / np.minimum(gpu.memory_bytes_per_second.value / gpu.clock_hz, active * gpu.memory_port_bytes_per_cycle.value)
-    waves = np.array([[np.max(loop, axis=0) / efficiency, 0 * warps, l2, memory]])
-    others = np.zeros((len(TERMS) - len(WAVE_TERMS), len(kernels)))
-    others[-1] = launch * gpu.clock_hz
-    bound = LOOP_BOUNDS.index("shared") + np.argmax(loop, axis=0)
-    traffic = NO_TRAFFIC._replace(l2_bytes=requested, memory_bytes=memory_bytes)
-    cycles = wave_cycles(waves) + others.sum(axis=0)
-    return Prediction(cycles, waves, others, bound, warps * wavefronts, loop[0], None, traffic)
+    waves, launching = np.stack([most / efficiency, 0 * warps, l2, memory])[None], launch * gpu.clock_hz
+    bound = LOOP_BOUNDS.index("shared") + np.where(shared >= most, 0.0, np.where(issue >= most, 1.0, 2.0))
+    return waves, wave_cycles(waves) + launching, launching, bound, warps * wavefronts, shared, memory_bytes

@@ -16,8 +16,10 @@ Worked number: 128 windows of 3x3 in rows of 56 cover 2.29 of them and touch (1.
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
+import msgspec
+
+from pysim.caches import lazy
 from pysim.problem.conv import Conv
 from pysim.record.plan import Layout
 
@@ -37,7 +39,7 @@ def distinct(count: float, kernel: int, stride: int, dilation: int) -> float:
     return low * kernel - repeats
 
 
-class _Axis(NamedTuple):
+class _Axis(msgspec.Struct, frozen=True):
     """The rows or the columns of an image, and the outputs along them."""
 
     size: int
@@ -68,7 +70,7 @@ def _run(size: int, pitch: int) -> int:
     return -(-size // start) * start + SECTOR_BYTES - start
 
 
-class Windows(NamedTuple):
+class Windows(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     """A convolution's windows as a kernel numbers them: squares of outputs x outputs (1, or Winograd's), high x wide in an image."""
 
     conv: Conv
@@ -76,26 +78,26 @@ class Windows(NamedTuple):
     outputs: int = 1
     tensor: bool = False  # read from im2win's tensor, which keeps the rows of windows separately
 
-    @property
+    @lazy
     def channels_last(self) -> bool:
         """Whether a pixel's channels are contiguous."""
         return self.layout == "nhwc"
 
-    @property
+    @lazy
     def high(self) -> int:
         """Rows of windows, of a volume those of all slices."""
         return self.conv.out_d * -(-self.conv.out_h // self.outputs)
 
-    @property
+    @lazy
     def wide(self) -> int:
         return -(-self.conv.out_w // self.outputs)
 
-    @property
+    @lazy
     def number(self) -> int:
         """Windows in all images, of one group."""
         return self.conv.batch * self.high * self.wide
 
-    @property
+    @lazy
     def k(self) -> int:
         return self.conv.group_channels if self.outputs > 1 else self.conv.products
 
@@ -131,8 +133,7 @@ class Windows(NamedTuple):
         """Planes of a group that `touched` bytes are read of: its channels under NCHW."""
         return 1 if self.channels_last else self.conv.group_channels
 
-    @property
-    @lru_cache(maxsize=1024)  # noqa: B019
+    @lazy
     def bytes(self) -> float:
         """Distinct bytes that the windows of all groups touch, in whole sectors: a lower bound on memory traffic."""
         w, m = self.conv, self.outputs
@@ -155,3 +156,9 @@ class Windows(NamedTuple):
         missed = min(1.0, max(0.0, 2 * once / l1_bytes - 1))
         tile = once + missed * max(0.0, gathered - once)
         return tile * self.planes * self.conv.groups * self.number / count
+
+
+@lru_cache(maxsize=64)
+def windows_of(conv: Conv, layout: Layout, outputs: int) -> Windows:
+    """The windows of a convolution, the same object for all kernels that number them alike."""
+    return Windows(conv, layout, outputs)

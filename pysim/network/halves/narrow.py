@@ -99,7 +99,7 @@ def rounding_seconds(problem: Workload, on: Machine) -> float:
 def faster(plan: Plan, request: Request) -> tuple[Plan, float]:
     """The plan of float32, or one of bf16 on a rounded input, and the seconds that rounding takes."""
     try:
-        narrow = planned(request._replace(problem=replace(request.problem, dtype="bf16")))
+        narrow = planned(replace(request, problem=replace(request.problem, dtype="bf16")))
     except PlanError:
         return plan, 0.0
     rounding = rounding_seconds(narrow.workload, request.cpu)

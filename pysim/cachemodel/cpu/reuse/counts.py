@@ -25,6 +25,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -238,7 +239,7 @@ class Structure:
         return np.array([runs_ago(state, name) for name in self.names])[self.bytes.operands] * (self.bytes.loops < 0)
 
 
-class OperandStructure(NamedTuple):
+class OperandStructure(msgspec.Struct, frozen=True):
     """What a nest's structure knows of an operand: its dimensions, those along which neighbours share data (and whether the tiles are
     touched `together`), and fields of `Operand`."""
 

@@ -28,13 +28,13 @@ and 1 / 4 + 2 (1 - 1 / 4) = 1.75 I: two I unless F is the first or the last tile
 
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.equations import empty
+from pysim.caches import lazy
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -186,7 +186,7 @@ class Factors(dict[Factor | Entry, int]):
     def __missing__(self, factor: Factor | Entry) -> int:
         return self.setdefault(factor, 1 + len(self))
 
-    @cached_property
+    @lazy
     def _entries(self) -> list[tuple[Callable[[Sizes], Array], Indices, tuple[Indices, ...]]]:
         """For each array of numbers the rows of the table that come from it, and their places there."""
         rows = [(factor.of, row, factor.place) for factor, row in self.items() if isinstance(factor, Entry)]
@@ -205,7 +205,7 @@ class Factors(dict[Factor | Entry, int]):
             table[row] = factor.of(nest)
         return table
 
-    @cached_property
+    @lazy
     def _others(self) -> list[tuple[Factor, int]]:
         return [(factor, row) for factor, row in self.items() if not isinstance(factor, Entry)]
 

@@ -35,10 +35,11 @@ Worked number: tiles of 8 rows with a halo of 2, in 56 rows of 224 bytes. One ti
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu.reuse.counts import AGAIN, Factored, OperandStructure, structure
@@ -46,6 +47,7 @@ from pysim.cachemodel.cpu.reuse.distances import Array as Array
 from pysim.cachemodel.cpu.reuse.distances import Distances, Factors, Fixed, distances_of, evaluate_products
 from pysim.cachemodel.cpu.reuse.distances import Use as Use
 from pysim.cachemodel.equations import OfRows, Program, Programs, Recorder, as_rows, empty
+from pysim.caches import lazy
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
@@ -59,7 +61,7 @@ def _is(constant: float, number: Number) -> bool:
     return isinstance(number, (int, float)) and number == constant
 
 
-class Extent(NamedTuple):
+class Extent(msgspec.Struct, frozen=True):
     """Bytes (or rows) of n neighbouring tiles: min(n first_tile, overlap + n per_tile, limit).
 
     `first_tile` is overlap + per_tile unless given; `shared` is what a tile touches of the one before it, overlap unless given. Tiles that
@@ -93,7 +95,7 @@ class Extent(NamedTuple):
         return np.minimum(np.minimum(number * self.tile, self.overlap + number * self.per_tile), self.limit)
 
 
-class Loop(NamedTuple):
+class Loop(msgspec.Struct, frozen=True):
     """A loop of `trips` iterations over a `dimension`, each of `tiles` tiles. Several loops over one dimension tile it repeatedly."""
 
     name: str
@@ -102,7 +104,7 @@ class Loop(NamedTuple):
     trips: Number
 
 
-class Operand(NamedTuple):
+class Operand(msgspec.Struct, frozen=True):
     """Data that is touched in the body of loop `inside`, with its extents along dimensions.
 
     `only_first`: only in the first iteration of this loop; `after_loops`: after the loops in the body, not before; `written`: its lines
@@ -191,6 +193,7 @@ def normal_distribution(z: Array) -> Array:
 
 
 _ONE = Extent(1.0, 1.0)
+_bounds = operator.attrgetter("per_tile", "limit")
 
 
 def _structure_of(operand: Operand) -> OperandStructure:
@@ -214,31 +217,31 @@ class LoopNest:
         overlapping = [operands[row].extents[name] for row, name, _ in of.extents.overlapping]
         self._moving = tuple(not isinstance(extent.overlap, float) and extent.shared is None for extent in overlapping)
 
-    @cached_property
+    @lazy
     def trips(self) -> Array:
         """Iterations of each loop."""
         return as_rows(self.columns, *(loop.trips for loop in self.loops))
 
-    @cached_property
+    @lazy
     def _tiles(self) -> Array:
         """Tiles of each dimension and loop, as `Places` orders them."""
         counts = ((self.total.get(name, 1.0), *(self.loops[at].tiles for at in over)) for name, over in self.structure.places.over.items())
         return as_rows(self.columns, *itertools.chain(*counts))
 
-    @cached_property
+    @lazy
     def _extents(self) -> Array:
         """The equation above for all pairs of an operand and a dimension, as `Extents` orders them."""
         of = self.structure.extents
         extents = [_ONE, *(self.operands[row].extents[name] for row, name in of.rows)]
         tiles = self._tiles.take(of.tiles, axis=0)
-        per_tile, limit = (as_rows(self.columns, *(extent[field] for extent in extents)).take(of.pair, axis=0) for field in range(2))
+        per_tile, limit = (as_rows(self.columns, *column).take(of.pair, axis=0) for column in zip(*map(_bounds, extents), strict=True))
         per_tile *= tiles
         for row, name, rows in of.overlapping:
             extent = self.operands[row].extents[name]
             np.minimum(per_tile[rows] + extent.overlap, extent.tile * tiles[rows], out=per_tile[rows])
         return np.minimum(per_tile, limit, out=per_tile)
 
-    @cached_property
+    @lazy
     def footprints(self) -> Array:
         """Bytes of operands x the whole run and one iteration of each loop x schedules."""
         found = evaluate_products(self._extents, *self.structure.extents.footprints)
@@ -253,7 +256,7 @@ class LoopNest:
 
         def other(one: Operand) -> Operand:
             extents = {name: extent for name, extent in one.extents.items() if name != without}
-            return one._replace(name=names[one.name], extents=extents) if one.name in names else one
+            return msgspec.structs.replace(one, name=names[one.name], extents=extents) if one.name in names else one
 
         return LoopNest(self.loops, [other(one) for one in self.operands], self.total, self.columns)
 
@@ -285,7 +288,7 @@ class LoopNest:
         np.minimum(distances, numbers.take(of.limits, axis=0), out=distances)
         return distances.take(of.which, axis=0)
 
-    @cached_property
+    @lazy
     def _reuse(self) -> Sequence[Array]:
         """Results of `_equations`, by the library where there is one."""
         if isinstance(self.columns, Recorder):
@@ -309,7 +312,9 @@ class LoopNest:
         numbers = [*itertools.chain(*((loop.tiles, loop.trips) for loop in self.loops)), *self.total.values()]
         for operand in self.operands:
             for extent in operand.extents.values():
-                numbers += (extent.per_tile, extent.limit, extent.overlap, extent.tile, extent.reused) if extent.overlaps else extent[:2]
+                numbers += (
+                    (extent.per_tile, extent.limit, extent.overlap, extent.tile, extent.reused) if extent.overlaps else _bounds(extent)
+                )
             numbers += () if operand.part is None else (operand.part,)
         return numbers
 
@@ -318,14 +323,16 @@ class LoopNest:
         numbers: Iterator[Any] = iter(rows)
 
         def extent(of: Extent) -> Extent:
-            return Extent(*(next(numbers) for _ in range(5 if of.overlaps else 2)))._replace(together=of.together)
+            known = (next(numbers) for _ in range(5 if of.overlaps else 2))
+            return msgspec.structs.replace(Extent(*known), together=of.together)
 
-        loops = [loop._replace(tiles=next(numbers), trips=next(numbers)) for loop in self.loops]
+        loops = [msgspec.structs.replace(loop, tiles=next(numbers), trips=next(numbers)) for loop in self.loops]
         total = dict(zip(self.total, numbers, strict=False))
         operands = list[Operand]()
         for operand in self.operands:
             extents = {name: extent(of) for name, of in operand.extents.items()}
-            operands.append(operand._replace(extents=extents, part=None if operand.part is None else next(numbers)))
+            part = None if operand.part is None else next(numbers)
+            operands.append(msgspec.structs.replace(operand, extents=extents, part=part))
         nest = LoopNest.__new__(LoopNest)
         nest.loops, nest.operands, nest.total, nest.columns = tuple(loops), tuple(operands), total, cast("Any", rows).recorder
         nest.structure, nest.accesses, nest._several, nest._moving = self.structure, self.accesses, {}, self._moving
@@ -394,12 +401,12 @@ class LoopNest:
             parts = [share if isinstance(share, float) else self._numbers[self.structure.factors[share]] for share in shares]
             yield Reuse(row, loop, sum_of(times), sum_of(size), self.total_distances[[*uses]], parts, kind, first)
 
-    @cached_property
+    @lazy
     def _numbers(self) -> Array:
         """The table of numbers of the structure's factors."""
         return self.structure.factors.numbers(self)
 
-    @cached_property
+    @lazy
     def counts(self) -> Array:
         """How often each loop iterates in one pass over its dimension: `reuse.Count` x loops x schedules."""
         outer, counts = self.structure.places.outer, empty((2, len(self.loops) + 1), self.columns)

@@ -261,7 +261,7 @@ def test_a_larger_cache_never_raises_the_traffic_of_any_schedule(text: str) -> N
             tables = [prediction.table for prediction in predictions(text, small)]
             for table in tables:
                 costs = [rates(nest_of(parse(text)), on, space.rows(on, "f32").kernels) for on in (small, larger)]
-                before, after = (predict(table._replace(rates=cost.of(table.kernel))) for cost in costs)
+                before, after = (predict(msgspec.structs.replace(table, rates=cost.of(table.kernel))) for cost in costs)
                 crossed, fewer = (one.costs.moved.sum(axis=1) for one in (before, after))
                 assert (fewer <= crossed * (1 + 1e-9)).all(), (index, scale)
 
@@ -402,7 +402,7 @@ def test_reading_in_place_packs_nothing_and_needs_no_panels() -> None:
 def again(prediction: Prediction, on: Machine) -> Prediction:
     """The same schedules on a machine with other numbers."""
     table = prediction.table
-    return predict(table._replace(rates=rates(table.rates.nest, on, table.rates.kernels).of(table.kernel)))
+    return predict(msgspec.structs.replace(table, rates=rates(table.rates.nest, on, table.rates.kernels).of(table.kernel)))
 
 
 # of Winograd, of depthwise layers, of threads, of skinny products
