@@ -76,6 +76,7 @@ def _events() -> Iterator[tuple[str, str, str, float, bool]]:
 def errors(gpu: Gpu, rows: list[Timed], launch: float, efficiency: float) -> np.ndarray:
     """|log(predicted / measured)| of each."""
     family = rows[0].variant.family
+    assert family
     number = family.launch_seconds
     own = msgspec.structs.replace(
         family,
@@ -106,6 +107,7 @@ def main() -> None:
     for name, ends in FAMILIES.items():
         rows = timed(gpu, ends)
         family = rows[0].variant.family
+        assert family
         now = family.launch_seconds.value, family.efficiency.value
         for what, point in (("the file's", now), ("fitted", fitted(gpu, rows))):
             found = 100 * errors(gpu, rows, *point)

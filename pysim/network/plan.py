@@ -10,6 +10,7 @@ What else a network does is `pysim.network.operator_seconds`.
 import math
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -297,7 +298,7 @@ def _integer_seconds(node: Node, graph: Graph, on: Machine, layout: Layout) -> f
 def _turned(node: Node, plan: Plan, graph: Graph, on: Machine, request: Request) -> tuple[Plan, float]:
     """The plan of an integer convolution to numbers in planes, or one with channels last if that is faster with its conversions; and the
     seconds of these."""
-    last = _planned(node, request._replace(layout="nhwc"))
+    last = _planned(node, msgspec.structs.replace(request, layout="nhwc"))
     around = sum(reordering_seconds(graph.tensors[name], on) for name in (node.inputs[0], node.output))
     return (last, around) if (last.seconds or math.inf) + around < (plan.seconds or math.inf) else (plan, 0.0)
 

@@ -492,10 +492,7 @@ def attributes_file(capability: int) -> Path:
 
 @cache
 def gemm_attributes(capability: int) -> dict[str, Attributes]:
-    """Attributes by kernel name from `kernel_attributes-sm<capability>.json`; {} without one.
-
-    lab/fits/cuda_attributes.py writes it from the compiler's output, lab/fits/fit_gpu.py adds the efficiencies.
-    """
+    """Attributes by kernel name from `kernel_attributes-sm<capability>.json` (lab/fits/cuda_attributes.py, fit_gpu.py); {} without one."""
     path = attributes_file(capability)
     if not path.exists():
         return {}

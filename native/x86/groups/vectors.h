@@ -153,9 +153,13 @@ INLINE void b_store_whole(const BYTE_ROW *of, const int nv, const __m512i *whole
     bytes = _mm512_permutexvar_epi32(of->order, _mm512_xor_si512(bytes, of->flip));
     if (count == nv * LANES - 8) { /* loads of the next row's residual do not wait for stores of 8 and 16 bytes, but for masked ones */
         if (nv > 1) _mm_storeu_si128((__m128i *)(void *)p, _mm512_castsi512_si128(bytes));
-        if (nv > 2) _mm_storeu_si128((__m128i *)(void *)(p + LANES), _mm512_extracti32x4_epi32(bytes, nv > 2));
-        if (nv > 3) _mm_storeu_si128((__m128i *)(void *)(p + 2 * LANES), _mm512_extracti32x4_epi32(bytes, nv > 3 ? 2 : 0));
-        _mm_storel_epi64((__m128i *)(void *)(p + (nv - 1) * LANES), _mm512_extracti32x4_epi32(bytes, nv - 1));
+        if (nv > 2) _mm_storeu_si128((__m128i *)(void *)(p + LANES), _mm512_extracti32x4_epi32(bytes, 1));
+        if (nv > 3) _mm_storeu_si128((__m128i *)(void *)(p + 2 * LANES), _mm512_extracti32x4_epi32(bytes, 2));
+        const __m128i last = nv == 1   ? _mm512_castsi512_si128(bytes)
+                             : nv == 2 ? _mm512_extracti32x4_epi32(bytes, 1)
+                             : nv == 3 ? _mm512_extracti32x4_epi32(bytes, 2)
+                                       : _mm512_extracti32x4_epi32(bytes, 3);
+        _mm_storel_epi64((__m128i *)(void *)(p + (nv - 1) * LANES), last);
     } else if (count < nv * LANES) _mm512_mask_storeu_epi8(p, ~0ull >> (64 - count), bytes);
     else if (nv == 4) _mm512_storeu_si512(p, bytes);
     else {

@@ -375,6 +375,6 @@ def test_a_long_text_is_refused_as_fast_as_it_is_long():
 def test_a_width_with_a_size_and_a_kernel_of_its_own_copies_nothing():
     """As in benchdnn, whose conv and deconv lines all parse: this is one of them."""
     c = parse("conv:mb1ic16id1ih1iw1oc16od2oh2ow1kd3kh3kw1dd1dh1ph1pd1")
-    assert [axis[1:] for axis in (c.slices, c.rows, c.columns)] == [(3, 1, 2, 1, 4)] * 2 + [(1, 1, 1, 0, 0)]
+    assert [msgspec.structs.astuple(axis)[1:] for axis in (c.slices, c.rows, c.columns)] == [(3, 1, 2, 1, 4)] * 2 + [(1, 1, 1, 0, 0)]
     assert parse("conv:ic3ih8iw9oc4kh3kw3sh2").columns.stride == 1
     assert parse("conv:ic3ih8oc4kh3sh2").columns.stride == 2
