@@ -76,7 +76,8 @@ def epilogue_of(problem: Workload, rng: np.random.Generator) -> dict[str, Any]:
 
 def keeping(problem: Workload, machine: str, layout: str) -> dict[str, list[str]]:
     """Of each contract, a plan of every row, variant and number of parts."""
-    request = request_of(problem, planner.plan(problem, machine, layout=layout).on, layout=layout)._replace(parts=PARTS)
+    request = request_of(problem, planner.plan(problem, machine, layout=layout).on, layout=layout)
+    request = msgspec.structs.replace(request, parts=PARTS)
     found = dict[str, list[str]]()
     for algorithm, costs in Table.of(request, exhaustive=True).costs:
         for row in np.unique(costs.alike, return_index=True)[1].tolist():
