@@ -282,6 +282,15 @@ def _copy(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = inputs[0].reshape(out.shape)
 
 
+def _expand(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    out[...] = inputs[0]
+
+
+def _tile(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    (x,) = inputs
+    out[...] = np.tile(x, [whole // own for whole, own in zip(out.shape, x.shape, strict=True)])
+
+
 def _slice(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = inputs[0][attributes["slices"]]
 
@@ -309,7 +318,7 @@ NATIVE: dict[str, Bind] = {
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Cast": _cast, "Clip": _clip, "ConvByTaps": convolutions.convolution,
     "ConvTranspose": convolutions.transposed, "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes,
-    "Elu": _elu, "GatherElements": _take_each, "Softplus": _softplus,
+    "Elu": _elu, "Expand": _expand, "GatherElements": _take_each, "Softplus": _softplus, "Tile": _tile,
     "Hardmax": _hardmax, "Identity": _copy, "LeakyRelu": _leaky_relu, "LogSoftmax": _log_softmax, "LpPool": _lp_pool,
     "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply), "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax, "Sub": _ufunc(np.subtract),

@@ -166,3 +166,14 @@ def test_what_moves_or_bounds_numbers_is_native(op, x, held, tmp_path):
     assert y.dtype == right.dtype and np.allclose(y, right, rtol=2e-7, atol=0, equal_nan=True) and np.array_equal(y[y == 0], right[y == 0])
     assert not any("reference" in layer.node.attributes for layer in model.plan.layers)
     assert all(isinstance(call, Chain | Step) for call in model._idle[-1].calls)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "held"),
+    [("Tile", (4, 2, 2, 3), [1, 2, 2, 2]), ("Tile", (2, 3, 2, 3, 2), [2, 3, 2, 3, 2]), ("Expand", (1, 2, 1, 2, 1, 2, 1, 2, 1), [2] * 9)],
+)
+def test_what_has_too_many_axes_for_a_copy_is_computed(op, shape, held, tmp_path):
+    """Such a Tile raised a KeyError."""
+    x = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    model, reference = model_of(tmp_path, [helper.make_node(op, ["x", "c"], ["y"])], {"x": x}, ["y"], {"c": np.array(held)})
+    assert np.array_equal(model(x), reference.run(None, {"x": x})[0])
