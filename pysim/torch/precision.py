@@ -25,10 +25,7 @@ HALF = (torch.float16, torch.bfloat16)
 # TF32's rounding does not average out in sums shorter than this, nor where an image has one result of a filter: with the last layer's alone
 # DPN-68 has 2.1 times the error, ResNet-34d 1.22 times. PyTorch's library multiplies those in FP32 (H200, batch 16). FP32 may take longer
 # by this factor
-_SHORT, _FP32_COST = 32, 1.3
-# The library's TF32 kernels read whole groups of channels. A few images of three it multiplies in FP32: at batch 1 a ViT's patches in TF32
-# gave 1.44 times PyTorch's error. There FP32 may take longer by these seconds, 1 to 3 % of such a network's call
-_CHANNELS, _FP32_SECONDS = 4, 1e-5
+_SHORT, FP32_COST = 32, 1.3
 
 # PyTorch 2.9 and later, where reading the older settings raises once the newer ones were set
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -72,15 +69,12 @@ def types_of(x: Any, w: Any, kind: str, accuracy: ModelAccuracy, current: Settin
     return ("tf32", "f32") if x.dtype == torch.float32 and allowed else (NAMES[x.dtype],)
 
 
-def fp32_at_most(problem: Workload, axes: int, seconds: float) -> float:
-    """The seconds up to which FP32 is taken in place of TF32, which takes `seconds`: more, where rounding operands to TF32 leaves errors
-    that later sums and means do not make smaller, of short sums and of layers with one result of a filter for an image, gates and those
-    behind a pool; and where PyTorch's library may not round them. `axes`: of the layer's input."""
-    stays, few = axes == 2, False
+def errors_stay(problem: Workload, axes: int) -> bool:
+    """Whether rounding operands to TF32 leaves errors that later sums and means do not make smaller: of short sums, and of layers with one
+    result of a filter for an image, gates and those behind a pool. `axes`: of the layer's input."""
     if isinstance(problem, Conv):
-        stays = problem.groups == 1 and (problem.products < _SHORT or problem.windows == 1)
-        few = problem.groups == 1 and problem.channels < _CHANNELS
-    return max(seconds, _FP32_COST * seconds * stays, (seconds + _FP32_SECONDS) * few)
+        return problem.groups == 1 and (problem.products < _SHORT or problem.windows == 1)
+    return axes == 2
 
 
 def plan_accuracy(accuracy: ModelAccuracy) -> Accuracy:

@@ -48,7 +48,7 @@ from pysim.torch.layers.library_conv import convolved, memory_format_of_last
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
 from pysim.torch.parameters import ParameterCache, changes_are_seen, needs_pytorch
-from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, fp32_at_most, plan_accuracy, settings, types_of
+from pysim.torch.precision import FP32_COST, HALF, TENSORS, ModelAccuracy, errors_stay, plan_accuracy, settings, types_of
 
 Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, beta, mean, var of a norm on the input
 # Bounds of a filter's largest weight in f16: above the lower one, only weights below 2^-13 of the largest lose bits to f16's 2^-24 steps
@@ -273,7 +273,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
 
     def fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, prologue: bool = False) -> Plan:
-        """The fastest plan of these types, FP32's where TF32's errors matter and it is about as fast; the first type's PlanError if none
+        """The fastest plan of these types, FP32's where TF32's errors stay and it is about as fast; the first type's PlanError if none
         has one."""
         plans, errors = [], []
         for dtype in types:
@@ -288,8 +288,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if not plans:
             raise errors[0]
         best = min(plans, key=lambda plan: plan.seconds or 0.0)
-        most = fp32_at_most(best.workload, x.dim(), best.seconds or 0.0)
-        return next((one for one in plans if one.workload.dtype == "f32" and (one.seconds or 0.0) <= most), best)
+        if errors_stay(best.workload, x.dim()):
+            most = FP32_COST * (best.seconds or 0.0)
+            best = next((one for one in plans if one.workload.dtype == "f32" and (one.seconds or 0.0) <= most), best)
+        return best
 
     def _prologue_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, factor: Any) -> Plan | None:
         """The plan of a kernel that applies `input_op` in its prologue, which only kernels for NCHW do; None if there is none."""
