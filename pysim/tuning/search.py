@@ -135,9 +135,9 @@ def search(
         tell(f"{sum(spent.values()):.0f} of {settings.budget:g} s, {len(trials)} of {len(plans)} plans: {workload.text}")
     speeds = [run.speed for run in runs if run.speed]
     core = core_then(on, middle(speeds), target) if isinstance(on, Machine) and speeds else None
-    then = (
-        evidence.legal(msgspec.structs.replace(request, machine=on.at_clock(core.clock_hz))) if isinstance(on, Machine) and core else plans
-    )
+    then = plans
+    if isinstance(on, Machine) and core:
+        then = evidence.legal(msgspec.structs.replace(request, machine=on.at_clock(core.clock_hz)))
     return Search(
         label=layer.label, count=layer.count, machine=on.name, threads=settings.threads, problem=workload.text, set_aside=stored.set_aside,
         reason=f"{incumbent}, the plan that others are compared with: {rig.failed[incumbent]}" if incumbent in rig.failed else "",

@@ -151,7 +151,7 @@ INLINE void b_store_whole(const BYTE_ROW *of, const int nv, const __m512i *whole
     const __m512i high = nv > 2 ? b_packed(of, whole[nv > 2 ? 2 : 0], whole[nv - 1]) : low;
     __m512i bytes = _mm512_max_epu8(_mm512_packus_epi16(low, high), of->least);
     bytes = _mm512_permutexvar_epi32(of->order, _mm512_xor_si512(bytes, of->flip));
-    if (count == nv * LANES - 8) { /* loads of the next row's residual do not wait for stores of 8 and 16 bytes, but for masked ones */
+    if (count == nv * LANES - 8) { /* no masked store: a load of the next row's residual would wait for it */
         if (nv > 1) _mm_storeu_si128((__m128i *)(void *)p, _mm512_castsi512_si128(bytes));
         if (nv > 2) _mm_storeu_si128((__m128i *)(void *)(p + LANES), _mm512_extracti32x4_epi32(bytes, 1));
         if (nv > 3) _mm_storeu_si128((__m128i *)(void *)(p + 2 * LANES), _mm512_extracti32x4_epi32(bytes, 2));

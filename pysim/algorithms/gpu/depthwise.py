@@ -160,7 +160,7 @@ class Depthwise(ByThreads):
         """`of_threads`; where the compiler was not asked, a block has these registers and bytes of shared memory."""
         variant = self.of_threads(gpu, known, warps, requested, "l2_latency_cycles", "memory_latency_cycles")
         block = msgspec.structs.replace(BLOCK, registers=registers, shared_bytes=shared)
-        return variant if variant.compiled else msgspec.structs.replace(variant, attributes=block)
+        return variant.estimated(block)
 
     def of_stream(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
         w, taps, across, each = self.w, self.w.kernel_w, LIMITS["STREAM_COLUMNS"], LIMITS["STREAM_CHANNELS"]
@@ -292,7 +292,7 @@ class Depthwise(ByThreads):
             # each of its filters fills a part of a sector
             requested += w.output_elements * size * (thread.filters * PART_SECTOR_COST - 1)
         variant = self.of_threads(gpu, known, (warps, instructions, wavefronts, waits), requested, "l1_")
-        return variant if variant.compiled else msgspec.structs.replace(variant, attributes=block)
+        return variant.estimated(block)
 
 
 def lanes_of(w: Conv) -> int:

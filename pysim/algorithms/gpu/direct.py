@@ -108,7 +108,7 @@ class Direct(ByThreads):
         work = tile.blocks(w) * TILED_THREADS / WARP, instructions, wavefronts, waits
         variant = self.of_threads(gpu, known, work, requested, "l1_", "l2_latency_cycles", "memory_latency_cycles")
         block = msgspec.structs.replace(BLOCK, threads=TILED_THREADS, registers=TILED_REGISTERS, shared_bytes=k * tile.filters * 4)
-        return variant if variant.compiled else msgspec.structs.replace(variant, attributes=block)
+        return variant.estimated(block)
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         if self.row.variant == "tiled":

@@ -12,8 +12,6 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-import msgspec
-
 from pysim.algorithms.convolution import Rows, order_of
 from pysim.algorithms.gpu.direct import ByThreads
 from pysim.cachemodel.gpu.launches import Variant, round_up
@@ -208,11 +206,7 @@ class Grouped(ByThreads):
         requested = float(t.tiles * t.parts * pixels * t.groups * channels * size + blocks * units * UNIT)
         of_warps = (blocks * warps, instructions / warps, wavefronts / warps, waits)
         variant = self.of_threads(gpu, known, of_warps, requested, "l2_latency_cycles", "memory_latency_cycles")
-        return (
-            variant
-            if variant.compiled
-            else msgspec.structs.replace(variant, attributes=Attributes(THREADS, REGISTERS[self.single], t.shared))
-        )
+        return variant.estimated(Attributes(THREADS, REGISTERS[self.single], t.shared))
 
 
 ALGORITHM = Rows("grouped", Grouped, "few channels a group on tensor cores, a tile of pixels in shared memory")

@@ -84,6 +84,10 @@ class Variant(msgspec.Struct, frozen=True):
     passes: tuple[Pass, ...] = ()
     assumed: tuple[str, ...] = ()
 
+    def estimated(self, attributes: Attributes) -> "Variant":
+        """With these attributes, where there are none of the compiler's."""
+        return self if self.compiled else msgspec.structs.replace(self, attributes=attributes)
+
 
 class Candidates(NamedTuple):
     """The legal variants of one algorithm, and the rejected ones. Without `kinds`, a plan lists them by decomposition. `prune`: only the

@@ -252,17 +252,14 @@ class _Integers:
             return False
         first = f"{node.output}:{made.output}" if moves else node.output
         self._tensors[first] = Tensor(self._tensors[made.output].shape, to.dtype)
-        last, of = (
-            node._replace(outputs=(first,), absorbed=(*node.absorbed, *names)),
-            to._replace(scale=float(np.float32(to.scale) / factor)),
-        )
+        last = node._replace(outputs=(first,), absorbed=(*node.absorbed, *names))
+        of = to._replace(scale=float(np.float32(to.scale) / factor))
         if not self._layer(made, of, last, ()):
             return False
         for at, move in enumerate(moves[::-1], 1):
             output = node.output if at == len(moves) else f"{node.output}:{move.output}"
-            first = self._add(
-                move.op, move, (first, *move.inputs[1:]), output, Tensor(self._tensors[move.output].shape, to.dtype), **move.attributes
-            )
+            tensor = Tensor(self._tensors[move.output].shape, to.dtype)
+            first = self._add(move.op, move, (first, *move.inputs[1:]), output, tensor, **move.attributes)
         return True
 
     def _multiplier(self, made: Node) -> np.float32:

@@ -288,10 +288,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if not plans:
             raise errors[0]
         best = min(plans, key=lambda plan: plan.seconds or 0.0)
-        if errors_stay(best.workload, x.dim()):
-            most = FP32_COST * (best.seconds or 0.0)
-            best = next((one for one in plans if one.workload.dtype == "f32" and (one.seconds or 0.0) <= most), best)
-        return best
+        most = (best.seconds or 0.0) * (FP32_COST if errors_stay(best.workload, x.dim()) else 0.0)
+        return next((one for one in plans if one.workload.dtype == "f32" and (one.seconds or 0.0) <= most), best)
 
     def _prologue_plan(self, x: Any, w: Any, types: Sequence[str], on: Gpu, factor: Any) -> Plan | None:
         """The plan of a kernel that applies `input_op` in its prologue, which only kernels for NCHW do; None if there is none."""

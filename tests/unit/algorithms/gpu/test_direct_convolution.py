@@ -40,8 +40,9 @@ def test_few_channels_that_lie_last_are_computed_by_tiles_of_a_thread(dtype):
     assert planner.plan(text, "h200", layout="nhwc").kernel == f"{dtype}_direct_tiled"
     assert "direct" not in planner.plan(text, "h200", layout="nchw").kernel
     pixels = f"conv:mb8ic64ih28iw1936oc3kh1:{dtype}"
-    direct = planner.plan(pixels, "h200", layout="nchw").kernel == f"{dtype}_direct_tiled"
-    assert direct or dtype in ("f16", "bf16")  # products of halves on tensor cores are predicted within a tenth of it
+    best, direct = (planner.plan(pixels, "h200", layout="nchw", algorithm=name) for name in (None, "direct"))
+    assert direct.kernel == f"{dtype}_direct_tiled"
+    assert direct.seconds <= best.seconds * (1.1 if dtype in ("f16", "bf16") else 1.0)  # products of halves on tensor cores are near
 
 
 def test_many_products_an_output_and_groups_have_no_tiles_of_a_thread():
