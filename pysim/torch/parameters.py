@@ -43,13 +43,14 @@ _LOCK = Lock()
 _all_writes = 0  # so that one comparison tells that nothing was counted
 
 
-def _storage(tensor: Any) -> int:
+def memory_of(tensor: Any) -> int:
+    """The address of a tensor's storage, which its views share; 0 of an empty one."""
     return int(tensor.untyped_storage().data_ptr())
 
 
 def _writes_to(tensor: Any) -> _Writes:
     with _LOCK:
-        return _WRITES.setdefault(_storage(tensor), _Writes())
+        return _WRITES.setdefault(memory_of(tensor), _Writes())
 
 
 def count_writes(*tensors: Any) -> None:
@@ -57,7 +58,7 @@ def count_writes(*tensors: Any) -> None:
     global _all_writes
     with _LOCK:
         for tensor in tensors:
-            if is_plain(tensor) and (writes := _WRITES.get(_storage(tensor))):
+            if is_plain(tensor) and (writes := _WRITES.get(memory_of(tensor))):
                 writes.count += 1
                 _all_writes += 1
 
@@ -219,12 +220,12 @@ class ParameterCache:
         """Bytes of what is kept, beside the parameters' own memory."""
         held = dict[int, int]()
         for entry in self._entries.values():
-            own = {_storage(one) for one in (entry.versions.tensors if entry.versions else ())}
+            own = {memory_of(one) for one in (entry.versions.tensors if entry.versions else ())}
             for one in _parts(entry.value):
                 if not isinstance(one, torch.Tensor):
                     held[id(one)] = getattr(one, "held_bytes", 0)
-                elif _storage(one) not in own:
-                    held[_storage(one)] = one.untyped_storage().nbytes()
+                elif memory_of(one) not in own:
+                    held[memory_of(one)] = one.untyped_storage().nbytes()
         return sum(held.values())
 
 

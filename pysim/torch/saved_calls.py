@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from pysim.errors import OperandError, printable
 from pysim.torch.model_state import ModelState
+from pysim.torch.parameters import memory_of
 
 _NUMBERS = (type(None), bool, int, float, str)
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -50,6 +51,10 @@ class RecordedCall:
             graph._call = call
         if not state.unchanged():
             raise refused("it changes the model's attributes, or variables that its code names")
+        arguments = [memory_of(one) for one in self.leaves if isinstance(one, torch.Tensor) and one.numel()]
+        own = {*map(memory_of, tensors_of(model).values())}
+        if len({*arguments}) < len(arguments) or not own.isdisjoint(arguments):  # those of later calls may not
+            raise refused("its arguments share memory with each other, or with parameters or buffers; save it with copies")
         self.state = state
 
     @property

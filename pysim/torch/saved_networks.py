@@ -21,7 +21,7 @@ from pysim.network.execution import Network
 from pysim.torch.fingerprints import NO_EPOCH, WatchedTensors
 from pysim.torch.layers.fused_layer import Decision
 from pysim.torch.layers.network_layer import NetworkLayer, numbers_of, result_of
-from pysim.torch.parameters import needs_pytorch
+from pysim.torch.parameters import memory_of, needs_pytorch
 from pysim.torch.saved_calls import Given, RecordedCall, SavedCall, refused, tensors_of
 
 
@@ -84,7 +84,7 @@ def _tensor_digest(x: Any) -> str:
 def _view_of(x: Any, of: Sequence[Any], why: str) -> Any:
     """The tensor of these whose memory x shows, and x's shape, strides and place there."""
     for at, one in enumerate(of):
-        if isinstance(one, torch.Tensor) and one.dtype == x.dtype and one.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+        if isinstance(one, torch.Tensor) and one.dtype == x.dtype and memory_of(one) == memory_of(x):
             return {"view": [at, [*x.shape], [*x.stride()], x.storage_offset() - one.storage_offset()]}
     raise refused(why)
 

@@ -202,6 +202,28 @@ def test_what_is_not_one_network_cannot_be_kept(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+class Difference(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 8), nn.Linear(16, 8)
+
+    def forward(self, x, y):
+        return self.a(x).relu() - self.b(y).relu()
+
+
+def test_arguments_that_share_memory_cannot_be_kept(tmp_path):
+    """A file kept for one tensor as both arguments read the first of later ones twice."""
+    model, x, y = Difference().eval(), torch.randn(32, 16), torch.randn(32, 16)
+    for given in ((x, x), (x[:16], x[16:]), (model.a.weight, y[:8])):
+        with pytest.raises(OperandError, match="its arguments share memory"):
+            pysim.torch.save(model, tmp_path / "model.pysim", *given)
+    pysim.torch.save(model, tmp_path / "model.pysim", x, y)
+    kept = pysim.torch.load(tmp_path / "model.pysim", model)
+    with torch.no_grad():
+        for given in ((x, y), (y, x), (x, x)):
+            torch.testing.assert_close(kept(*given), model(*given), rtol=1e-5, atol=1e-5)
+
+
 class Slots:
     __slots__ = ("scale",)
 
