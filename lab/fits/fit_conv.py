@@ -27,6 +27,7 @@ from scipy.stats import kendalltau
 
 from pysim.algorithms import algorithm_named
 from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.columns import Table
 from pysim.cachemodel.gpu.copy_kernels import pass_cycles
 from pysim.cachemodel.gpu.launches import Variant, columns_of, constants_of
 from pysim.cachemodel.gpu.product_columns import efficiency_of
@@ -58,7 +59,7 @@ class Case(NamedTuple):
     layout: Layout
     names: list[str]
     rows: list[tuple[ConvKernel, int]]
-    table: waves.Table
+    table: Table
     seconds: Any
     weight: Any
 
@@ -89,7 +90,7 @@ def case_of(gpu: Gpu, line: conv_data.Line, layout: Layout) -> Case | None:
     ]
     seconds = np.array([one[2] for one in launches])
     weight = np.where(seconds <= MAX_SLOWDOWN * seconds.min(), FAST_WEIGHT, 1.0) / np.sqrt(len(seconds))
-    return Case(problem, layout, [one[3] for one in launches], rows, waves.Table(*np.array(columns, int).T), seconds, weight)
+    return Case(problem, layout, [one[3] for one in launches], rows, Table(*np.array(columns, int).T), seconds, weight)
 
 
 def variants(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> list[Variant]:

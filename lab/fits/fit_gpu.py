@@ -39,7 +39,7 @@ from scipy.stats import kendalltau
 
 from pysim.algorithms.gpu.gemm import THIRD_BYTES, computed, copies, graph_saving, pitches
 from pysim.algorithms.gpu.im2col import products_of
-from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.columns import Table
 from pysim.cachemodel.gpu.launches import constants_of
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, loads_side_by_side
 from pysim.calibration.gpu_fit import CONSTANTS, RATES, STARTS, Case, Measured, Moved, fit, half_of, predicted
@@ -248,7 +248,7 @@ def case_of(one: dict[str, Any], names: list[str]) -> Case | None:
     seconds, samples = (np.array([launch[place] for launch in launches]) for place in (5, 6))
     problem = parse(one["problem"])
     assert isinstance(problem, Gemm)
-    return Case(problem, kernels, waves.Table(*columns.T), seconds, samples)
+    return Case(problem, kernels, Table(*columns.T), seconds, samples)
 
 
 def of_type(cases: list[Case], dtype: str) -> list[Case]:

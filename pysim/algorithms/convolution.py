@@ -17,11 +17,12 @@ import numpy as np
 
 from pysim.algorithms.interface import DIRECT_SUM, Bound, Prepared, in_parts
 from pysim.cachemodel.gpu import launch_text, launches, product_columns
+from pysim.cachemodel.gpu.columns import OF_SIZES, Columns
 from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.occupancy import occupancy, unable
-from pysim.cachemodel.gpu.waves import FIXUP_LOADS_IN_FLIGHT, OF_SIZES, Columns
+from pysim.cachemodel.gpu.waves import FIXUP_LOADS_IN_FLIGHT
 from pysim.cachemodel.gpu.windows import Windows, windows_of
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu

@@ -24,6 +24,7 @@ from scipy.optimize import least_squares
 
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.columns import Columns, Table
 from pysim.cachemodel.gpu.launches import columns_of, constants_of
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.quantity import Number
@@ -65,7 +66,7 @@ class Case(NamedTuple):
 
     problem: Gemm
     kernels: tuple[GemmKernel, ...]
-    table: waves.Table
+    table: Table
     seconds: Any
     samples: Any
 
@@ -103,7 +104,7 @@ def family_name(gpu: Gpu, kernel: GemmKernel) -> str:
     return constants_of(gpu, kernel.families)[0]
 
 
-def columns(case: Case, gpu: Gpu, known: Known) -> waves.Columns:
+def columns(case: Case, gpu: Gpu, known: Known) -> Columns:
     """A case's kernels as columns of the model."""
     return columns_of([one.columns for one in gemm.variants(gpu, case.problem, case.kernels, known) if one.columns])
 
@@ -129,9 +130,9 @@ class _Batch(NamedTuple):
     """The launches of all cases as one table, with kernels of efficiency 1; the cycles that arithmetic takes of a k-iteration, and the
     kernel and family index of each column."""
 
-    columns: waves.Columns
+    columns: Columns
     arithmetic: Floats
-    table: waves.Table
+    table: Table
     seconds: Floats
     weight: Floats
     kernel: NDArray[np.intp]
@@ -181,13 +182,13 @@ def _batch(gpu: Gpu, cases: Sequence[Case], kernels: Sequence[GemmKernel], param
         seconds.append(case.seconds[some])
         of += [number[k.name] for k in case.kernels]
         first += len(case.kernels)
-    table = waves.Table(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
+    table = Table(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
     kernel = np.array(of)
     family = np.array([parameters.families.index(family_name(gpu, k)) for k in kernels])[kernel]
     return _Batch(columns_of(own), np.array(arithmetic), table, np.concatenate(seconds), np.concatenate(weights), kernel, family)
 
 
-def _with(gpu: Gpu, families: Sequence[str], efficiencies: Floats, batch: _Batch) -> waves.Columns:
+def _with(gpu: Gpu, families: Sequence[str], efficiencies: Floats, batch: _Batch) -> Columns:
     """The columns of a batch with these constants and efficiencies."""
     found, share, constants = batch.columns, efficiencies[batch.kernel], [gpu.model.families[name] for name in families]
     own = {name: np.array([getattr(one, name).value for one in constants])[batch.family] for name in OF_FAMILY}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pysim import planner
-from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.columns import Table
 from pysim.calibration.gpu_fit import Case
 from pysim.comparison.bench import bench_of, release
 from pysim.comparison.peer_timings import checked
@@ -104,7 +104,7 @@ def case_of(measured: Sequence[tuple[Plan, Any]]) -> Case | None:
         assert isinstance(s, GpuSchedule)
         launches.append((names.index(plan.kernel), DECOMPOSITIONS.index(s.decomposition), s.splits, int(s.along_n), s.group))
     seconds = np.array([float(np.median(samples)) for _, samples in measured])
-    return Case(problem, kernels, waves.Table(*np.array(launches).T), seconds, np.array([len(samples) for _, samples in measured]))
+    return Case(problem, kernels, Table(*np.array(launches).T), seconds, np.array([len(samples) for _, samples in measured]))
 
 
 def problems(dtypes: Sequence[str], seed: int, most: float, count: int) -> Iterator[str]:

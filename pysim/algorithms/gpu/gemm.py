@@ -27,12 +27,13 @@ from pysim.algorithms.product_tiles import computed as computed
 from pysim.algorithms.product_tiles import iterations_of as iterations_of
 from pysim.algorithms.product_tiles import tiles_of as tiles_of
 from pysim.cachemodel.gpu import launch_text, mainloop, product_columns
+from pysim.cachemodel.gpu.columns import OF_PROBLEM, Columns
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.traffic import Number, lines_of_row, sectors_of
-from pysim.cachemodel.gpu.waves import MOST_COPIED_BYTES, OF_PROBLEM, TYPICAL_ACCUMULATORS, Columns
+from pysim.cachemodel.gpu.waves import MOST_COPIED_BYTES, TYPICAL_ACCUMULATORS
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv

@@ -22,11 +22,12 @@ import numpy as np
 
 from pysim.cachemodel.costs import Costs, numbered
 from pysim.cachemodel.gpu import threads, waves
+from pysim.cachemodel.gpu.columns import DATA_PARALLEL, SPLIT_K, STREAM_K, Columns, Table
 from pysim.cachemodel.gpu.copy_kernels import Pass, pass_cycles
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.threads import Threads
 from pysim.cachemodel.gpu.traffic import Floats, Integers, Number
-from pysim.cachemodel.gpu.waves import DATA_PARALLEL, LOOP_BOUNDS, SPLIT_K, STREAM_K, TERMS, WAVE_TERMS, Columns, Prediction, Table
+from pysim.cachemodel.gpu.waves import LOOP_BOUNDS, TERMS, WAVE_TERMS, Prediction
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import MicroKernel, Request

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiled kernels as columns of the GPU cost model (`waves.Columns`), and convolutions as products of their tiles.
+"""Tiled kernels as columns of the GPU cost model (`Columns`), and convolutions as products of their tiles.
 
 tiles       Tiles of filters x windows over k = (C/g) R S, as in `native/cuda/conv/conv.h`. Under NCHW A is the filters and B the windows;
             under NHWC, and in kernels that transpose them, the other way round. Groups follow one another along the windows, each in whole
@@ -20,9 +20,10 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
+from pysim.cachemodel.gpu.columns import Columns
 from pysim.cachemodel.gpu.mainloop import EDGE_INSTRUCTIONS, VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.occupancy import occupancy, pipe_of
-from pysim.cachemodel.gpu.waves import F64_OVERLAP_EXPONENT, FIXUP_LOADS_IN_FLIGHT, MOST_COPIED_BYTES, OVERLAP_EXPONENT, Columns
+from pysim.cachemodel.gpu.waves import F64_OVERLAP_EXPONENT, FIXUP_LOADS_IN_FLIGHT, MOST_COPIED_BYTES, OVERLAP_EXPONENT
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.machine.gpu import Gpu, GpuFamily

@@ -86,16 +86,15 @@ def l2_miss_share(gpu: Gpu, distance: N) -> N:
     return min(max(share, 0.0), 1.0) if isinstance(share, (int, float)) else np.minimum(np.maximum(share, 0), 1)
 
 
-def sharing(gpu: Gpu, order: Rasterisation) -> Sharing:
-    """What blocks share in L2."""
-    result = waves(gpu, order)
-    where = order.share > 0
-    if where.any():
-        # many kernels have the same tiles
-        distinct, place = numbered(map(tuple, np.array(order)[:, where].T.tolist()))
-        for column, values in zip(result, stream_k(gpu, Rasterisation(*np.array(distinct).T)), strict=True):
-            column[where] = values[place]
-    return result
+def sharing(gpu: Gpu, order: Rasterisation, streams: Sharing) -> Sharing:
+    """What blocks share in L2; `streams`: those of stream-K launches (`stream_k_sharing`)."""
+    return Sharing._make(np.where(order.share > 0, own, of) for own, of in zip(streams, waves(gpu, order), strict=True))
+
+
+def stream_k_sharing(gpu: Gpu, order: Rasterisation) -> Sharing:
+    """What blocks of stream-K launches share; many kernels have the same tiles."""
+    distinct, place = numbered(map(tuple, np.array(order).T.tolist()))
+    return Sharing._make(of[place] for of in stream_k(gpu, Rasterisation(*np.array(distinct).T)))
 
 
 def waves(gpu: Gpu, order: Rasterisation) -> Sharing:
@@ -123,12 +122,20 @@ def within_gpcs(order: Rasterisation, gpcs: int, clusters: Flags) -> tuple[Float
     tiles = np.maximum(1, at_once / gpcs)  # of a GPC
     band = n_fast * group
     # of every gpcs-th tile: as many rows as places of a band that it meets, and the same columns in each band
-    rows = np.minimum(n_fast, band / np.gcd(band.astype(int), gpcs))
-    columns = np.minimum(n_slow, group / np.gcd(group.astype(int), gpcs) * np.ceil(at_once / band))
+    rows = np.minimum(n_fast, band / _common_divisor(band, gpcs))
+    columns = np.minimum(n_slow, group / _common_divisor(group, gpcs) * np.ceil(at_once / band))
     apart = np.minimum(rows, tiles), np.minimum(columns, tiles)
     consecutive = rectangle(order._replace(at_once=tiles))
     fast, slow = (np.where(clusters, one, other) / tiles for one, other in zip(apart, consecutive, strict=True))
     return fast, slow
+
+
+def _common_divisor(number: Floats, of: int) -> Floats:
+    """The greatest common divisor of whole numbers and of one, as an equation."""
+    found = number * 0 + 1
+    for divisor in (one for one in range(2, of + 1) if of % one == 0):
+        found = np.where(np.floor(number / divisor) * divisor == number, divisor, found)
+    return found
 
 
 def rectangle(order: Rasterisation) -> tuple[Floats, Floats]:

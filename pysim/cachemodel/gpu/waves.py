@@ -56,18 +56,28 @@ blocks an SM: 16 waves of 160. A k-iteration of 8 takes 128 * 128 * 8 / 64 = 204
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from pysim.cachemodel.equations import Program, Programs, as_rows
+from pysim.cachemodel.equations import OfRows, as_rows, columns_of
+from pysim.cachemodel.gpu.columns import DATA_PARALLEL, SPLIT_K, STREAM_K, Clusters, Columns, Counts, Table
 from pysim.cachemodel.gpu.copy_kernels import copy_rate
 from pysim.cachemodel.gpu.mainloop import Work
-from pysim.cachemodel.gpu.traffic import Flags, Floats, Integers, Number, Rasterisation, l2_miss_share, sharing, within_gpcs
+from pysim.cachemodel.gpu.traffic import (
+    Floats,
+    Integers,
+    Number,
+    Rasterisation,
+    Sharing,
+    l2_miss_share,
+    sharing,
+    stream_k_sharing,
+    within_gpcs,
+)  # fmt: skip
 from pysim.machine.gpu import Gpu
-from pysim.record.schedule import DECOMPOSITIONS
 
 ROUNDED_DOWN = 1 - 1e-9  # bounds and predictions add in another order
 # Of compute and traffic, and of blocks of an SM: the larger, the better they overlap. An instruction of f64 keeps the pipe busy for 32
@@ -87,120 +97,9 @@ CLUSTER_LAUNCH_LATENCIES, CLUSTER_FIXUP_LATENCIES, CLUSTER_VECTOR_LATENCIES = 8,
 CLUSTER_VECTOR = 4  # accumulators of a thread that go to one block of a cluster at once
 CLUSTER_ACCUMULATORS_PER_CYCLE = 3.5  # that a block receives, 4 bytes each: 3.3 TB/s in all (arXiv 2402.13499, Hopper, clusters of two)
 LATENCY_BOUND_SHARE = 0.9  # a main loop is latency-bound where its work fills less of its cycles
-DATA_PARALLEL, SPLIT_K, STREAM_K = range(len(DECOMPOSITIONS))
 WAVE_TERMS = ("main loop", "power", "L2", "memory")  # terms that overlap within a wave
 TERMS = (*WAVE_TERMS, "prologue/epilogue", "split-K fix-up", "layout conversion", "launch")
 LOOP_BOUNDS = (*Work._fields, "latency")  # what can bound a main loop
-
-
-class Columns(NamedTuple):
-    """A tiled kernel on one product of m x n x k, as the model sees it: numbers of one kernel, or arrays over kernels.
-
-    The first OF_PROBLEM follow from the problem and how the kernel reads it, of these OF_SIZES from the problem's sizes; the others from
-    the kernel. The fields without a line here are
-    the machine file's constants of the kernel's family.
-    """
-
-    m: Number
-    n: Number
-    k: Number
-    element_bytes: Number
-    bytes_a: Number  # of the operands and the result in memory
-    bytes_b: Number
-    bytes_c: Number
-    requested_bytes_a: Number  # of L2, by each column of tiles
-    requested_bytes_b: Number  # of L2, by each row of tiles
-    result_bytes: Number  # of one output of a tile, stored
-    accumulator_bytes: Number  # of one output of a tile, in registers
-    conversions: Number  # operands that are copied first, in one launch
-    conversion_bytes: Number  # read and written by these copies
-    conversion_element: Number  # bytes that a thread of these copies moves at once
-    unaligned_c: Number  # whether rows of C are no whole vectors
-    lines_a: Number  # L2 lines that a box row of A touches
-    lines_b: Number
-    row_ends_a: Number  # rows of A's boxes that end inside a sector, which each column of tiles loads
-    row_ends_b: Number  # the same of B, for each row of tiles
-    sectors: Number  # bytes of the sectors that a run of C touches / its own bytes
-    tile_m: Number  # of a block; of a cluster, where blocks form one
-    tile_n: Number
-    block_k: Number
-    stages: Number
-    cluster_blocks: Number
-    blocks_per_sm: Number
-    max_parts: Number  # of k
-    max_stream_blocks: Number
-    producer: Number  # whether a producer warp loads by TMA: whole boxes, also while tiles start and end
-    accumulators: Number  # of a thread
-    fixup_rounds: Number  # loads of partial sums of a thread, FIXUP_LOADS_IN_FLIGHT at once
-    iteration: Number  # cycles, as in the head of this file
-    lone: Number
-    shared: Number  # wavefronts of a k-iteration
-    bound: Number  # of a k-iteration: index of LOOP_BOUNDS
-    fma: Number  # multiply-adds per cycle of an SM
-    overlap: Number  # exponent by which compute and traffic add
-    sustained: Number  # Hz
-    a_parts: Number  # times that the bytes of A are loaded: less than once, where a load serves several taps
-    b_parts: Number  # times that the bytes of B are read, where B comes as parts of its numbers
-    max_cluster_splits: Number  # split-K up to this many parts is reduced in a cluster
-    part_unit: Number  # 0, or the k of whose multiples a block adds all split-K parts itself, at no cost
-    pingpong: Number  # whether two sets of warpgroups alternate between main loop and epilogue
-    box_m: Number  # each tile's TMA boxes have equally many rows of A, a multiple of this
-    box_n: Number  # a tile's have a multiple of this many rows of B, a single one's of those that there are
-    launch_seconds: Number
-    block_cycles: Number
-    step_cycles: Number
-    meet_cycles: Number
-    hidden: Number
-    memory_power: Number = 0.0  # seconds of all of the chip's power that a byte from memory takes, where it is known
-
-    def take(self, rows: Integers) -> "Columns":
-        return Columns(*np.array(self).take(rows, axis=1))
-
-
-OF_SIZES, OF_PROBLEM = Columns._fields.index("conversions"), Columns._fields.index("tile_m")
-
-
-class Table(NamedTuple):
-    """Launches, as arrays: index into Columns, decomposition (index of DECOMPOSITIONS), splits, rasterisation. Launches that differ in
-    their rasterisation only are adjacent."""
-
-    variant: Integers
-    kind: Integers
-    splits: Integers
-    along_n: Flags
-    group: Integers
-
-    def select(self, where: Integers | Flags) -> "Table":
-        return Table._make(column[where] for column in self)
-
-
-class Clusters(NamedTuple):
-    """Whether a cluster reduces the parts of a split-K tile, its blocks, and SMs, or groups of SMs that hold a tile's cluster."""
-
-    in_cluster: Flags
-    blocks: Integers
-    units: Floats
-
-
-class Counts(NamedTuple):
-    """What each launch of a table consists of."""
-
-    in_cluster: Flags  # whether a cluster reduces the parts of a split-K tile
-    tiles_m: Floats
-    tiles_n: Floats
-    tiles: Floats
-    all_iterations: Floats  # k-iterations of a tile
-    items: Floats  # blocks, or clusters
-    iterations: Floats  # of an item
-    slots: Floats  # items that run at once
-    units: Floats  # SMs, or groups of SMs that hold a tile's cluster
-    full_waves: Floats
-    tail: Floats  # items of the last wave
-    tail_blocks: Floats  # of an SM in the last wave
-    waves: Floats
-    first_blocks: Floats  # of an SM in the first wave
-    cluster: Integers  # blocks of a tile's cluster
-    block_tiles: Floats  # tiles that one block touches
 
 
 class Traffic(NamedTuple):
@@ -270,71 +169,90 @@ def wave_cycles(waves: Floats, exponent: Number = OVERLAP_EXPONENT) -> Floats:
     return found.sum(axis=0)
 
 
-def _exponent(c: Columns) -> Number:
-    """The exponent by which compute and traffic add, as one number where all have the same: then no power is taken of each element."""
+def _exponent(c: Columns) -> float | None:
+    """The exponent by which compute and traffic add, if all have the same: then no power is taken of each element."""
     exponents = np.asarray(c.overlap)
     same = exponents.size and (exponents == exponents.flat[0]).all()
-    return float(exponents.flat[0]) if same else exponents
+    return float(exponents.flat[0]) if same else None
 
 
 def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Prediction:
     """Cost of each launch of a table."""
-    table = _by_blocks(c := columns.take(table.variant), table)
-    counts = _counts(c, table, clusters := _in_clusters(gpu, c, table))
-    traffic = _traffic(gpu, c, table, counts, hot)
-    waves, others, cycles = _cycles(gpu, c, table, clusters, traffic)
-    work = counts.first_blocks * c.iteration * counts.iterations * counts.waves
-    bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound).astype(int)
-    wavefronts = c.shared * counts.iterations * counts.items
-    return Prediction(cycles, waves, others, bound, wavefronts, wavefronts / gpu.sms.value, counts, traffic)
+    c, table, given = _given(gpu, columns, table)
+    streams = np.zeros((len(Sharing._fields), len(table.kind)))
+    if (rows := np.flatnonzero(table.kind == STREAM_K)).size:
+        of, launches, clusters = _launches(given[:, rows])
+        streams[:, rows] = stream_k_sharing(gpu, _order(of, launches, _counts(of, launches, clusters)))
+    waves, others, cycles, of_loop, counts, traffic = _predicted(np.concatenate([given, streams]), gpu, _exponent(c), hot)
+    loop, wavefronts, shared = of_loop
+    return Prediction(cycles, waves, others, loop.astype(int), wavefronts, shared, Counts._make(counts), Traffic._make(traffic))
 
 
 def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
     """A lower bound on the cycles of each launch of a table, in any rasterisation: its cycles without traffic.
 
     Traffic only adds: it delays main loops, and what a producer warp hides is a longer main loop than the traffic beside it."""
-    table = _by_blocks(c := columns.take(table.variant), table)
-    return _cycles(gpu, c, table, _in_clusters(gpu, c, table), NO_TRAFFIC)[2] * ROUNDED_DOWN
+    c, _, given = _given(gpu, columns, table)
+    return _without_traffic(given, gpu, _exponent(c))[0] * ROUNDED_DOWN
 
 
-def _cycles(gpu: Gpu, c: Columns, table: Table, clusters: Clusters, traffic: Traffic) -> Sequence[Floats]:
-    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all."""
-    exponent, given = _exponent(c), (*c, table.kind, table.splits, *clusters, *traffic)
-    programs = _programs(gpu, exponent if isinstance(exponent, float) else None)
-    if program := programs.of(lambda: Program.of(partial(_traced, gpu, exponent), len(given))):
-        return program(as_rows(len(table.kind), *given))
-    return _cycles_by(gpu, c, table, _counts(c, table, clusters), traffic, exponent)
+def _given(gpu: Gpu, columns: Columns, table: Table) -> tuple[Columns, Table, Floats]:
+    """The kernel of each launch, the launches by what blocks take, and all that equations read of them, as rows (`_launches`)."""
+    rows = np.array(columns).take(table.variant, axis=1)
+    table = _by_blocks(c := Columns._make(rows), table)
+    others = as_rows(len(table.kind), table.kind, table.splits, table.along_n, table.group, *_in_clusters(gpu, c, table))
+    return c, table, np.concatenate([rows, others])
 
 
-@lru_cache(maxsize=64)
-def _programs(gpu: Gpu, exponent: float | None) -> Programs:
-    """Programs of `_cycles` with an exponent that all kernels have, or None."""
-    return Programs()
-
-
-def _traced(gpu: Gpu, exponent: Number, rows: Floats) -> tuple[Sequence[Floats], None]:
+def _launches(rows: Floats) -> tuple[Columns, Table, Clusters]:
+    """What `_given` made rows of."""
     numbers: Iterator[Any] = iter(rows)
-    c, table = Columns._make(islice(numbers, len(Columns._fields))), Table(*cast("Any", (None, next(numbers), next(numbers), None, None)))
-    counts = _counts(c, table, Clusters._make(islice(numbers, len(Clusters._fields))))
-    return _cycles_by(gpu, c, table, counts, Traffic._make(numbers), exponent if isinstance(exponent, float) else c.overlap), None
+    c = Columns._make(islice(numbers, len(Columns._fields)))
+    table = Table(cast("Any", None), *islice(numbers, len(Table._fields) - 1))
+    in_cluster, blocks, units = islice(numbers, len(Clusters._fields))
+    return c, table._replace(along_n=table.along_n > 0), Clusters(in_cluster > 0, blocks, units)
+
+
+@OfRows
+def _predicted(rows: Floats, gpu: Gpu, exponent: float | None, hot: bool) -> Sequence[Floats]:
+    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all; `bound`, `wavefronts` and `shared` of a prediction,
+    its counts, its traffic. `rows`: of `_given`, and what stream-K launches share."""
+    streams = Sharing._make(rows[-len(Sharing._fields) :])
+    c, table, clusters = _launches(rows[: -len(Sharing._fields)])
+    counts = _counts(c, table, clusters)
+    traffic = _traffic(gpu, c, table, counts, streams, hot)
+    waves, others, cycles = _cycles(gpu, c, table, counts, traffic, exponent)
+    work = counts.first_blocks * c.iteration * counts.iterations * counts.waves
+    bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound)
+    wavefronts = c.shared * counts.iterations * counts.items
+    of_loop = np.stack([bound, wavefronts, wavefronts / gpu.sms.value])
+    return waves, others, cycles, of_loop, *(as_rows(columns_of(cycles), *of) for of in (counts, traffic))
+
+
+@OfRows
+def _without_traffic(rows: Floats, gpu: Gpu, exponent: float | None) -> Sequence[Floats]:
+    """The cycles of `_cycles` where nothing moves."""
+    c, table, clusters = _launches(rows)
+    return _cycles(gpu, c, table, _counts(c, table, clusters), NO_TRAFFIC, exponent)[2:]
+
+
+def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic, exponent: float | None) -> tuple[Floats, Floats, Floats]:
+    """Cycles by (full waves, last wave) and WAVE_TERMS; of the other TERMS; and in all. `exponent`: of all kernels, if it is one."""
+    power = c.overlap if exponent is None else exponent
+    latency = gpu.l2_latency_cycles.value + traffic.miss * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
+    waves = _waves(gpu, c, counts, traffic, latency)
+    in_waves = wave_cycles(waves, power)
+    ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency, lambda busy: wave_cycles(busy, power) - in_waves)
+    size, slowdown = cast("Floats", c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.conversion_element)
+    converted = size * gpu.clock_hz / (copy_rate(gpu, size, slowdown) * gpu.model.copy_share.value)
+    others = np.stack([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
+    return waves, others, in_waves + others.sum(axis=0)
 
 
 def _by_blocks(c: Columns, table: Table) -> Table:
     """The table by what blocks take: all of k where they add its parts themselves."""
     whole = np.greater(c.part_unit, 0)
     return table._replace(kind=np.where(whole, DATA_PARALLEL, table.kind), splits=np.where(whole, 1, table.splits))
-
-
-def _cycles_by(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic, exponent: Number) -> tuple[Floats, Floats, Floats]:
-    """The equations of `_cycles`. `exponent`: as `_exponent`."""
-    latency = gpu.l2_latency_cycles.value + traffic.miss * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
-    waves = _waves(gpu, c, counts, traffic, latency)
-    in_waves = wave_cycles(waves, exponent)
-    ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency, lambda busy: wave_cycles(busy, exponent) - in_waves)
-    size, slowdown = cast("Floats", c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.conversion_element)
-    converted = size * gpu.clock_hz / (copy_rate(gpu, size, slowdown) * gpu.model.copy_share.value)
-    others = np.stack([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
-    return waves, others, in_waves + others.sum(axis=0)
 
 
 def _in_clusters(gpu: Gpu, c: Columns, table: Table) -> Clusters:
@@ -371,26 +289,30 @@ def _clusters(gpu: Gpu, most: int) -> Integers:
     return np.array([gpu.clusters(blocks) for blocks in range(1, 1 + most)])
 
 
-def _traffic(gpu: Gpu, c: Columns, table: Table, of: Counts, hot: bool) -> Traffic:
-    stream, along_n = table.kind == STREAM_K, table.along_n.astype(bool)
-    partial = np.where((table.kind == SPLIT_K) & ~of.in_cluster, of.items, np.where(stream, 2 * table.splits, 0))
-    partial = partial * c.tile_m * c.tile_n * c.accumulator_bytes
+def _ordered(table: Table, of_a: Number, of_b: Number) -> tuple[Floats, Floats]:
+    """Of the fast and of the slow operand: the rasterisation runs along panels of the fast one."""
+    return np.where(table.along_n, of_b, of_a), np.where(table.along_n, of_a, of_b)
 
-    def ordered(of_a: Number, of_b: Number) -> tuple[Floats, Floats]:  # fast, slow: the rasterisation runs along panels of the fast operand
-        return np.where(along_n, of_b, of_a), np.where(along_n, of_a, of_b)
 
-    fast, slow = ordered(c.bytes_a, c.bytes_b)
-    n_fast, n_slow = ordered(of.tiles_m, of.tiles_n)
+def _order(c: Columns, table: Table, of: Counts) -> Rasterisation:
+    stream, (fast, slow) = table.kind == STREAM_K, _ordered(table, c.bytes_a, c.bytes_b)
+    n_fast, n_slow = _ordered(table, of.tiles_m, of.tiles_n)
     # The parts of a tile share nothing
     at_once = np.minimum(of.tiles, np.maximum(1, of.slots / np.where(stream, 1, table.splits)))
     share = np.where(stream, of.tiles * of.all_iterations / table.splits, 0)
     group = np.minimum(table.group, n_slow)
-    order = Rasterisation(fast, slow, n_fast, n_slow, group, at_once, of.all_iterations, share, np.asarray(c.bytes_c))
-    reads = sharing(gpu, order)
-    requested_fast, requested_slow = ordered(c.requested_bytes_a * of.tiles_n, c.requested_bytes_b * of.tiles_m)
+    return Rasterisation(fast, slow, n_fast, n_slow, group, at_once, of.all_iterations, share, cast("Floats", c.bytes_c))
+
+
+def _traffic(gpu: Gpu, c: Columns, table: Table, of: Counts, streams: Sharing, hot: bool) -> Traffic:
+    stream, order = table.kind == STREAM_K, _order(c, table, of)
+    partial = np.where((table.kind == SPLIT_K) & ~of.in_cluster, of.items, np.where(stream, 2 * table.splits, 0))
+    partial = partial * c.tile_m * c.tile_n * c.accumulator_bytes
+    fast, slow, reads = order.fast, order.slow, sharing(gpu, order, streams)
+    requested_fast, requested_slow = _ordered(table, c.requested_bytes_a * of.tiles_n, c.requested_bytes_b * of.tiles_m)
     requested = requested_fast + requested_slow
     repeat = gpu.model.repeat_share.value
-    sides = [*zip((requested_fast, requested_slow), ordered(c.lines_a, c.lines_b), reads[:2], strict=True)]
+    sides = [*zip((requested_fast, requested_slow), _ordered(table, c.lines_a, c.lines_b), reads[:2], strict=True)]
     served = sum(size * (1 + SPLIT_LINE_COST * (lines - 1)) * (repeat + (1 - repeat) * alone) for size, lines, alone in sides)
     split_lines = sum(size * (lines - 1) for size, lines, _ in sides)
     # TMA fills the parts of boxes outside an operand, which takes as long as the parts inside
@@ -402,15 +324,15 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, of: Counts, hot: bool) -> Traff
     l2_bytes = requested + outside + c.bytes_c + 2 * partial
     port_bytes = l2_bytes + split_lines
     gpc_bytes = outside + _gpc_bytes(gpu, c, table, of, order, (requested_fast, requested_slow))
-    written = np.asarray(c.bytes_c) * (1 + PARTIAL_SECTOR_COST * (c.sectors - 1))  # as bytes of whole sectors
+    written = c.bytes_c * (1 + PARTIAL_SECTOR_COST * (c.sectors - 1))  # as bytes of whole sectors
     all_miss = l2_miss_share(gpu, c.bytes_a + c.bytes_b + c.bytes_c + partial)
-    first = all_miss if hot else np.ones(())
+    first = all_miss if hot else 1.0
     read_fast, read_slow = fast * (first + reads.fast_again), slow * (first + reads.slow_again)
     memory_bytes = read_fast + read_slow + c.bytes_c * all_miss + 2 * partial * l2_miss_share(gpu, partial)
     l2_served = served + outside + written + 2 * partial + memory_bytes
     memory_served = memory_bytes + (written - c.bytes_c) * all_miss
-    miss = np.clip(np.maximum(read_fast / requested_fast, read_slow / requested_slow), 0, 1)  # of the slower operand
-    return Traffic(row_ends, l2_bytes, port_bytes, gpc_bytes, written, memory_bytes, l2_served, memory_served, miss)
+    miss = np.minimum(np.maximum(np.maximum(read_fast / requested_fast, read_slow / requested_slow), 0), 1)  # of the slower operand
+    return Traffic(row_ends, l2_bytes, port_bytes, gpc_bytes, cast("Floats", written), memory_bytes, l2_served, memory_served, miss)
 
 
 def _gpc_bytes(gpu: Gpu, c: Columns, table: Table, of: Counts, order: Rasterisation, requested: tuple[Floats, Floats]) -> Floats:

@@ -10,6 +10,7 @@ import pytest
 from pysim import planner
 from pysim.algorithms.gpu.wgmma import ALGORITHM, Wgmma
 from pysim.cachemodel.gpu import mainloop, product_columns, waves
+from pysim.cachemodel.gpu.columns import SPLIT_K, Table
 from pysim.cachemodel.gpu.launches import columns_of
 from pysim.cachemodel.gpu.mainloop import estimated
 from pysim.cachemodel.gpu.occupancy import unable
@@ -111,7 +112,7 @@ def test_one_set_of_warpgroups_starts_and_ends_a_tile_during_the_other_s_main_lo
     columns = Wgmma(row, conv("conv:mb32ic64ih56oc64kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None
     alone = columns._replace(hidden=0.0, producer=False)
-    table = waves.Table(*(np.array([value]) for value in (0, 0, 1, 0, 8)))
+    table = Table(*(np.array([value]) for value in (0, 0, 1, 0, 8)))
     turns, one = (waves.predict(H200, columns_of([alone._replace(pingpong=value)]), table) for value in (True, False))
     first, number = one.terms["prologue/epilogue"][0] / 6, 6  # 784 tiles on 132 SMs
     loop = one.waves[:, 0].sum() / number
@@ -199,7 +200,7 @@ def test_parts_of_a_deep_layer_s_tiles_are_reduced_in_clusters_and_need_no_works
     assert ALGORITHM.workspace_bytes(w, near, "nhwc") == 0 < ALGORITHM.workspace_bytes(w, far, "nhwc")
     columns = Wgmma(ROW, w, "nhwc").variant(H200, {}).columns
     assert columns is not None
-    launch = waves.Table(*(np.array([value]) for value in (0, waves.SPLIT_K, 2, False, 1)))
+    launch = Table(*(np.array([value]) for value in (0, SPLIT_K, 2, False, 1)))
     both = (columns, columns._replace(max_cluster_splits=0))
     together, apart = (waves.predict(H200, columns_of([one]), launch).cycles[0] for one in both)
     assert together < apart - 0.5e-6 * H200.clock_hz, "no flags to clear, no sums through memory"
@@ -230,7 +231,7 @@ def test_traffic_goes_on_while_tiles_start_and_end_in_narrow_layers():
         assert best.cost.seconds < most
     columns = Wgmma(ROW, conv("conv:mb32ic16ih112oc96kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None
-    table = waves.Table(*(np.array([value]) for value in (0, 0, 1, 0, 8)))
+    table = Table(*(np.array([value]) for value in (0, 0, 1, 0, 8)))
     over, after = (waves.predict(H200, columns_of([columns._replace(producer=value)]), table).cycles[0] for value in (True, False))
     assert over < 0.9 * after
 

@@ -11,6 +11,7 @@ from gpus import BLOG, CLUSTER, GPUS, H200, SMALL, WGMMA, machine, simt
 from pysim import planner
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import launches, mainloop, waves
+from pysim.cachemodel.gpu.columns import DATA_PARALLEL, SPLIT_K, STREAM_K, Columns, Table
 from pysim.cachemodel.gpu.occupancy import occupancy
 from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
@@ -21,7 +22,7 @@ from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import Attributes, GemmKernel, conv_kernel, gemm_attributes, gemm_kernel, gemm_kernels
 
 
-def columns(on: Gpu, problem: Gemm, kernels: list[GemmKernel]) -> waves.Columns:
+def columns(on: Gpu, problem: Gemm, kernels: list[GemmKernel]) -> Columns:
     known = gemm_attributes(on.capability_number)
     return launches.columns_of([one.columns for one in gemm.variants(on, problem, kernels, known) if one.columns])
 
@@ -29,14 +30,14 @@ def columns(on: Gpu, problem: Gemm, kernels: list[GemmKernel]) -> waves.Columns:
 def predicted(on: Gpu, problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule | None = None, hot: bool = True) -> waves.Prediction:
     s = schedule or GpuSchedule(kernel.name, "data_parallel", 1, False, 1)
     launch = (0, DECOMPOSITIONS.index(s.decomposition), s.splits, s.along_n, s.group)
-    return waves.predict(on, columns(on, problem, [kernel]), waves.Table(*(np.array([value]) for value in launch)), hot)
+    return waves.predict(on, columns(on, problem, [kernel]), Table(*(np.array([value]) for value in launch)), hot)
 
 
 def seconds(on: Gpu, problem: Gemm, kernel: GemmKernel) -> float:
     return float(predicted(on, problem, kernel).cycles[0]) / on.clock_hz
 
 
-def table(on: Gpu, problem: Gemm, kernels: list[GemmKernel]) -> tuple[waves.Columns, waves.Table]:
+def table(on: Gpu, problem: Gemm, kernels: list[GemmKernel]) -> tuple[Columns, Table]:
     """All launches of some kernels."""
     found = columns(on, problem, kernels)
     return found, launches.table_of(on, found)
@@ -210,8 +211,8 @@ def test_a_deep_product_with_few_tiles_is_split_and_a_large_one_is_not():
     found, launch = table(H200, Gemm(m=128, n=128, k=65536), [SMALL])
     cycles = waves.predict(H200, found, launch).cycles
     assert DECOMPOSITIONS[launch.kind[cycles.argmin()]] in ("split_k", "stream_k")
-    assert cycles[launch.kind == waves.DATA_PARALLEL].min() > 4 * cycles.min()
-    assert waves.SPLIT_K not in table(H200, Gemm(m=8192, n=8192, k=4096), [SMALL])[1].kind
+    assert cycles[launch.kind == DATA_PARALLEL].min() > 4 * cycles.min()
+    assert SPLIT_K not in table(H200, Gemm(m=8192, n=8192, k=4096), [SMALL])[1].kind
 
 
 def test_parts_that_are_reduced_in_a_cluster_need_no_workspace_no_flags_and_no_memory():
@@ -221,10 +222,10 @@ def test_parts_that_are_reduced_in_a_cluster_need_no_workspace_no_flags_and_no_m
         assert gemm.launch_bytes(problem, near, GpuSchedule(near.name, "split_k", splits, False, 1)) == kept
     (found, launch), (others, _) = table(H200, problem, [near]), table(H200, problem, [far])
     together, apart = waves.predict(H200, found, launch), waves.predict(H200, others, launch)
-    eight = (launch.kind == waves.SPLIT_K) & (launch.splits == 8)
+    eight = (launch.kind == SPLIT_K) & (launch.splits == 8)
     assert (together.cycles[eight] < apart.cycles[eight]).all()
     assert (together.traffic.memory_bytes[eight] <= apart.traffic.memory_bytes[eight]).all()
-    assert (together.cycles[launch.kind == waves.STREAM_K] == apart.cycles[launch.kind == waves.STREAM_K]).all()
+    assert (together.cycles[launch.kind == STREAM_K] == apart.cycles[launch.kind == STREAM_K]).all()
 
 
 def test_clusters_that_do_not_all_run_at_once_take_another_round():
@@ -334,9 +335,9 @@ def test_every_part_of_a_split_has_steps_to_do():
     for problem in (Gemm(m=64, n=64, k=100), Gemm(m=300, n=200, k=5000), Gemm(m=1, n=1, k=1)):
         found, launch = table(H200, problem, [SMALL, BLOG])
         steps = np.ceil(problem.k / found.block_k[launch.variant])
-        split = launch.kind == waves.SPLIT_K
+        split = launch.kind == SPLIT_K
         assert (steps[split] >= 2 * launch.splits[split]).all()
-        assert (launch.splits[launch.kind == waves.DATA_PARALLEL] == 1).all()
+        assert (launch.splits[launch.kind == DATA_PARALLEL] == 1).all()
 
 
 @pytest.mark.parametrize(

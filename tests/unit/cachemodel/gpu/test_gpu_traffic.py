@@ -10,8 +10,9 @@ import pytest
 
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.columns import Table
 from pysim.cachemodel.gpu.launches import columns_of
-from pysim.cachemodel.gpu.traffic import SIMULTANEOUS, Rasterisation, sharing, within_gpcs
+from pysim.cachemodel.gpu.traffic import SIMULTANEOUS, Rasterisation, Sharing, sharing, stream_k_sharing, within_gpcs
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
@@ -35,6 +36,13 @@ def raster(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow:
     return Rasterisation(*(np.array([x], float) for x in (fast, slow, n_fast, n_slow, group, n_fast * n_slow, STEPS, share, result)))
 
 
+def shared(order: Rasterisation) -> Sharing:
+    streams, rows = np.zeros((len(Sharing._fields), order.share.size)), np.flatnonzero(order.share > 0)
+    if rows.size:
+        streams[:, rows] = stream_k_sharing(h200(), Rasterisation._make(of[rows] for of in order))
+    return sharing(h200(), order, Sharing._make(streams))
+
+
 def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Times]:
     """When blocks of stream-K read each (panel, k-iteration) of the fast and of the slow operand, in k-iterations since they began. The
     rasterisation is that of native/cuda/core/decomposition.cuh."""
@@ -55,47 +63,47 @@ def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Tim
 @pytest.mark.parametrize("group", [1, 4, 8])
 @pytest.mark.parametrize(("n_fast", "n_slow"), [(24, 24), (32, 32), (10, 10), (2, 43), (40, 16)])
 def test_blocks_of_stream_k_share_the_panels_that_their_rasterisation_reads_together(n_fast, n_slow, group):
-    found = sharing(h200(), raster(n_fast, n_slow, group, 66, 1.0, 1.0))
+    found = shared(raster(n_fast, n_slow, group, 66, 1.0, 1.0))
     for alone, touched in zip(found[:2], times(n_fast, n_slow, group, 66), strict=True):
         together = sum(later - sooner <= SIMULTANEOUS for when in touched.values() for sooner, later in pairwise(sorted(when)))
         assert alone[0] == pytest.approx(1 - together / sum(map(len, touched.values())), abs=0.12)
 
 
 def test_a_row_of_24_tiles_is_read_by_six_clusters_at_a_time_and_one_of_32_by_two():
-    assert sharing(h200(), raster(24, 24, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 6)
-    assert sharing(h200(), raster(32, 32, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 2, abs=0.05)
+    assert shared(raster(24, 24, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 6)
+    assert shared(raster(32, 32, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 2, abs=0.05)
 
 
 def test_blocks_of_stream_k_bring_from_memory_what_data_parallel_ones_share():
     """8192 cubed in f16, 66 clusters of 256 x 256: operands of 128 MiB, several times what L2 holds."""
     operand = 8192.0 * 8192 * 2
-    stream = sharing(h200(), raster(32, 32, 8, 66, operand, operand))
-    waves = sharing(h200(), raster(32, 32, 8, 66, operand, operand)._replace(at_once=np.array([66.0]), share=np.zeros(1)))
+    stream = shared(raster(32, 32, 8, 66, operand, operand))
+    waves = shared(raster(32, 32, 8, 66, operand, operand)._replace(at_once=np.array([66.0]), share=np.zeros(1)))
     assert sum(stream[2:])[0] > 3 * sum(waves[2:])[0]
-    small = sharing(h200(), raster(32, 32, 8, 66, 1e6, 1e6))
+    small = shared(raster(32, 32, 8, 66, 1e6, 1e6))
     assert sum(small[2:])[0] == 0
 
 
 def test_results_written_between_two_reads_of_an_operand_take_space_in_l2():
     """25088 x 768 x 192 in tf32: 19 MB of A, read for each two of six columns of tiles; 26 MB of C are written between two reads."""
     kept, written = (raster(196, 6, 2, 132, 19.3e6, 0.6e6, result) for result in (0, 77.1e6))
-    assert sharing(h200(), written).fast_again[0] >= sharing(h200(), kept).fast_again[0]
+    assert shared(written).fast_again[0] >= shared(kept).fast_again[0]
     kept, written = (order._replace(at_once=np.array([132.0]), share=np.zeros(1)) for order in (kept, written))
-    assert sharing(h200(), kept).fast_again[0] < 0.1
-    assert sharing(h200(), written).fast_again[0] > 1
+    assert shared(kept).fast_again[0] < 0.1
+    assert shared(written).fast_again[0] > 1
 
 
 def test_launches_of_one_table_do_not_change_each_other():
     one, other = raster(24, 24, 1, 66, 3e8, 2e8), raster(7, 300, 4, 132, 1e7, 4e8)
-    both = sharing(h200(), Rasterisation(*(np.concatenate(pair) for pair in zip(one, other, strict=True))))
+    both = shared(Rasterisation(*(np.concatenate(pair) for pair in zip(one, other, strict=True))))
     for at, single in enumerate((one, other)):
-        for column, value in zip(both, sharing(h200(), single), strict=True):
+        for column, value in zip(both, shared(single), strict=True):
             assert column[at] == pytest.approx(value[0], rel=1e-12)
 
 
 def predicted(problem: Gemm, kernel: GemmKernel) -> waves.Prediction:
     """A kernel's launch, data parallel, along m."""
-    table = waves.Table(*(np.array([value]) for value in (0, 0, 1, 0, 1)))
+    table = Table(*(np.array([value]) for value in (0, 0, 1, 0, 1)))
     return waves.predict(h200(), columns_of([one.columns for one in gemm.variants(h200(), problem, [kernel], {}) if one.columns]), table)
 
 
@@ -147,6 +155,6 @@ def test_a_product_of_one_short_k_iteration_takes_the_time_of_filling_its_boxes(
     """25088x240x40 took 12.0 to 17.8 us by nine kernels on an H200 (h200/wgmma-rows.jsonl)."""
     columns = [columns_of([one.columns for one in gemm.variants(h200(), Gemm(m=25088, n=240, k=k, trans_b=True, dtype="f16"), [WGMMA], {})
                if one.columns]) for k in (40, 48)]  # fmt: skip
-    filled, aligned = (waves.predict(h200(), one, waves.Table(*(np.array([x]) for x in (0, 0, 1, 0, 4)))) for one in columns)
+    filled, aligned = (waves.predict(h200(), one, Table(*(np.array([x]) for x in (0, 0, 1, 0, 4)))) for one in columns)
     assert filled.cycles > 1.1 * aligned.cycles
     assert filled.waves.sum(axis=0)[2] == pytest.approx((25088 * 4 + 240 * 196) / h200().model.row_ends_per_cycle.value)
