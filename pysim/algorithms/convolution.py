@@ -56,9 +56,8 @@ class ByRow:
 
     def __init__(self, row: ConvKernel, w: Conv, layout: Layout, chunks: int = 1) -> None:
         self.row, self.layout, self.chunks = row, layout, chunks
-        self.w = in_type(as_image(parts_of(w, layout).first), row.dtype)
-        self.size, self.tiles = self.w.element_bytes, product_columns.product_tiles(row, layout)
-        self.windows = windows_of(self.w, layout, row.outputs)
+        self.w, self.size, self.windows = _multiplied_by(w, layout, row.dtype, row.outputs)
+        self.tiles = product_columns.product_tiles(row, layout)
 
     def refusal(self) -> Reason | None:
         """Why the row does not compute a problem that other rows do, as the native library says it."""
@@ -183,6 +182,13 @@ class ByRow:
         return self.launched(gpu, known, name, "l1_bytes", *numbers, columns=Columns._make((*sizes, *of_kernel)), work=work, passes=passes)
 
 
+@lru_cache(maxsize=64)
+def _multiplied_by(w: Conv, layout: Layout, dtype: str, outputs: int) -> tuple[Conv, int, Windows]:
+    """What rows of a type compute at once of a problem, bytes of its elements, and its windows."""
+    own = in_type(as_image(parts_of(w, layout).first), dtype)
+    return own, own.element_bytes, windows_of(own, layout, outputs)
+
+
 @dataclass(frozen=True)
 class Rows:
     """The interface's answers for an algorithm whose rows are one kernel each, from `by`, its class for one row."""
@@ -297,11 +303,16 @@ def conv_rows(name: str) -> tuple[ConvKernel, ...]:
 
 def refuses(name: str, w: Conv, layout: Layout) -> Reason | None:
     """Why an algorithm of conv/ cannot compute a problem on any machine: no row has its type, or it is too large."""
+    return _lacks_type(name, w.dtype) or too_large(parts_of(w, layout).first)
+
+
+@cache
+def _lacks_type(name: str, dtype: str) -> Reason | None:
     known = sorted({row.dtype for row in conv_rows(name)})
-    if w.dtype not in known:
-        there = f"the registry (native/cuda/conv) has {', '.join(known) or 'none'}"
-        return Reason("type", f"there is no {w.dtype} CUDA kernel of it; {there}")
-    return too_large(parts_of(w, layout).first)
+    if dtype in known:
+        return None
+    there = f"the registry (native/cuda/conv) has {', '.join(known) or 'none'}"
+    return Reason("type", f"there is no {dtype} CUDA kernel of it; {there}")
 
 
 def legal_rows(
@@ -313,7 +324,7 @@ def legal_rows(
 
 def row_refuses(of: ByRow, prologue: bool = False) -> Reason | None:
     """Why a row does not compute a problem, with a prologue or without, as the native library says it."""
-    if of.w.is_volume and not of.row.volumes:
+    if not of.row.volumes and of.w.is_volume:
         return Reason("shape", "it computes images, and these are volumes (id, kd)")
     if prologue and not of.row.prologue:
         return Reason("shape", "it takes no prologue")

@@ -131,7 +131,7 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
         names = (name for name in self.__struct_fields__ if name != "dtype")
         return {name: getattr(self, name) if self.is_volume or name not in DEPTH_FIELDS else 0 for name in names}
 
-    @property
+    @lazy
     def is_volume(self) -> bool:
         """Whether there is a depth, in the input or in the kernel; else the operands have four axes."""
         return (self.depth, self.kernel_d, self.pad_front, self.pad_back) != (1, 1, 0, 0)

@@ -28,6 +28,7 @@ from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.threads import Threads
 from pysim.cachemodel.gpu.traffic import Floats, Integers, Number
 from pysim.cachemodel.gpu.waves import LOOP_BOUNDS, TERMS, WAVE_TERMS, Prediction
+from pysim.caches import lazy
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import MicroKernel, Request
@@ -285,10 +286,10 @@ def _of_table(candidates: Candidates, outside: Floats, variants: range, table: T
     """The launches of one algorithm, whose `variants` are these in the table."""
     rows = np.flatnonzero((variants.start <= table.variant) & (table.variant < variants.stop))
     if not rows.size and candidates.request.most is not None:
-        return Launches(candidates._replace(variants=()), table.select(rows), waves.NOTHING, others[:0], outside[:0])
+        return Launches(candidates._replace(variants=()), table.select(rows), prediction, rows, others[:0], outside[:0])
     own = table.select(rows)
     own = own._replace(variant=own.variant - variants.start)
-    return Launches(candidates, own, prediction.select(rows), others[variants.start : variants.stop], outside)
+    return Launches(candidates, own, prediction, rows, others[variants.start : variants.stop], outside)
 
 
 def _best(
@@ -355,18 +356,27 @@ def _without_tiles(gpu: Gpu, candidates: Candidates, outside: Floats) -> "Launch
     """The launches of an algorithm whose kernels have no tiles."""
     kernels = [(one.threads, one.attributes, one.family) for one in candidates.variants if one.threads and one.family]
     prediction = threads.predict(gpu, kernels, candidates.request.state == "hot")
-    return Launches(candidates, one_each(len(kernels)), prediction, np.full(len(kernels), np.inf), outside)
+    rows = np.arange(len(kernels))
+    return Launches(candidates, one_each(rows.size), prediction, rows, np.full(rows.size, np.inf), outside)
 
 
 class Launches:
-    """One algorithm's launches, each in its best rasterisation, and their predicted cost; `others`: the least cycles that launches of each
-    variant take that were left out."""
+    """One algorithm's launches, each in its best rasterisation, and their predicted cost: these rows of a prediction; `others`: the least
+    cycles that launches of each variant take that were left out."""
 
-    def __init__(self, candidates: Candidates, table: Table, prediction: Prediction, others: Floats, outside: Floats) -> None:
-        self.candidates, self.table, self.prediction, self.others = candidates, table, prediction, others
+    def __init__(
+        self, candidates: Candidates, table: Table, prediction: Prediction, rows: Integers, others: Floats, outside: Floats
+    ) -> None:
+        self.candidates, self.table, self.others = candidates, table, others
+        self._of, self._rows = prediction, rows
         self.gpu = candidates.request.gpu
         times, self.pass_cycles = outside.T
-        self.cycles: Floats = prediction.cycles * times[table.variant] + self.pass_cycles[table.variant]
+        self.cycles: Floats = prediction.cycles[rows] * times[table.variant] + self.pass_cycles[table.variant]
+
+    @lazy
+    def prediction(self) -> Prediction:
+        """What is predicted of these launches."""
+        return self._of.select(self._rows)
 
     def costs(self) -> Costs:
         """As arrays."""
