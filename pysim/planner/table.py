@@ -240,7 +240,10 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
     costed, rejected, best = list[tuple[Algorithm, Costs]](), list[Rejected](), np.inf
 
     def asked() -> Request:
-        return request if request.most is None else msgspec.structs.replace(request, most=best)
+        nonlocal request
+        if request.most is not None and request.most != best:
+            request = msgspec.structs.replace(request, most=best)
+        return request
 
     def predict(group: Sequence[Algorithm]) -> None:
         nonlocal best

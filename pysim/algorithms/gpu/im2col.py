@@ -96,19 +96,16 @@ class ByProducts(Rows):
         if rows and not kernels:
             first = unfit[0]
             rejected += [Rejected(row.name, f"no kernel multiplies its columns: {first.what}: {first.reason}", first.code) for row in rows]
-        copies, result = passes(gpu, w, request.layout), []
+        copies, result = tuple(copy.times(parts) for copy in passes(gpu, w, request.layout)), []
+        numbers, times = ("model.passes.column_",) * bool(copies), of.times * share
         last = w.batch % of.images * w.windows  # windows of the last product: stream-K's blocks share its tiles, too
-        least = msgspec.structs.replace(of.problem, m=last or of.problem.m)
+        least = msgspec.structs.replace(of.problem, m=last) if last else of.problem
         for kernel, one in zip(kernels, gemm.variants(gpu, of.problem, kernels, gemm_attributes(gpu.capability_number)), strict=True):
-            if last and one.columns is not None:
-                most = min(one.columns.max_stream_blocks, gemm.iterations_of(least, kernel))
-                one = msgspec.structs.replace(one, columns=one.columns._replace(max_stream_blocks=most))
-            schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
-            numbers = (*one.numbers, *["model.passes.column_"] * bool(copies))
-            times, passes_ = of.times * share, tuple(copy.times(parts) for copy in copies)
-            result.append(
-                msgspec.structs.replace(one, kernel=rows[0].name, schedule=schedule, times=times, passes=passes_, numbers=numbers)
-            )
+            columns, schedule = one.columns, partial(GpuSchedule, rows[0].name, gemm=one.kernel)
+            if last and columns is not None:
+                columns = columns._replace(max_stream_blocks=min(columns.max_stream_blocks, gemm.iterations_of(least, kernel)))
+            own = {"kernel": rows[0].name, "schedule": schedule, "columns": columns, "numbers": (*one.numbers, *numbers)}
+            result.append(msgspec.structs.replace(one, times=times, passes=copies, **own))
         return Candidates(request, tuple(result), (self.NAME,), tuple(rejected), prunes(request, limit))
 
     def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:

@@ -5,6 +5,8 @@ the row reads, column by column (arXiv 2306.14316, equation 2, extended by a str
 Worked number: conv:mb1ic64ih56oc64kh3ph1 keeps 64 x 56 rows of 58 x 3 elements in whole vectors, 176: 2,523,136 bytes.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 from pysim.algorithms.convolution import Rows, order_in_memory, order_of
@@ -25,12 +27,18 @@ GATHER_TENSOR, GATHER_FUSED = 4.0, 8.0
 LARGEST_INT = (1 << 31) - 1
 
 
+@lru_cache(maxsize=64)
+def _of_tensor(windows: Windows) -> Windows:
+    """Windows read from a tensor, the same object for all kernels."""
+    return msgspec.structs.replace(windows, tensor=True)
+
+
 class Im2win(Direct):
     """A convolution by slices of rows; the row without tiles is a direct convolution on the tensor."""
 
     @property
     def read(self) -> Windows:
-        return msgspec.structs.replace(self.windows, tensor=self.row.keeps_tensor)
+        return _of_tensor(self.windows) if self.row.keeps_tensor else self.windows
 
     @property
     def order(self) -> str | None:

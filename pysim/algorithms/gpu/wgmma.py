@@ -25,7 +25,7 @@ from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES
 from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
-from pysim.cachemodel.gpu.windows import SECTOR_BYTES, Windows
+from pysim.cachemodel.gpu.windows import SECTOR_BYTES, Windows, windows_of
 from pysim.caches import lazy
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -164,7 +164,7 @@ class Wgmma(ChannelsLast):
     @property
     def read(self) -> Windows:
         """Windows of the NHWC input, or of the copy."""
-        return msgspec.structs.replace(self.windows, layout="nhwc")
+        return windows_of(self.w, "nhwc", self.row.outputs)
 
     @property
     def plane_windows(self) -> int:

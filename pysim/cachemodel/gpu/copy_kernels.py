@@ -15,7 +15,7 @@ from pysim.machine.gpu import Gpu
 from pysim.registry.cuda import WARP
 
 
-class Pass(msgspec.Struct, frozen=True):
+class Pass(msgspec.Struct, frozen=True, cache_hash=True):
     """A kernel that moves data: bytes read and written, instructions of all lanes, launches; the share of a pass' rate that it reaches, and
     seconds of a launch, if others than the model's."""
 
