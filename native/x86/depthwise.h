@@ -254,12 +254,17 @@ INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS
     static __attribute__((noinline)) void middle_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
         middle(KR, SH, ROWS, FILTERS, MODE, t, begin, end, corner_##KR##_##MODE##_##ROWS##x##FILTERS);                            \
     }
+#define TILE_PAIR(KR, MODE, ROWS, FILTERS) {middle_##KR##_##MODE##_##ROWS##x##FILTERS, corner_##KR##_##MODE##_##ROWS##x##FILTERS}
+#ifdef SEVERAL_ALONE /* a single filter is the last of several: its tiles have SEVERAL_ROWS rows */
+#define TILES_TO8(KR, SH, MODE) TILES_OF(KR, SH, MODE, 4, 1)
+#define TILE_PAIRS_TO8(KR, MODE) {TILE_PAIR(KR, MODE, 4, 1)}
+#else
 #define TILES_TO8(KR, SH, MODE)  \
     TILES_OF(KR, SH, MODE, 4, 1) \
     TILES_OF(KR, SH, MODE, 5, 1) TILES_OF(KR, SH, MODE, 6, 1) TILES_OF(KR, SH, MODE, 7, 1) TILES_OF(KR, SH, MODE, 8, 1)
-#define TILE_PAIR(KR, MODE, ROWS, FILTERS) {middle_##KR##_##MODE##_##ROWS##x##FILTERS, corner_##KR##_##MODE##_##ROWS##x##FILTERS}
 #define TILE_PAIRS_TO8(KR, MODE) \
     {TILE_PAIR(KR, MODE, 4, 1), TILE_PAIR(KR, MODE, 5, 1), TILE_PAIR(KR, MODE, 6, 1), TILE_PAIR(KR, MODE, 7, 1), TILE_PAIR(KR, MODE, 8, 1)}
+#endif
 #define SEVERAL_TO4(KR, SH, MODE, FILTERS) TILES_OF(KR, SH, MODE, 3, FILTERS) TILES_OF(KR, SH, MODE, 4, FILTERS)
 #define SEVERAL_PAIRS(KR, MODE, FILTERS) {TILE_PAIR(KR, MODE, 3, FILTERS), TILE_PAIR(KR, MODE, 4, FILTERS)}
 
@@ -268,10 +273,12 @@ TILES_OF(1, 1, PAIRS, 8, 1)
 TILES_OF(1, 1, STRIDED, 8, 1)
 TILES_TO8(3, 1, UNIT)
 TILES_TO8(3, 2, PAIRS)
+#ifndef SEVERAL_ALONE
 TILES_TO8(5, 1, UNIT)
 TILES_TO8(5, 2, PAIRS)
 TILES_TO8(7, 1, UNIT)
 TILES_TO8(7, 2, PAIRS)
+#endif
 #ifdef SEVERAL
 TILES_OF(1, 1, UNIT, 4, SEVERAL)
 TILES_OF(1, 1, PAIRS, 4, SEVERAL)
@@ -286,8 +293,10 @@ typedef void (*tile_functions[2])(const TILES *t, int64_t begin, int64_t end);
 static const tile_functions single_filter[4][3][MAX_ROWS - MIN_ROWS + 1] = {
     {{TILE_PAIR(1, UNIT, 8, 1)}, {TILE_PAIR(1, PAIRS, 8, 1)}, {TILE_PAIR(1, STRIDED, 8, 1)}},
     {TILE_PAIRS_TO8(3, UNIT), TILE_PAIRS_TO8(3, PAIRS)},
+#ifndef SEVERAL_ALONE
     {TILE_PAIRS_TO8(5, UNIT), TILE_PAIRS_TO8(5, PAIRS)},
     {TILE_PAIRS_TO8(7, UNIT), TILE_PAIRS_TO8(7, PAIRS)},
+#endif
 };
 #ifdef SEVERAL
 static const tile_functions several_filters[2][3][SEVERAL_ROWS - MIN_SEVERAL_ROWS + 1] = {

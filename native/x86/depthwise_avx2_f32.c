@@ -30,9 +30,14 @@ INLINE void transpose_parts(const VEC a[PART], VEC r[PART]) {
 INLINE void v_store_part(T *p, VEC v, const int part) { _mm_storeu_ps(p, part ? _mm256_extractf128_ps(v, 1) : _mm256_castps256_ps128(v)); }
 
 #define SEVERAL 2
+#ifdef BESIDE_AVX512 /* whose half vectors have tiles of one filter */
+#define SEVERAL_ALONE
+#endif
 #include "depthwise.h"
 #include "depthwise_planes.h"
 
+#ifndef SEVERAL_ALONE
 DEFINE_ROWS(f32_rows_64x1__avx2, 8, 1)
+#endif
 DEFINE_ROWS(f32_rows_32x2__avx2, 4, SEVERAL)
 DEFINE_PLANES(f32_planes_8x8__avx2)

@@ -195,8 +195,8 @@ def _kernels() -> Check:
 def _why(target: str, runs: list[bool], available: frozenset[str]) -> str:
     """Why not all kernels of a target run."""
     missing = [row for row in cpu_kernels() if row.target == target and row.name not in available]
-    if any(runs) and missing and all(row.in_blocks for row in missing):
-        return " (this build leaves out those of channel blocks; PYSIM_TARGETS=all tools/setup)"
+    if any(runs) and missing and all(row.left_out for row in missing):
+        return " (this build leaves out those that wider vectors replace; PYSIM_TARGETS=all tools/setup)"
     return "" if all(runs) else " (needs another CPU or another build)"
 
 

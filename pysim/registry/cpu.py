@@ -5,6 +5,7 @@ The native library expands the same lines, so row i here is row i there (a test 
 """
 
 import itertools
+import operator
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -153,6 +154,14 @@ class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     def in_blocks(self) -> bool:
         """Whether its operands are channel blocks (NCHWc)."""
         return self.form in ("blocks", "grouped", "nchwc")
+
+    @lazy
+    def left_out(self) -> bool:
+        """Whether a build for a CPU with wider vectors leaves it out (meson.build): kernels of channel blocks, and tiles that AVX-512 has
+        with as many lanes."""
+        of = operator.attrgetter("dtype", "form", "windows", "filters", "lane_windows", "lane_filters")
+        twins = (one for one in cpu_kernels() if one.target == "avx512" != self.target and of(one) == of(self))
+        return self.in_blocks or (self.lane_windows > 1 and any(twins))
 
     @lazy
     def along_filters(self) -> bool:

@@ -58,7 +58,7 @@ def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: MicroKernel) -> 
 
 def build_refuses(kernel: Kernel, machine: Machine) -> Reason | None:
     """Whether the machine's library was built without a row that its unit runs."""
-    if kernel.in_blocks and machine.unit_of(kernel.target).planes_alone:
+    if kernel.left_out and machine.unit_of(kernel.target).planes_alone:
         return Reason("build", f"the library of {machine.name} leaves it out; with -Dtargets=all (PYSIM_TARGETS=all tools/setup) it has it")
     return None
 

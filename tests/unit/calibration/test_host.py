@@ -445,3 +445,13 @@ def test_channel_blocks_that_the_library_leaves_out_are_not_planned_and_the_reas
         with pytest.raises(PlanError, match=r"avx2: the library of zen4 leaves it out; with -Dtargets=all"):
             pysim.plan(text, built, layout="nchw8c")
         assert pysim.plan(text, built).name == pysim.plan(text, on).name
+
+
+def test_tiles_that_avx512_has_are_left_out_with_the_channel_blocks_of_avx2() -> None:
+    on, left_out = load("zen4"), {row.name for row in cpu_kernels() if row.left_out and row.target in ("avx2", "portable")}
+    assert {name for name in left_out if name.startswith("f32_rows")} == {"f32_rows_64x1__avx2"}
+    built = detected.as_built(on, frozenset(row.name for row in cpu_kernels()) - left_out)
+    text = "conv:g16mb1ic16ih13oc16kh3ph1"
+    assert "avx2" in pysim.plan(text, on, micro_kernel="f32_rows_64x1__avx2").name
+    with pytest.raises(PlanError, match="f32_rows_64x1__avx2: the library of zen4 leaves it out"):
+        pysim.plan(text, built, micro_kernel="f32_rows_64x1__avx2")
