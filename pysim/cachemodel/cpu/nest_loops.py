@@ -78,6 +78,11 @@ class Packs(NamedTuple):
     one_panel: bool
 
     @classmethod
+    def of_any(cls, nest: Nest, keeps_windows: bool) -> "Packs":
+        """What tables of a nest may have, so that one program serves all of them; operands that a table lacks are empty."""
+        return cls(not nest.windows_packed, not nest.in_place, keeps_windows and not nest.windows_packed)
+
+    @classmethod
     def of(cls, table: Table, keeps_windows: bool) -> "Packs":
         packed, filter_tiles = table.packed, table.rates.filter_tiles
         return cls(bool(packed.any()), bool(packed.all()), keeps_windows and bool(packed[table.k2 >= filter_tiles].any()))
@@ -214,9 +219,9 @@ def _spans(table: Table) -> dict[bool, slice]:
 
 def streams_of(table: Table, state: State) -> TableStreams:
     """The reuses of a table of schedules, with first touches in caches of a `state`."""
-    n, spans = table.kernel.size, _spans(table)
+    n, spans, nest = table.kernel.size, _spans(table), table.rates.nest
     parts = [select(table, span) for span in spans.values()]
-    found = [_streams(one, keeps, state, Packs.of(one, keeps)) for keeps, one in zip(spans, parts, strict=True)]
+    found = [_streams(one, keeps, state, Packs.of_any(nest, keeps)) for keeps, one in zip(spans, parts, strict=True)]
     roles = _roles(tuple(structure for _, structure in found), state)
     most, depth = roles.operand.shape[1], roles.interleaved.shape[1]
     arrays = [np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (2, depth), (len(OPERANDS),))]
