@@ -47,17 +47,18 @@ struct Strides {
           column(nhwc ? channels : 1) {}
 };
 
-/* A kernel, which begins with wait_for_previous(), and the outputs of a thread, whose rows are `apart` from one another, or of volumes in a slice, which has
- * so many threads along its rows; `lanes`, unless 0: of a block along pairs of channels; `shared`: its bytes of dynamic shared memory. */
+/* A kernel, which begins with wait_for_previous(), and the outputs of a thread, whose rows are `apart` from one another; `lanes`, unless 0: of a block along
+ * pairs of channels; `shared`: its bytes of dynamic shared memory. `in_slices`: a thread's rows are in one slice of a volume, which `apart` threads cover. */
 struct Chosen {
     void (*kernel)(Conv, Places);
     int rows, columns, filters, apart = 1, lanes = 0, shared = 0;
+    bool in_slices = false;
 };
 
 template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream) {
     const Chosen by = OF(c, sms);
     Conv of_places = c;
-    if (c.volumes) of_places.out_h = c.out_h / c.slice_rows * by.apart * by.rows;
+    if (by.in_slices) of_places.out_h = c.out_h / c.slice_rows * by.apart * by.rows;
     if (by.lanes) of_places.groups = (c.groups + 2 * by.lanes - 1) / (2 * by.lanes); /* blocks along channels */
     Places places(of_places, by.rows, by.columns, by.filters, by.apart);
     int64_t blocks = (places.count + THREADS - 1) / THREADS;

@@ -98,17 +98,18 @@ template <class T> Chosen volume_of(const Conv &c, int sms) {
     Conv threads = c;
     threads.out_h = c.out_h / c.slice_rows * high * ROWS;
     const By<T, 1> by = {threads, sms};
-    if (!by.enough(WIDE) || edge == 0 || edge == 7 || (edge == 5 && c.stride_h == 2)) return {any_volume_kernel<T>, ROWS, 1, 1, high};
+    if (!by.enough(WIDE) || edge == 0 || edge == 7 || (edge == 5 && c.stride_h == 2))
+        return {any_volume_kernel<T>, ROWS, 1, 1, high, 0, 0, true};
     if (by.pairs() && pairs_bytes(c) <= MOST_SHARED) {
         const auto kernel = edge == 5         ? volume_pairs_kernel<T, 5, 1, WIDE>
                             : c.stride_h == 1 ? volume_pairs_kernel<T, 3, 1, WIDE>
                                               : volume_pairs_kernel<T, 3, 2, WIDE>;
-        return {kernel, ROWS, WIDE, 1, high, by.lanes(), pairs_bytes(c)};
+        return {kernel, ROWS, WIDE, 1, high, by.lanes(), pairs_bytes(c), true};
     }
     const auto kernel = edge == 5         ? volume_kernel<T, 5, 1, WIDE>
                         : c.stride_h == 1 ? volume_kernel<T, 3, 1, WIDE>
                                           : volume_kernel<T, 3, 2, WIDE>;
-    return {kernel, ROWS, WIDE, 1, high};
+    return {kernel, ROWS, WIDE, 1, high, 0, 0, true};
 }
 
 const char *not_depthwise(const Conv &c) { return c.channels == 1 ? nullptr : "it takes one channel a group"; }
