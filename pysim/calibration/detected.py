@@ -37,7 +37,7 @@ import mmap
 import os
 import platform
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -106,9 +106,14 @@ class Detected(NamedTuple):
         return self.others >= LOADED
 
 
+def targets_of_kernels(available: Iterable[str]) -> frozenset[str]:
+    """The instruction sets of these kernels."""
+    return frozenset(name.rpartition("__")[2] for name in available)
+
+
 def _targets(probes: Probes) -> list[str]:
     """The instruction sets of the kernels that run here; MachineError if there are none."""
-    if targets := {name.rpartition("__")[2] for name in probes.available_kernels()}:
+    if targets := targets_of_kernels(probes.available_kernels()):
         return sorted(targets)
     limit = os.environ.get("PYSIM_MAX_TARGET")
     within = f" under PYSIM_MAX_TARGET={limit}, which you may unset" if limit else ""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cached detection of this computer: TOML in the user's cache folder, one file per CPU, cache geometry, Linux kernel and
-PYSIM_MAX_TARGET.
+"""The cached detection of this computer: TOML in the user's cache folder, one file per CPU, cache geometry, Linux kernel and instruction
+sets that the process may use: PYSIM_MAX_TARGET, another build of the library, or a system that does not grant tiles leaves some out.
 
 A detection under load goes into a separate file, which is used only until there is one from a quiet computer.
 """
 
 import hashlib
 import json
-import os
 import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +18,8 @@ from pysim.errors import MachineError
 from pysim.file_io import check_writable, written
 from pysim.machine.cpu import Machine
 from pysim.machine.load import loads
-from pysim.registry.cpu import kernels
 
-_VERSION = 26  # raised when probes, detection, or the constants that it takes from the shipped machines change
+_VERSION = 27  # raised when probes, detection, or the constants that it takes from the shipped machines change
 
 
 class Kept(NamedTuple):
@@ -30,13 +29,11 @@ class Kept(NamedTuple):
     loaded: Path
 
 
-def kept_of(cpu: Cpu, caches: list[Geometry], folder: Path | None) -> Kept | None:
-    """host-<hash>.toml and host-<hash>-loaded.toml in `folder`; None without a folder."""
+def kept_of(cpu: Cpu, caches: list[Geometry], targets: Iterable[str], folder: Path | None) -> Kept | None:
+    """host-<hash>.toml and host-<hash>-loaded.toml in `folder`; None without a folder. `targets`: of the kernels that run here."""
     if folder is None:
         return None
-    targets = sorted({kernel.target for kernel in kernels()})
-    most = [value] if (value := os.environ.get("PYSIM_MAX_TARGET")) else []  # a machine has the units that this process may use
-    key = hashlib.sha256(json.dumps([_VERSION, cpu, caches, platform.release(), targets, *most]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([_VERSION, cpu, caches, platform.release(), sorted(targets)]).encode()).hexdigest()[:16]
     return Kept(folder / f"host-{key}.toml", folder / f"host-{key}-loaded.toml")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pysim.calibration.detected import Probes, as_built, measure
+from pysim.calibration.detected import Probes, as_built, measure, targets_of_kernels
 from pysim.calibration.detection_cache import Kept, can_keep, kept_of, recall, remember
 from pysim.calibration.linux import CPUINFO, SYSFS, Cpu, Geometry, core_count, getconf, read_caches, read_cpu
 from pysim.errors import MachineError, MissingError
@@ -55,17 +55,18 @@ def detect(
     library. An invalid cache file is replaced. If none can be written, detection is brief, and its result is kept for this process. Which
     kernels the library lacks is not kept, since another one may be there the next time.
     """
-    cpu, caches, kept = _reported(sysfs, cpuinfo, run_getconf, cache_dir or user_cache())
+    available = probes.available_kernels() if probes else _available()
+    cpu, caches, kept = _reported(sysfs, cpuinfo, run_getconf, cache_dir or user_cache(), available)
     with _detecting:  # threads that measure at the same time would disturb one another
         if cached and kept and (known := recall(kept.quiet) or _while_busy(kept.loaded)):
-            return _as_built(known, probes)
+            return as_built(known, available)
         if probes is None:
             from pysim.runtime import cpu as runtime
 
             probes = runtime
         brief = cached and not (kept and can_keep(kept))
         if brief and (known := _unkept.get((cpu, *caches))):
-            return _as_built(known, probes)
+            return as_built(known, available)
         found = measure(cpu, caches, core_count(sysfs), probes, brief)
         text = to_toml(found.machine)
         machine = loads(text, "host")
@@ -75,18 +76,12 @@ def detect(
             _unkept[(cpu, *caches)] = machine
         elif kept:
             remember(kept.loaded if found.loaded else kept.quiet, text)
-        return _as_built(machine, probes)
-
-
-def _as_built(on: Machine, probes: Probes | None) -> Machine:
-    try:
-        return as_built(on, probes.available_kernels() if probes else _available())
-    except MissingError:  # without the library nothing runs, but plans can be made
-        return on
+        return as_built(machine, available)
 
 
 @lru_cache(maxsize=1)
 def _available() -> frozenset[str]:
+    """The names of the kernels that run here."""
     from pysim.runtime import cpu as runtime
 
     return runtime.available_kernels()
@@ -94,16 +89,16 @@ def _available() -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _reported(
-    sysfs: Path, cpuinfo: Path, run_getconf: Callable[[], str], cache_dir: Path | None
+    sysfs: Path, cpuinfo: Path, run_getconf: Callable[[], str], cache_dir: Path | None, available: frozenset[str]
 ) -> tuple[Cpu, list[Geometry], Kept | None]:
     """CPU and caches as the system reports them, and their cache files. None of it changes while a process runs."""
     cpu, caches = read_cpu(cpuinfo), read_caches(sysfs, run_getconf)
-    return cpu, caches, kept_of(cpu, caches, cache_dir)
+    return cpu, caches, kept_of(cpu, caches, targets_of_kernels(available), cache_dir)
 
 
 def _kept() -> Kept | None:
     """The cache files of this computer."""
-    return _reported(SYSFS, CPUINFO, getconf, user_cache())[2]
+    return _reported(SYSFS, CPUINFO, getconf, user_cache(), _available())[2]
 
 
 def _while_busy(loaded: Path) -> Machine | None:

@@ -48,15 +48,17 @@ struct Strides {
 };
 
 /* A kernel, which begins with wait_for_previous(), and the outputs of a thread, whose rows are `apart` from one another; `lanes`, unless 0: of a block along
- * pairs of channels. */
+ * pairs of channels; `shared`: its bytes of dynamic shared memory. `in_slices`: a thread's rows are in one slice of a volume, which `apart` threads cover. */
 struct Chosen {
     void (*kernel)(Conv, Places);
-    int rows, columns, filters, apart = 1, lanes = 0;
+    int rows, columns, filters, apart = 1, lanes = 0, shared = 0;
+    bool in_slices = false;
 };
 
 template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c, int sms, cudaStream_t stream) {
     const Chosen by = OF(c, sms);
     Conv of_places = c;
+    if (by.in_slices) of_places.out_h = c.out_h / c.slice_rows * by.apart * by.rows;
     if (by.lanes) of_places.groups = (c.groups + 2 * by.lanes - 1) / (2 * by.lanes); /* blocks along channels */
     Places places(of_places, by.rows, by.columns, by.filters, by.apart);
     int64_t blocks = (places.count + THREADS - 1) / THREADS;
@@ -64,12 +66,14 @@ template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c
         const int each = THREADS / by.lanes, chunks = of_places.groups;
         blocks = (int64_t)(places.count / chunks + each - 1) / each * chunks, places.lanes = by.lanes;
     }
-    return check(launch_with({1, has_dependent_launch()}, by.kernel, dim3((unsigned)blocks), dim3(THREADS), 0, stream, c, places),
-                 "a convolution without tiles");
+    return check(
+        launch_with({1, has_dependent_launch()}, by.kernel, dim3((unsigned)blocks), dim3(THREADS), (size_t)by.shared, stream, c, places),
+        "a convolution without tiles");
 }
 
 template <Chosen (*OF)(const Conv &, int)> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
-    return attributes_of(OF(c, 1).kernel, THREADS, 0, out);
+    const Chosen by = OF(c, 1);
+    return attributes_of(by.kernel, THREADS, by.shared, out);
 }
 }
 }

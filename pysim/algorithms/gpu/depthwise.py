@@ -3,7 +3,7 @@
 rows that they share once. With dilation a thread's output rows are spaced so that they share input rows. Where outputs share little, each
 has a thread. Rows of variant `sequence` are for kernels of one row where channels lie last: a thread has 16 bytes of channels and four or
 eight columns, or, of f16 with 4 to 8 taps, 8 bytes and 32 columns, whose pixels it reads once each. Those of variant
-`toeplitz` multiply such windows by matrices of shifted weights, on tensor cores.
+`toeplitz` multiply such windows by matrices of shifted weights, on tensor cores. Those of variant `volume` pass through slices.
 
 Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; of 4 columns x 4 rows a thread, 25,088 warps.
 """
@@ -61,6 +61,14 @@ STAGED_WEIGHTS, STAGED_LOAD, STAGED_STORE, STAGED_CHANNEL, STAGED_TAPS, STAGED_R
 # for a channel, for a pair of chunks of its weights, and of the rest; counted in the source
 TOEPLITZ_LOAD, TOEPLITZ_STORE, TOEPLITZ_CHANNEL, TOEPLITZ_PAIR, TOEPLITZ_START = 180.0, 64.0, 180.0, 46.0, 120.0
 TOEPLITZ_REGISTERS = 80
+# Of the variant `volume` (native/cuda/conv/depthwise/volume.cuh): edges of kernels and strides known at compile time, columns of such
+# threads, bytes of a tap's weights of a block, and of all that it holds; registers with and without pairs of channels (-Xptxas -v)
+VOLUME_EDGES, VOLUME_COLUMNS = ((3, 1), (3, 2), (5, 1)), 4
+VOLUME_TAP_BYTES, VOLUME_SHARED, VOLUME_REGISTERS = (
+    4 * (2 * LIMITS["PAIRED_LANES"] + 2),
+    48 << 10,
+    {True: 128, False: 80},
+)  # in pairs or not
 
 
 def filters_of(row: ConvKernel) -> int:
@@ -132,6 +140,8 @@ class Depthwise(ByThreads):
         channels, most = self.w.group_channels, cuda_limits()["GROUPED_CHANNELS"]
         if self.row.variant in ("sequence", "toeplitz"):
             return self.sequence_refusal()
+        if self.row.variant == "volume" and not self.w.is_volume:
+            return Reason("shape", "it takes volumes")
         if filters_of(self.row) == 1:
             return Reason("shape", "it takes one channel a group") if channels > 1 else None
         if channels > most or self.w.group_filters == 1:
@@ -234,7 +244,36 @@ class Depthwise(ByThreads):
         shared = chunks * chunk * side * self.size
         return self.in_blocks(gpu, known, work, requested, TOEPLITZ_REGISTERS, shared)
 
+    def of_volume(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
+        w, size, lines = self.w, self.size, self.w.out_d * -(-self.w.out_h // STRIP)
+        plain = w.kernel_h == w.kernel_w and w.stride_h == w.stride_w and w.dilation_h == w.dilation_w == 1
+        enough = w.batch * w.filters * lines * -(-w.out_w // VOLUME_COLUMNS) // BLOCK.threads >= gpu.sms.value
+        fixed = plain and enough and (w.kernel_h, w.stride_h) in VOLUME_EDGES
+        in_pairs = fixed and self.layout == "nhwc" and w.groups == w.filters and w.groups % 2 == 0
+        in_pairs = in_pairs and w.taps * VOLUME_TAP_BYTES <= VOLUME_SHARED
+        columns, channels = VOLUME_COLUMNS if fixed else 1, 2 if in_pairs else 1
+        slices = slices_met(w)
+        rows = distinct(STRIP, w.kernel_h, w.stride_h, w.dilation_h) if fixed else STRIP * w.kernel_h
+        row_loads = (columns - 1) * w.stride_w + w.kernel_w
+        loads, products = slices * rows * row_loads, slices * STRIP * columns * w.kernel_h * w.kernel_w * channels
+        weights = slices * w.kernel_h * w.kernel_w * (STRIP if in_pairs else 1)
+        along = -(-w.groups // 2 // lanes_of(w)) * lanes_of(w) if in_pairs else w.filters
+        warps = w.batch * along * lines * -(-w.out_w // columns) / WARP
+        if self.layout == "nhwc":
+            wide, weight_lines = WARP * size * channels / LINE_BYTES, 1.0 if in_pairs else WEIGHT_LINES
+        else:
+            wide, weight_lines = min(WARP, columns * w.stride_w * WARP * size / LINE_BYTES + 1), 1.0
+        wavefronts = (loads + STRIP * columns) * max(1.0, wide) + weights * weight_lines
+        instructions = STRIP_INSTRUCTIONS + loads * (PAIR_INSTRUCTIONS if in_pairs else LOAD_INSTRUCTIONS) + products + weights
+        waits = gpu.l1_latency_cycles.value * 2 * slices + ISSUE_LATENCY * instructions
+        halo = distinct(STRIP, w.kernel_h, w.stride_h, w.dilation_h) / (STRIP * min(w.stride_h, w.kernel_h))
+        requested = w.input_elements * size * w.group_filters * max(1.0, halo) * max(1.0, slices / min(w.stride_d, w.kernel_d))
+        work = warps, instructions, wavefronts, waits
+        return self.in_blocks(gpu, known, work, requested, VOLUME_REGISTERS[in_pairs], w.taps * VOLUME_TAP_BYTES if in_pairs else 0)
+
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
+        if self.row.variant == "volume":
+            return self.of_volume(gpu, known)
         if self.row.variant == "sequence":
             return self.of_sequence(gpu, known)
         if self.row.variant == "toeplitz":
@@ -293,6 +332,13 @@ class Depthwise(ByThreads):
             requested += w.output_elements * size * (thread.filters * PART_SECTOR_COST - 1)
         variant = self.of_threads(gpu, known, (warps, instructions, wavefronts, waits), requested, "l1_")
         return variant.estimated(block)
+
+
+def slices_met(w: Conv) -> float:
+    """Slices of the kernel that lie in the volume, in the mean of the slices of outputs."""
+    firsts = [tap * w.dilation_d - w.pad_front for tap in range(w.kernel_d)]
+    met = sum(0 <= first + at * w.stride_d < w.depth for first in firsts for at in range(w.out_d))
+    return met / w.out_d
 
 
 def lanes_of(w: Conv) -> int:

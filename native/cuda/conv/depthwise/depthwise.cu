@@ -6,6 +6,7 @@
 #include "conv/depthwise/kernel.cuh"
 #include "conv/depthwise/sequence.cuh"
 #include "conv/depthwise/toeplitz.cuh"
+#include "conv/depthwise/volume.cuh"
 #include "core/element.h"
 
 #include "conv/depthwise/rows.inc"
@@ -90,6 +91,27 @@ template <class T> Chosen grouped_of(const Conv &c, int sms) {
     return by.passing();
 }
 
+/* Of volumes with few threads each has one column. */
+template <class T> Chosen volume_of(const Conv &c, int sms) {
+    enum { WIDE = 4, MOST_SHARED = 48 << 10 };
+    const int high = (c.slice_rows + ROWS - 1) / ROWS, edge = kept_edge(c);
+    Conv threads = c;
+    threads.out_h = c.out_h / c.slice_rows * high * ROWS;
+    const By<T, 1> by = {threads, sms};
+    if (!by.enough(WIDE) || edge == 0 || edge == 7 || (edge == 5 && c.stride_h == 2))
+        return {any_volume_kernel<T>, ROWS, 1, 1, high, 0, 0, true};
+    if (by.pairs() && pairs_bytes(c) <= MOST_SHARED) {
+        const auto kernel = edge == 5         ? volume_pairs_kernel<T, 5, 1, WIDE>
+                            : c.stride_h == 1 ? volume_pairs_kernel<T, 3, 1, WIDE>
+                                              : volume_pairs_kernel<T, 3, 2, WIDE>;
+        return {kernel, ROWS, WIDE, 1, high, by.lanes(), pairs_bytes(c), true};
+    }
+    const auto kernel = edge == 5         ? volume_kernel<T, 5, 1, WIDE>
+                        : c.stride_h == 1 ? volume_kernel<T, 3, 1, WIDE>
+                                          : volume_kernel<T, 3, 2, WIDE>;
+    return {kernel, ROWS, WIDE, 1, high, 0, 0, true};
+}
+
 const char *not_depthwise(const Conv &c) { return c.channels == 1 ? nullptr : "it takes one channel a group"; }
 const char *not_grouped(const Conv &c) {
     static_assert(limit::GROUPED_CHANNELS == 16, "what the sentence says");
@@ -107,6 +129,8 @@ Rows<ConvRow> conv_depthwise::PYSIM_UNIT() {
                 add(row_of(c, {not_grouped, nullptr, launch_row<grouped_of<T>>, attributes<grouped_of<T>>}));
             else if constexpr (c.variant == "sequence")
                 add(row_of(c, {not_sequence<T>, nullptr, launch_sequence<T>, attributes_of_sequence<T>}));
+            else if constexpr (c.variant == "volume")
+                add(row_of(c, {not_volume, nullptr, launch_row<volume_of<T>>, attributes<volume_of<T>>}));
             else if constexpr (c.variant == "toeplitz")
                 add(row_of(c, {not_sequence<T>, nullptr, launch_toeplitz<T>, attributes_of_toeplitz<T>}));
             else add(row_of(c, {not_depthwise, nullptr, launch_row<depthwise_of<T>>, attributes<depthwise_of<T>>}));

@@ -58,24 +58,30 @@ __device__ inline void store_rows(const Epilogue<float, Out> &epilogue, float (&
     }
 }
 
-/* A thread's outputs: HIGH rows of the filters `first` to `end`. APART: rows `apart` from each other; else consecutive. */
-template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
+/* How a thread's rows of outputs lie: one after another; `apart` from each other; one after another in a slice of a volume. */
+enum Lie { TOGETHER, APART, IN_SLICE };
+
+/* A thread's outputs: HIGH rows of the filters `first` to `end`. */
+template <class T, int OF, int HIGH = ROWS, Lie LIE = TOGETHER> struct Outputs {
     Place at;
     int group, first, end;
     Strides out;
-    int apart, top; /* APART: distance of rows, and the first row */
+    int apart, top;   /* APART: distance of rows, and the first row; IN_SLICE: the first row in its slice */
+    int slice, above; /* IN_SLICE: its number, and the rows of outputs before it */
     __device__ Outputs(const Conv &c, const Places &places, int index)
         : at(place_of(c, places, index)), out(c.nhwc, c.groups * c.filters, c.out_h, c.out_w) {
         int in_group;
         group = places.group.of(at.f, in_group);
         first = group * c.filters + in_group * OF, end = min(first + OF, (group + 1) * c.filters);
-        if constexpr (APART) {
+        if constexpr (LIE == APART) {
             apart = (int)places.apart.divisor;
-            const int above = places.apart.of(at.p, top);
-            top += above * HIGH * apart;
+            const int before = places.apart.of(at.p, top);
+            top += before * HIGH * apart;
         }
+        if constexpr (LIE == IN_SLICE) slice = places.apart.of(at.p, top), top *= HIGH, above = slice * c.slice_rows;
     }
-    __device__ int row_of(int i) const { return APART ? top + i * apart : at.p * HIGH + i; }
+    __device__ int row_of(int i) const { return LIE == IN_SLICE ? above + top + i : LIE == APART ? top + i * apart : at.p * HIGH + i; }
+    __device__ int row_end(const Conv &c) const { return LIE == IN_SLICE ? above + c.slice_rows : c.out_h; }
     /* Stores sum[f][i][q], PIECE columns at a time. */
     template <int WIDE, int PIECE> __device__ void store(const Conv &c, float (&sum)[OF][HIGH][WIDE]) const {
         launch_dependents();
@@ -88,7 +94,7 @@ template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
                 if (OF > 1 && first + f >= end) break;
                 Out *const channel = image + f * out.channel;
                 store_rows(
-                    epilogue, sum[f], [&](int i) { return row_of(i) < c.out_h; },
+                    epilogue, sum[f], [&](int i) { return row_of(i) < row_end(c); },
                     [&](int i, int q) { return inside(q) ? channel[row_of(i) * out.row + q * out.column] : Out(0.f); },
                     [&](int) { return first + f; },
                     [&](int i, const Out(&results)[WIDE]) {
@@ -174,6 +180,28 @@ __device__ __forceinline__ void read_pairs(const Conv &c, const T *at, int h, un
     }
 }
 
+/* Stores sum[i][2 q + f], row `top` + i of column q of a thread and of two channels, up to the row `end`. */
+template <class T, int WIDE>
+__device__ void store_pairs(const Conv &c, const Place &at, int channel, float (&sum)[ROWS][2 * WIDE], int top, int end) {
+    launch_dependents();
+    with_output<T>(c.product, [&](const auto &epilogue) {
+        using Out = std::decay_t<decltype(*epilogue.c)>;
+        Out *const to = (Out *)c.out + ((int64_t)at.n * c.out_h * c.out_w + at.q * WIDE) * c.groups + channel;
+        const auto place = [&](int i, int q) { return to + ((top + i) * c.out_w + q) * c.groups; };
+        const auto inside = [&](int q) { return at.q * WIDE + q < c.out_w; };
+        store_rows(
+            epilogue, sum, [&](int i) { return top + i < end; },
+            [&](int i, int e) { return inside(e / 2) ? place(i, e / 2)[e % 2] : Out(0.f); }, [&](int e) { return channel + e % 2; },
+            [&](int i, const Out(&results)[2 * WIDE]) {
+#pragma unroll
+                for (int q = 0; q < WIDE; q++) {
+                    if (!inside(q)) break;
+                    *(Pack<Out, 2> *)place(i, q) = {{results[2 * q], results[2 * q + 1]}};
+                }
+            });
+    });
+}
+
 /* kept_kernel for one filter a group, NHWC and 16-bit types: a thread has two neighbouring channels and loads and stores both as one word. A block has
  * places.lanes pairs of channels, whose weights it keeps in shared memory as f32, in THREADS / places.lanes places; `places.filters` counts blocks
  * along channels, which run side by side. A row's loads are in flight while the row before is multiplied, those of one column all together. Rows
@@ -228,23 +256,7 @@ __global__ void __launch_bounds__(THREADS, (int)limit::PAIRED_BLOCKS - (WIDE == 
                                 sum[i][2 * q + f] = fmaf(float(line[q * STRIDE + s].value[f]), by.value[f], sum[i][2 * q + f]);
                     }
     }
-    launch_dependents();
-    with_output<T>(c.product, [&](const auto &epilogue) {
-        using Out = std::decay_t<decltype(*epilogue.c)>;
-        Out *const to = (Out *)c.out + ((int64_t)at.n * c.out_h * c.out_w + at.q * WIDE) * c.groups + channel;
-        const auto place = [&](int i, int q) { return to + ((at.p * ROWS + i) * c.out_w + q) * c.groups; };
-        const auto inside = [&](int q) { return at.q * WIDE + q < c.out_w; };
-        store_rows(
-            epilogue, sum, [&](int i) { return at.p * ROWS + i < c.out_h; },
-            [&](int i, int e) { return inside(e / 2) ? place(i, e / 2)[e % 2] : Out(0.f); }, [&](int e) { return channel + e % 2; },
-            [&](int i, const Out(&results)[2 * WIDE]) {
-#pragma unroll
-                for (int q = 0; q < WIDE; q++) {
-                    if (!inside(q)) break;
-                    *(Pack<Out, 2> *)place(i, q) = {{results[2 * q], results[2 * q + 1]}};
-                }
-            });
-    });
+    store_pairs<T, WIDE>(c, at, channel, sum, at.p * ROWS, c.out_h);
 }
 
 /* KERNEL x KERNEL taps, dilated. A thread has one column and HIGH rows of outputs, spaced so that each needs only one row of the input more than the
@@ -254,7 +266,7 @@ __global__ void __launch_bounds__(THREADS) apart_kernel(const __grid_constant__ 
     wait_for_previous();
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (index >= places.count) return;
-    const Outputs<T, 1, HIGH, true> of(c, places, index);
+    const Outputs<T, 1, HIGH, APART> of(c, places, index);
     const Strides in(c.nhwc, c.groups, c.height, c.width);
     const int h0 = of.row_of(0) * c.stride_h - c.pad_top, w0 = of.at.q * c.stride_w - c.pad_left;
     const T *const image = (const T *)c.in + of.at.n * in.image + of.group * in.channel + w0 * in.column, *const weights =
