@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from native_library import native
 
-from pysim.machine.allowed import allowed_by
+from pysim.machine.allowed import allowed, allowed_by
+from pysim.measure.clock import pinned
 
 
 def computer(root: Path, cpus: int, per_core: int = 1) -> frozenset[int]:
@@ -129,6 +130,15 @@ LAUNCHERS = {
 def test_launchers_tell_ranks(name: str, tmp_path: Path) -> None:
     environ, cpus = LAUNCHERS[name]
     assert allowed_by(tmp_path, environ, computer(tmp_path, 8)).cpus == cpus
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no process to a processor")
+def test_what_a_process_may_use_is_not_what_a_measurement_pinned() -> None:
+    allowed.cache_clear()
+    with pinned():
+        inside = allowed()
+    allowed.cache_clear()
+    assert inside == allowed()
 
 
 AS_A_RANK = """
