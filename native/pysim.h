@@ -20,7 +20,7 @@ extern "C" {
 /* cdef begin */
 enum { PYSIM_ABI_VERSION = 5 };
 /* The first digits of SHA-256 of these declarations (tests/native/test_abi.py says which): a library of others is refused as it is opened. */
-#define PYSIM_DECLARATIONS 0x414ec74c
+#define PYSIM_DECLARATIONS 0x00527198
 
 typedef enum {
     PYSIM_OK = 0,
@@ -157,6 +157,9 @@ const char *pysim_tables(void);
 /* change: 1, and -1 after the calls of this thread whose floats' multiply-adds have to round once in all operators on any CPU; vector
  * instructions do so anyway. */
 void pysim_round_once(int32_t change);
+/* The CPUs that other processes leave to this one: its threads but the callers' are placed on these if there are enough. count 0: on any
+ * that callers may use, as before the first call. */
+void pysim_own_cpus(const int32_t *cpus, int32_t count);
 const char *pysim_last_error(void);
 
 int32_t pysim_kernel_count(void);

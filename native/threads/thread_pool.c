@@ -64,6 +64,7 @@ static struct {
     _Atomic int32_t started, callers_asleep;
 #ifdef __linux__
     cpu_set_t cpus; /* the program's CPUs when it loaded the library */
+    cpu_set_t own;  /* those that are its alone, among other processes; or none */
 #endif
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
 
@@ -96,14 +97,16 @@ static int32_t current_cpu(void) {
 }
 
 /* Requires pool.lock. Pins each worker to its own CPUs among those that the caller may use, without the caller's CPU; each worker gets
- * several if there are enough, so that the system can move it away from other programs. If there are fewer CPUs than threads, nothing is
- * pinned. */
+ * several if there are enough, so that the system can move it away from other programs. The program's own CPUs are preferred if they are
+ * enough. If there are fewer CPUs than threads, nothing is pinned. */
 static void pin_workers(int32_t caller) {
 #ifdef __linux__
     cpu_set_t allowed, own;
     if (caller < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
     const int32_t started = pool.started;
     if (CPU_COUNT(&allowed) <= started) allowed = pool.cpus; /* a caller pinned to few CPUs does not restrict its workers */
+    CPU_AND(&own, &allowed, &pool.own);
+    if (CPU_COUNT(&own) - (CPU_ISSET(caller, &own) != 0) >= started) allowed = own;
     const int32_t each = (CPU_COUNT(&allowed) - (CPU_ISSET(caller, &allowed) != 0)) / pysim_max(started, 1);
     int32_t cpu = caller;
     for (int32_t i = 1; i <= started && each > 0; i++) {
@@ -256,6 +259,18 @@ void pysim_parallel_for(int64_t items, int32_t threads, pysim_item item, const v
     open_run(&r);
     take_items(&r, 0);
     close_run(&r);
+}
+
+void pysim_own_cpus(const int32_t *cpus, int32_t count) {
+#ifdef __linux__
+    pthread_mutex_lock(&pool.lock);
+    CPU_ZERO(&pool.own);
+    for (int32_t i = 0; i < count; i++)
+        if (cpus[i] >= 0 && cpus[i] < CPU_SETSIZE) CPU_SET(cpus[i], &pool.own);
+    pthread_mutex_unlock(&pool.lock);
+#else
+    (void)cpus, (void)count;
+#endif
 }
 
 static void before_fork(void) { pthread_mutex_lock(&pool.lock); }

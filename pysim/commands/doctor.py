@@ -17,6 +17,7 @@ from pysim import __version__
 from pysim.commands.common import document, json_option, put, size, wrapped
 from pysim.errors import MissingError, PysimError
 from pysim.logs import is_disabled
+from pysim.machine.allowed import allowed
 from pysim.registry.cpu import cpu_kernels
 from pysim.registry.cuda import gemm_kernels
 from pysim.runtime.foreign import POWER10, Cpu, installed, worker_file
@@ -85,6 +86,7 @@ def _put(groups: dict[str, list[Check]]) -> None:
 
 def _computer() -> Iterator[Check]:
     yield _cpu()
+    yield _threads()
     yield _caches()
     yield _governor()
     yield _pinning()
@@ -103,6 +105,12 @@ def _cpu() -> Check:
     features = " ".join(name for name in FEATURES if name in words) or "features not listed"
     detail = f"{cpu.name}, {os.cpu_count()} CPUs, {platform.machine()}: {features}"
     return Check("CPU", "ok", detail)
+
+
+def _threads() -> Check:
+    may = allowed()
+    placed = f"; on CPUs {', '.join(map(str, may.cpus))}" if may.cpus else ""
+    return Check("threads", "ok", f"{may.threads} at once: {may.reason}{placed}")
 
 
 def _caches() -> Check:

@@ -2,7 +2,6 @@
 """Shared by `run` and `compare`: plans, checks and times one layer after the other, and writes each row when it is done."""
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from pysim.commands.common import (
     seconds,
 )
 from pysim.errors import MachineError, PlanError
+from pysim.machine.allowed import allowed
 
 if TYPE_CHECKING:
     from pysim.commands.history import Kept
@@ -73,11 +73,11 @@ def check_threads_and_layout(layers: "list[Layer]", on: "Machine | Gpu", threads
 
 
 def too_many_threads(threads: int) -> str:
-    """What is wrong with more threads than this computer has CPUs; empty if there are enough."""
-    cpus = os.cpu_count() or threads
-    return (
-        f"--threads is {threads}, but this computer has {plural(cpus, 'CPU')}: threads would wait for each other" if threads > cpus else ""
-    )
+    """What is wrong with more threads than this process may run at once; empty if there are enough."""
+    may = allowed()
+    if threads <= may.most:
+        return ""
+    return f"--threads is {threads}, but this process has {plural(may.most, 'CPU')} ({may.reason}): threads would wait for each other"
 
 
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from pysim.arguments import word
 from pysim.errors import OperandError
+from pysim.machine.allowed import allowed
 from pysim.measure.cpu_load import Load, Watch
 from pysim.measure.speed import Speed, Speedometer
 from pysim.measure.statistics import uncertainty
@@ -261,6 +262,7 @@ def pinned(threads: int = 1) -> Iterator[int | None]:
     if threads != 1 or not hasattr(os, "sched_setaffinity"):
         yield None
         return
+    allowed()  # of the program, before this mask
     before = os.sched_getaffinity(0)
     cpu = _current_cpu(before)
     os.sched_setaffinity(0, {cpu})
@@ -270,14 +272,14 @@ def pinned(threads: int = 1) -> Iterator[int | None]:
         os.sched_setaffinity(0, before)
 
 
-def _current_cpu(allowed: set[int]) -> int:
+def _current_cpu(cpus: set[int]) -> int:
     """The CPU that the scheduler chose for this thread, usually the least busy one; the last allowed one where unknown."""
     try:
         stat = Path("/proc/thread-self/stat").read_text()
         cpu = int(stat.rpartition(")")[2].split()[36])  # field 39 of proc(5); the name before it may hold spaces
     except (OSError, ValueError, IndexError):
         cpu = -1
-    return cpu if cpu in allowed else max(allowed)
+    return cpu if cpu in cpus else max(cpus)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.errors import OperandError, PlanError, quoted
 from pysim.logs import LOG
+from pysim.machine.allowed import allowed
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.network import saved
@@ -45,7 +46,7 @@ class AnyBatch:
 def load(
     path: str | Path,
     machine: str | Machine | Gpu = ...,
-    threads: int = ...,
+    threads: int | Literal["all"] = ...,
     accuracy: Accuracy = ...,
     batch: int | None = ...,
     seed: int | None = ...,
@@ -54,7 +55,7 @@ def load(
 def load(
     path: str | Path,
     machine: str | Machine | Gpu = ...,
-    threads: int = ...,
+    threads: int | Literal["all"] = ...,
     accuracy: Accuracy = ...,
     *,
     batch: Literal["any"],
@@ -63,7 +64,7 @@ def load(
 def load(
     path: str | Path,
     machine: str | Machine | Gpu = "host",
-    threads: int = 1,
+    threads: int | Literal["all"] = 1,
     accuracy: Accuracy = "standard",
     batch: int | Literal["any"] | None = None,
     seed: int | None = None,
@@ -72,14 +73,15 @@ def load(
     `.profile(x)` where the time goes.
 
     "model.onnx:mb4", or `batch=4`, is the model with batch 4, whether the batch in the file is symbolic or fixed; without it a symbolic
-    batch is 1. `batch="any"` is planned for each batch it is called with. With a `seed`, weights that the file lacks are random.
+    batch is 1. `batch="any"` is planned for each batch it is called with. `threads="all"`: as many as the process may use, of its affinity
+    mask, its container's quota and its part among ranks (`pysim doctor`). With a `seed`, weights that the file lacks are random.
     Convolutions and products run natively, other operators natively or by NumPy. `accuracy` is as in `pysim.plan`. A file that `save` of
     a network wrote is loaded without planning and packing. ProblemError names a node that cannot run, or that fixes another batch; a
     machine whose plans are for a GPU raises PlanError.
     """
     if not isinstance(path, str | Path):
         raise OperandError(f"path is {quoted(path)}; expected the path of a .onnx file")
-    on, threads = _cpu(machine), whole(threads, "threads", 1, MOST_THREADS)
+    on, threads = _cpu(machine), allowed().threads if threads == "all" else whole(threads, "threads", 1, MOST_THREADS)
     path, asked = model_file(str(path)) or (Path(path), None)
     if asked is not None and batch not in (None, asked):
         raise OperandError(f"batch is {quoted(batch)}, and the path asks for {asked}; expected one of them")

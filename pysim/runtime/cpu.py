@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only importer of the native library: cffi reads `native/pysim.h`, status codes become exceptions, arrays become pointers.
 
-An executor decides which library is called: this computer's (LOCAL), or one built for another CPU that runs in an emulator
-(`pysim.runtime.emulated`).
+An executor decides which library is called: this computer's (LOCAL), or another CPU's in an emulator (`pysim.runtime.emulated`).
 """
 
 import importlib.resources
@@ -24,6 +23,7 @@ from pysim.arguments import activation as activation_of
 from pysim.caches import once
 from pysim.errors import MissingError, NativeError, OperandError, PlanError, quoted
 from pysim.logs import LOG
+from pysim.machine.allowed import allowed
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import BY_NAME
 from pysim.problem.gemm import Gemm
@@ -77,15 +77,14 @@ def library() -> Opened:
         raise MissingError(f"{library_path()} speaks ABI {version}, this package {lib.PYSIM_ABI_VERSION}; {right}")
     its = ffi.string(lib.pysim_tables()).decode().splitlines() if hasattr(lib, "pysim_tables") else []
     refuse_other_build(library_path(), its, tables(lib.PYSIM_DECLARATIONS), right)
+    lib.pysim_own_cpus(allowed().cpus, len(allowed().cpus))
     LOG.info("opened %s", library_path())
     return ffi, lib
 
 
 class Executor(Protocol):
     """Decides which native library is called. `library` gives (ffi, lib), where lib has the functions of `pysim.h`. `runner` gives
-    `pysim_run` of a problem under a schedule, as a function of the remaining arguments.
-
-    The results of an "emulated" executor are meaningful; its times are not.
+    `pysim_run` of a problem under a schedule, as a function of the remaining arguments. The times of an "emulated" one mean nothing.
     """
 
     @property

@@ -20,7 +20,7 @@ from pysim.errors import OperandError, PysimError, printable
 from pysim.network.execution import Network
 from pysim.torch.fingerprints import NO_EPOCH, WatchedTensors
 from pysim.torch.layers.fused_layer import Decision
-from pysim.torch.layers.network_layer import NetworkLayer, numbers_of, result_of
+from pysim.torch.layers.network_layer import NetworkLayer, numbers_of, result_of, team
 from pysim.torch.parameters import memory_of, needs_pytorch
 from pysim.torch.saved_calls import Given, RecordedCall, SavedCall, refused, tensors_of
 
@@ -52,7 +52,7 @@ def save_network(model: Any, optimized: Any, graph: Any, path: Path, given: Give
         call = RecordedCall(model, optimized, graph, given)
     finally:
         module._modules[name] = layer
-    network = layer._network(recording.given[: layer.parameter_count], torch.get_num_threads())
+    network = layer._network(recording.given[: layer.parameter_count], team())
     network.save(path, _told(model, layer, recording, call))
 
 
@@ -93,7 +93,7 @@ class SavedNetwork(SavedCall):
     """The calls of a file of `save_network`."""
 
     def __init__(self, path: Path) -> None:
-        self._network: Network | None = Network.of_file(path, host.runnable("host"), torch.get_num_threads())
+        self._network: Network | None = Network.of_file(path, host.runnable("host"), team())
         about = self._network.about
         if "state" not in about:
             raise OperandError(f'"{printable(str(path))}" is a network alone, not a call of a PyTorch model; pysim.load reads it')
@@ -118,7 +118,7 @@ class SavedNetwork(SavedCall):
 
     def _settings_are_same(self) -> bool:
         network = self._network
-        return network is not None and network.threads == torch.get_num_threads() and not torch.is_autocast_enabled("cpu")
+        return network is not None and network.threads == team() and not torch.is_autocast_enabled("cpu")
 
     def _changed(self, tensors: Sequence[Any]) -> bool:
         return self._watched.look(tensors) is not self._epoch

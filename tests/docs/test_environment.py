@@ -4,6 +4,7 @@
 import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from checkout import ROOT
 from native_library import native
 
 from pysim.commands import doctor
+from pysim.machine.allowed import RANKS, SLURM
 
 PAGE = (ROOT / "docs" / "environment.md").read_text()
 READ = re.compile(r"""(?:environ(?:\.get\(|\.setdefault\(|\[)|getenv\()\s*["']([A-Z][A-Z0-9_]+)["']""")
@@ -29,9 +31,9 @@ def test_every_variable_that_is_read_is_on_the_page_and_no_other() -> None:
     read = {name for text in texts(".py", ".c", ".h", ".cu", ".cuh", ".build") for name in READ.findall(text)}
     shell = {one or other for text in texts("") for one, other in SHELL.findall(text)}
     forced = {name for text in texts(".py") for of in FORCED.findall(text) for name in re.findall(r"'([A-Z_0-9]+)'", of)}
-    spinning = {*doctor.SPINNING}
+    spinning, ranks = {*doctor.SPINNING}, {*chain(*RANKS, SLURM)}
     assert {"PYSIM_STORE", "PYSIM_ONEDNN", "PYSIM_LIBRARY", "PYSIM_CUDA_LIBRARY"} <= read and "PYSIM_VENV" in shell and forced
-    wanted = (read | shell | forced | spinning) - OF_SYSTEM
+    wanted = (read | shell | forced | spinning | ranks) - OF_SYSTEM
     on_page = {name for name in re.findall(r"`([A-Z][A-Z0-9_]+)`", PAGE) if "_" in name or name in wanted}
     assert on_page == wanted
 

@@ -15,6 +15,7 @@ from torch import fx
 
 from pysim.calibration import host
 from pysim.errors import OperandError, PysimError
+from pysim.machine.allowed import allowed
 from pysim.network.execution import Network
 from pysim.problem.text import Workload
 from pysim.torch.capture.aten import lowered
@@ -48,7 +49,7 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         # parameters that are a graph's inputs are plain
         if needs_pytorch(given[-1], inputs if self.derived.watched else given) or casts() is not self._casts:
             return self._by_pytorch(given, "its tensors or settings need PyTorch's operators")
-        threads = torch.get_num_threads()
+        threads = team()
         try:
             network: Network = self.derived.get(threads, parameters, lambda: self._network(parameters, threads))
             made = network.results([numbers_of(one) for one in inputs])
@@ -77,7 +78,7 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         """Decides by the expected times of the network and of PyTorch's operators."""
         on, nodes = host.runnable("host"), {node.name: node for node in self.__dict__["_graph"].graph.nodes}
         try:
-            plan = self._network(parameters, torch.get_num_threads()).plan
+            plan = self._network(parameters, team()).plan
         except _NO_MEMORY as error:
             if self.accuracy == "reproducible":
                 raise OperandError(str(error)) from None
@@ -103,6 +104,11 @@ class NetworkLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
 def casts() -> Any:
     """The type that autocast gives operators on the CPU, if it is on. A region has the conversions of the one that it was traced under."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+def team() -> int:
+    """The threads of networks: PyTorch's, of which no more than this process has CPUs."""
+    return min(torch.get_num_threads(), allowed().threads)
 
 
 def numbers_of(x: Any) -> Any:

@@ -409,7 +409,7 @@ def test_an_odd_value_of_an_option_is_refused_with_one_that_is_right(words, says
     [
         (("plan", "gemm:8x8x8", "-m", "h200", "--layout", "nhwc"), "--layout nhwc is for convolutions; gemm:8x8x8 is a matrix product"),
         (("search", "gemm:8x8x8", "gemm:9x9x9", "--layout", "nhwc"), "--layout nhwc is for convolutions"),
-        (("search", SMALL, "--threads", "1000"), "--threads is 1000, but this computer has"),
+        (("search", SMALL, "--threads", "1000"), "--threads is 1000, but this process has"),
         (("plan", SMALL, "zen4"), "zen4 is a machine, not a problem; write -m zen4"),
         (("banks", "--list", "--store"), "--list shows the built-in layouts"),
         (("cache", "--trace", "accesses.din", "--whole"), "it cannot be combined with"),

@@ -16,6 +16,9 @@ from torch import nn  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError, ProblemError  # noqa: E402
+from pysim.machine.allowed import Allowed  # noqa: E402
+from pysim.torch.layers import network_layer  # noqa: E402
+from pysim.torch.layers.network_layer import team  # noqa: E402
 from pysim.torch.model_state import ModelState  # noqa: E402
 
 FACTOR = 2.0
@@ -172,14 +175,16 @@ def test_another_model_is_refused_with_what_differs(kept, monkeypatch):
         pysim.torch.load(kept[0], made())
 
 
-def test_a_file_of_another_number_of_threads_or_of_a_network_alone_is_refused(kept, tmp_path):
-    threads = torch.get_num_threads()
+def test_a_file_of_another_number_of_threads_or_of_a_network_alone_is_refused(kept, tmp_path, monkeypatch):
+    threads = team()
+    monkeypatch.setattr(network_layer, "allowed", lambda: Allowed(threads + 1, threads + 1, (), "a larger computer"))
+    before = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
         with pytest.raises(ProblemError, match="threads"):
             pysim.torch.load(kept[0], made())
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
     pysim.load(kept[0], threads=threads).save(tmp_path / "again.pysim", {"of": "no model"})
     with pytest.raises(OperandError, match="a network alone"):
         pysim.torch.load(tmp_path / "again.pysim", made())

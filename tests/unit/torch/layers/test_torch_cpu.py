@@ -14,6 +14,7 @@ from torch.nn import functional  # noqa: E402
 from torch_models import assert_close, block, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
+from pysim.machine.allowed import Allowed  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.network.execution import Network  # noqa: E402
 from pysim.problem.text import parse  # noqa: E402
@@ -350,7 +351,7 @@ def test_a_model_and_its_onnx_file_become_the_same_network(every_layer_is_ours, 
         torch.randn(1, 3, 16, 16),
     )
     torch.onnx.export(model, (x,), str(tmp_path / "model.onnx"), opset_version=17, dynamo=False)
-    from_onnx = pysim.load(tmp_path / "model.onnx", threads=torch.get_num_threads(), accuracy="strict")
+    from_onnx = pysim.load(tmp_path / "model.onnx", threads=network_layer.team(), accuracy="strict")
     ours = pysim.torch.optimize(model)
     with torch.no_grad():
         assert_close(ours(x), model(x))
@@ -486,3 +487,14 @@ def test_models_that_share_a_parameter_keep_what_is_computed_from_theirs():
         b.add_(1)
     (again,) = folded(a, b)
     assert again is first and again.tolist() == [8.0] * 3 and second.tolist() == [10.0] * 3
+
+
+def test_a_network_has_no_more_threads_than_the_process_has_cpus(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(network_layer, "allowed", lambda: Allowed(2, 2, (), "a quota"))
+    try:
+        for threads, of_networks in ((1, 1), (2, 2), (7, 2)):
+            torch.set_num_threads(threads)
+            assert network_layer.team() == of_networks and torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
