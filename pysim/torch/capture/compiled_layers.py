@@ -20,6 +20,7 @@ from pysim.calibration import host
 from pysim.errors import PysimError
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, TIMES, fuse
 from pysim.network.graph import Node
+from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
@@ -29,6 +30,7 @@ from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
 from pysim.torch.capture.forms import Operand
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewrites.joint_products import Joint, insert_joint, joint_products
+from pysim.torch.capture.rewrites.shuffled_pixels import with_shuffle
 from pysim.torch.capture.rewrites.upsampled_images import of_small_image, upsampling_seconds
 from pysim.torch.capture.rewriting import layer_of
 from pysim.torch.layers.compiler_seconds import (
@@ -44,7 +46,7 @@ from pysim.torch.layers.compiler_seconds import (
     most_folded,
     own_seconds,
 )
-from pysim.torch.layers.conv_forms import joined, joints_of
+from pysim.torch.layers.conv_forms import joined
 from pysim.torch.layers.fused_layer import FOLDED, Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
 from pysim.torch.layers.tap_layer import TapLayer, summed
@@ -162,11 +164,7 @@ def choose_layers(
 ) -> list[Chosen]:
     """All layers; nothing is computed from parameters yet. `margin`: by which a plan must win."""
     places = {node.name: node for node in module.graph.nodes}
-    effects, found, absorbed = (
-        effects_of(module.graph),
-        list[_Layer](),
-        set[str](),
-    )  # the operators in the kernels of the layers taken so far
+    effects, found, absorbed = effects_of(module.graph), list[_Layer](), set[str]()  # operators in the kernels of layers taken so far
     for node in reversed(nodes):  # what reads a layer's result is chosen before it
         if node.op in WEIGHTED_OPS:
             layer = layer_of(node, places)
@@ -175,6 +173,8 @@ def choose_layers(
             one = _decided(node, layer, places, static, inputs, margin, fuses_on)
             layer, one = _by_taps(node, layer, one, places, static, inputs, margin)
             node, layer, one = _of_small_image((node, layer, one), places, static, inputs, margin, fuses_on, effects)
+            if isinstance(one, Taken) and (made := with_shuffle(node, one.layer, places, effects)) is not None:
+                node, layer, one = *made, one._replace(layer=made[1])
             absorbed |= set() if isinstance(one, Decision) else {*node.absorbed}
             found.append((node, layer, one))
     chosen = list[Chosen]()
@@ -433,7 +433,7 @@ def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx
         scale, shift = (next(rest) if there else None for there in one.has)
         x: Any = places[node.inputs[0]]
         is_sequence, filters = len(geometry.stride) == 1, places[node.inputs[1]].meta["example_value"].shape
-        phases = geometry.phases(x.meta["example_value"].shape, filters)
+        joints = geometry.joints(problem, x.meta["example_value"].shape, filters) if isinstance(problem, Conv) else None
         residual = places[node.inputs[RESIDUAL_INPUT]] if len(node.inputs) > RESIDUAL_INPUT else None
 
         def readable(value: fx.Node) -> fx.Node:
@@ -458,8 +458,8 @@ def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx
         graph.call_function(operators.layer, (readable(x), given[0], scale, shift, y, how))
         if one.layer.kind == "Linear":
             y = graph.call_method("reshape", (y, tuple(example.shape)))
-        elif phases is not None:
-            y = graph.call_function(joined, (y, *joints_of(phases)))
+        elif joints is not None:
+            y = graph.call_function(joined, (y, *joints))
         elif is_sequence:
             y = graph.call_method("squeeze", (y, 2))
         elif isinstance(one.layer, TapLayer):

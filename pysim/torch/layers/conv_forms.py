@@ -27,7 +27,8 @@ from pysim.problem.transposed import Moves, Transposed, transposed
 class Geometry(NamedTuple):
     """The arguments of a convolution after its tensors; the defaults are those of a product, a 1x1 convolution. `added`: outputs at the
     end of a transposed convolution, PyTorch's `output_padding`; None: it is none. `upsampled`: it stands for a convolution of an image that
-    is upsampled by `stride` to its nearest pixels first, whose filters these are."""
+    is upsampled by `stride` to its nearest pixels first, whose filters these are. `shuffled`: by how much its results are shuffled to
+    pixels, each of which has its filters as neighbours."""
 
     stride: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0)
@@ -35,6 +36,7 @@ class Geometry(NamedTuple):
     groups: int = 1
     added: tuple[int, ...] | None = None
     upsampled: bool = False
+    shuffled: int = 1
 
     @property
     def is_plain(self) -> bool:
@@ -50,6 +52,20 @@ class Geometry(NamedTuple):
         out = [(size - 1) * stride - 2 * pad + by * (kernel - 1) + more + 1 for size, kernel, stride, pad, by, more in along]
         filters = w[1] * self.groups
         return transposed(x[0], x[1], x[2:], filters, w[2:], self.stride, self.dilation, self.padding, out, self.groups, dtype)
+
+    def _of_pixels(self, of_filters: Any) -> Any:
+        """Numbers of the filters, those of a shuffled pixel as neighbours."""
+        return of_filters.reshape(-1, self.shuffled**2, *of_filters.shape[1:]).transpose(0, 1).reshape(of_filters.shape)
+
+    def joints(self, problem: Conv, x: Sequence[int], w: Sequence[int]) -> tuple[Any, ...] | None:
+        """What `joined` takes beside the outputs of the kernel, `problem`; None: these are the result."""
+        if (of := self.phases(x, w)) is not None:
+            return joints_of(of)
+        if self.shuffled == 1:
+            return None
+        by, (batch, filters, *sizes) = self.shuffled, problem.output_shape
+        large = tuple(size * by for size in sizes)
+        return (batch, by, by, filters // by**2, *sizes), (0, 3, 4, 1, 5, 2), (batch, filters // by**2, *large), (0, 0), large
 
     @classmethod
     def of_upsampled(cls, of: "Geometry", factors: Sequence[int], kernel: Sequence[int]) -> "Geometry | None":
@@ -83,6 +99,8 @@ class Geometry(NamedTuple):
     def of_kernel(self, problem: Conv, w: Any, scale: Any, shift: Any, by_filter: bool = False) -> tuple[Any, Any, Any]:
         """The filters that a kernel reads, and a scale and a shift for each; None where there is none. `by_filter`: the phases of a filter
         are neighbours."""
+        if self.shuffled > 1:
+            return self._of_pixels(w), *(None if one is None else self._of_pixels(one) for one in (scale, shift))
         if self.is_plain:
             return w, scale, shift
         x = (*problem.input_shape[:2], *problem.input_shape[-len(self.stride) :])
