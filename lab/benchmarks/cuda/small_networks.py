@@ -64,6 +64,17 @@ class UNet(nn.Module):
         return self.last(x)
 
 
+class NearestUNet(UNet):
+    """The same, up to the nearest pixels with a convolution."""
+
+    def __init__(self, width: int = 64, levels: int = 4) -> None:
+        super().__init__(width, levels)
+        self.up = nn.ModuleList(
+            nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(2 * one, one, 3, padding=1, bias=False), nn.BatchNorm2d(one), nn.ReLU())
+            for one in [width << at for at in range(levels - 1)]
+        )
+
+
 class Gate(nn.Module):
     """Squeeze and excitation."""
 
@@ -273,6 +284,7 @@ class Small(NamedTuple):
 NETWORKS = {
     "decoder": Small(decoder, 4, 32),
     "unet": Small(UNet, 3, 128),
+    "unet_nearest": Small(NearestUNet, 3, 128),
     "se_resnet": Small(se_resnet, 3, 224),
     "regnet": Small(regnet, 3, 224),
     "vit": Small(VisionTransformer, 3, 224),

@@ -165,6 +165,7 @@ NETWORKS = {
     "vit_of_transformers": Network(vit_of_transformers),
     "unet_norms": _small("unet_norms"),
     "upscaler": _small("upscaler"),
+    "unet_nearest": _small("unet_nearest"),
     "segformer": Network(_of_transformers(Pixels, "SegformerForSemanticSegmentation", "SegformerConfig"), (3, 256, 256)),
     "dinov2": Network(_of_transformers(Pixels, "Dinov2Model", "Dinov2Config", **_DINO)),
     "electra": Network(_of_transformers(Encoder, "ElectraModel", "ElectraConfig", num_hidden_layers=4), (128,), 30522),

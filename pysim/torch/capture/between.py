@@ -118,6 +118,23 @@ def lies_apart(example: Any) -> bool:
     return bool(example.numel() and extent != example.numel())
 
 
+def may_overwrite_residual(node: Node, places: dict[str, fx.Node], order: dict[fx.Node, int], effects: Effects) -> bool:
+    """Whether the other summand of the addition that reads a layer's result is a value of the same kind, in whose memory nothing reads
+    later."""
+    result, anchor = places[node.output], order[places[node.name]]
+    (addition,) = result.users if len(result.users) == 1 else (None,)
+    others = [one for one in addition.all_input_nodes if one is not result] if addition is not None else []
+    if addition is None or len(others) != 1:
+        return False
+    examples = [one.meta.get("example_value") for one in (result, *others)]
+    roots = effects.aliases[others[0]]
+    if any(one.op in ("placeholder", "get_attr") for one in roots) or not all(map(is_static, examples)) or order[others[0]] > anchor:
+        return False
+    sharing = [one for one in order if order[one] < order[addition] and effects.aliases[one] & roots]
+    alike = examples[0].shape == examples[1].shape and examples[0].dtype == examples[1].dtype
+    return alike and all(order[user] < anchor for one in sharing for user in one.users if user is not addition)
+
+
 def bytes_of(node: fx.Node) -> int:
     return sum(one.numel() * one.element_size() for one in _tensors_of(node))
 

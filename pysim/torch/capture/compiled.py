@@ -78,7 +78,7 @@ def operands_of(layers: Sequence[Taken | Folded | Kept], inputs: Sequence[Any]) 
     operands = []
     for one in layers:
         w, *rest = one.operands(inputs)
-        if tuple(x is not None for x in rest) != one.has:
+        if tuple(x is not None for x in rest) != one.has or not one.holds(inputs):
             return None
         operands += [w, *[x for x in rest if x is not None]]
     return operands

@@ -20,14 +20,18 @@ from pysim.calibration import host
 from pysim.errors import PysimError
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, TIMES, fuse
 from pysim.network.graph import Node
+from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.torch import operators
-from pysim.torch.capture.between import is_fused, is_static, lies_apart
+from pysim.torch.capture.between import is_fused, is_static, lies_apart, may_overwrite_residual
 from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
+from pysim.torch.capture.forms import Operand
 from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
 from pysim.torch.capture.rewrites.joint_products import Joint, insert_joint, joint_products
+from pysim.torch.capture.rewrites.shuffled_pixels import with_shuffle
+from pysim.torch.capture.rewrites.upsampled_images import of_small_image, upsampling_seconds
 from pysim.torch.capture.rewriting import layer_of
 from pysim.torch.layers.compiler_seconds import (
     BARE_MARGIN,
@@ -42,7 +46,7 @@ from pysim.torch.layers.compiler_seconds import (
     most_folded,
     own_seconds,
 )
-from pysim.torch.layers.conv_forms import joined, joints_of
+from pysim.torch.layers.conv_forms import joined
 from pysim.torch.layers.fused_layer import FOLDED, Decision, FusedLayer
 from pysim.torch.layers.gpu_launch import memory_format_of
 from pysim.torch.layers.tap_layer import TapLayer, summed
@@ -51,32 +55,10 @@ from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, settings, types_
 _POOLS = ("max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d")  # read a value several times
 
 
-class Operand(NamedTuple):
-    """What a layer's choice looks at of a tensor on a GPU that is known by the capture alone."""
-
-    shape: Any
-    dtype: Any
-    device: Any
-    contiguous: bool
-    is_cuda: bool = True
-
-    @classmethod
-    def of(cls, example: Any) -> "Operand":
-        return cls(example.shape, example.dtype, example.device, example.is_contiguous())
-
-    def is_contiguous(self) -> bool:
-        return self.contiguous
-
-    def dim(self) -> int:
-        return len(self.shape)
-
-    def numel(self) -> int:
-        return int(self.shape.numel())
-
-
 class Taken(NamedTuple):
     """A layer that pysim's kernel computes. `parameters`: the positions of its parameters among the graph's inputs. `form`: the memory
-    format of its image and weights. `has`: whether scale and shift are there, as the operands tell."""
+    format of its image and weights. `has`: whether scale and shift are there, as the operands tell. `otherwise`: the choice in place of one
+    whose 16-bit weights are rounded sums, and `gain` the seconds by which this one is expected to be faster."""
 
     layer: FusedLayer
     parameters: tuple[int | None, ...]
@@ -85,11 +67,21 @@ class Taken(NamedTuple):
     result: Any
     decision: Decision
     has: tuple[bool, ...] = ()
+    gain: float = 0.0
+    otherwise: "_Layer | None" = None
 
     def operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
         operands: tuple[Any, Any, Any]
         operands = self.layer.gpu_operands(self.plan, self.plan.name, _given(self.parameters, inputs), self.form, self.result)
         return operands
+
+    def holds(self, inputs: Sequence[Any]) -> bool:
+        """Whether the type holds the weights, if they are sums."""
+        if not self.layer.geometry.upsampled:
+            return True
+        given, w = _given(self.parameters, inputs), self.operands(inputs)[0]
+        holds: bool = self.layer.derived.get(("holds", w.dtype), given, lambda: bool(torch.isfinite(w).all()))
+        return holds
 
 
 class Kept(NamedTuple):
@@ -113,6 +105,9 @@ class Kept(NamedTuple):
 
         operands: tuple[Any, ...] = self.layer.derived.get(("kept", self.dtype, self.form), given, compute)
         return operands
+
+    def holds(self, _: Sequence[Any]) -> bool:
+        return True
 
 
 class Folded(NamedTuple):
@@ -141,6 +136,7 @@ def _given(positions: Sequence[int | None], inputs: Sequence[Any]) -> tuple[Any,
 
 
 _Found = Taken | Folded | Decision
+_Layer = tuple[Node, FusedLayer, _Found]
 
 
 class Chosen(NamedTuple):
@@ -168,30 +164,42 @@ def choose_layers(
 ) -> list[Chosen]:
     """All layers; nothing is computed from parameters yet. `margin`: by which a plan must win."""
     places = {node.name: node for node in module.graph.nodes}
-    found, absorbed = list[tuple[Node, FusedLayer, _Found]](), set[str]()  # the operators in the kernels of the layers taken so far
+    effects, found, absorbed = effects_of(module.graph), list[_Layer](), set[str]()  # operators in the kernels of layers taken so far
     for node in reversed(nodes):  # what reads a layer's result is chosen before it
         if node.op in WEIGHTED_OPS:
             layer = layer_of(node, places)
             layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
-            one = _decided(node, layer, places, static, inputs, margin, _fuses_on(node, layer, places, absorbed))
+            fuses_on = _fuses_on(node, layer, places, absorbed)
+            one = _decided(node, layer, places, static, inputs, margin, fuses_on)
             layer, one = _by_taps(node, layer, one, places, static, inputs, margin)
+            node, layer, one = _of_small_image((node, layer, one), places, static, inputs, margin, fuses_on, effects)
+            if isinstance(one, Taken) and (made := with_shuffle(node, one.layer, places, effects)) is not None:
+                node, layer, one = *made, one._replace(layer=made[1])
             absorbed |= set() if isinstance(one, Decision) else {*node.absorbed}
             found.append((node, layer, one))
     chosen = list[Chosen]()
-    for (node, layer, _), one in zip(reversed(found), _within_errors([one for *_, one in reversed(found)], accuracy), strict=True):
+    for node, layer, one in _within_errors([*reversed(found)], accuracy):
         decision, plan = (one, None) if isinstance(one, Decision) else (one.decision, one.plan if isinstance(one, Taken) else None)
         layer.remember(decision, plan)
         chosen.append(Chosen(node, layer, None if isinstance(one, Decision) else one))
     return chosen
 
 
-def _within_errors(found: Sequence["_Found"], accuracy: ModelAccuracy) -> list["_Found"]:
-    """The choices with as many folded layers as the network's expected error allows, those that gain most. Under accuracy standard, and in
-    TF32, whose weights are rounded once either way, all."""
+def _within_errors(found: Sequence["_Layer"], accuracy: ModelAccuracy) -> list["_Layer"]:
+    """The choices with as many folded layers and sums of weights as the network's expected error allows, those that gain most. Under
+    accuracy standard, and in TF32, whose weights are rounded once either way, all."""
     most = len(found) if accuracy == "standard" else int(most_folded(len(found)))
-    folded = [(-one.gain, at) for at, one in enumerate(found) if isinstance(one, Folded) and one.dtype in HALF]
-    left = {at for _, at in sorted(folded)[most:]}
-    return [one.otherwise if isinstance(one, Folded) and at in left else one for at, one in enumerate(found)]
+    rounded = [(-one.gain, at) for at, (*_, one) in enumerate(found) if not isinstance(one, Decision) and _rounds(one)]
+    kept = [*found]
+    for _, at in sorted(rounded)[most:]:
+        while not isinstance(one := kept[at][2], Decision) and _rounds(one):
+            kept[at] = (*kept[at][:2], one.otherwise) if isinstance(one, Folded) else one.otherwise or found[at]
+    return kept
+
+
+def _rounds(one: Taken | Folded) -> bool:
+    """Whether 16-bit weights of the layer are rounded once more."""
+    return one.dtype in HALF if isinstance(one, Folded) else one.otherwise is not None
 
 
 def _fuses_on(node: Node, layer: FusedLayer, places: dict[str, fx.Node], absorbed: Collection[str]) -> bool:
@@ -222,7 +230,7 @@ def insert_layers(
     module: fx.GraphModule, inputs: Sequence[Any], static: dict[fx.Node, int], chosen: Sequence[Chosen], together: Sequence[Joint]
 ) -> tuple[list[Taken | Folded | Kept], list[fx.Node]]:
     """The layers with operands of their own, and the nodes of the results that pysim computes. `together`: products that are one."""
-    chosen = [one._replace(taken=None) if isinstance(one.taken, Folded) and not one.taken.holds(inputs) else one for one in chosen]
+    chosen = [one if one.taken is None or one.taken.holds(inputs) else one._replace(taken=None) for one in chosen]
     places = {node.name: node for node in module.graph.nodes}
     taken, nodes, made = list[Taken | Folded | Kept](), list[fx.Node](), list[fx.Node]()
     left = [(node, layer) for node, layer, one in chosen if one is None]
@@ -254,29 +262,12 @@ def _supports(node: Node, epilogue: Any, places: dict[str, fx.Node], order: dict
         return False
     if epilogue == RESIDUAL:
         interleaved = node.op in WEIGHTED_OPS and node.attributes["geometry"].added is not None
-        return node.op in WEIGHTED_OPS and not interleaved and _may_overwrite_residual(node, places, order, effects)
+        return node.op in WEIGHTED_OPS and not interleaved and may_overwrite_residual(node, places, order, effects)
     if epilogue == SCALE:
         return node.op == "Linear"
     if epilogue == TIMES:
         return node.attributes["geometry"].added is None
     return node.op == "Conv" if epilogue == NORM else node.op in WEIGHTED_OPS
-
-
-def _may_overwrite_residual(node: Node, places: dict[str, fx.Node], order: dict[fx.Node, int], effects: Effects) -> bool:
-    """Whether the other summand of the addition that reads a layer's result is a value of the same kind, in whose memory nothing reads
-    later."""
-    result, anchor = places[node.output], order[places[node.name]]
-    (addition,) = result.users if len(result.users) == 1 else (None,)
-    others = [one for one in addition.all_input_nodes if one is not result] if addition is not None else []
-    if addition is None or len(others) != 1:
-        return False
-    examples = [one.meta.get("example_value") for one in (result, *others)]
-    roots = effects.aliases[others[0]]
-    if any(one.op in ("placeholder", "get_attr") for one in roots) or not all(map(is_static, examples)) or order[others[0]] > anchor:
-        return False
-    sharing = [one for one in order if order[one] < order[addition] and effects.aliases[one] & roots]
-    alike = examples[0].shape == examples[1].shape and examples[0].dtype == examples[1].dtype
-    return alike and all(order[user] < anchor for one in sharing for user in one.users if user is not addition)
 
 
 def _decided(
@@ -363,6 +354,35 @@ def _by_taps(
     return taken, Taken(taken, positions, plan, memory_format_of(plan), summed_in, ours)
 
 
+def _of_small_image(
+    found: _Layer,
+    places: dict[str, fx.Node],
+    static: dict[fx.Node, int],
+    inputs: Sequence[Any],
+    margin: float,
+    fuses_on: bool,
+    effects: Effects,
+) -> _Layer:
+    """The layer of an upsampled image as one of the image itself, if that is expected to be faster than what was found for it."""
+    node, layer, one = found
+    weights, decision = places.get(node.inputs[1]), one if isinstance(one, Decision) else one.decision
+    before = decision.predicted_seconds if isinstance(one, Taken) else decision.torch_seconds
+    if weights not in static or before is None or math.isinf(margin):
+        return found
+    made = of_small_image(node, layer, inputs[static[weights]].shape[2:], places, effects)
+    taken = None if made is None else _decided(made[0], made[1], places, static, inputs, -1.0, fuses_on)
+    if made is None or not isinstance(taken, Taken):
+        return found
+    large, small = upsampling_seconds(places[node.inputs[0]], host.gpu_here())
+    seconds, before = (taken.decision.predicted_seconds or 0.0) + small, before + large
+    if seconds * (1 + margin) > before:
+        return found
+    made[1].alone_seconds = before
+    ours = Decision(layer.name, decision.problem, "pysim", f"{taken.plan.name}, of the image before it is upsampled", seconds, before)
+    rounds = TENSORS[taken.plan.workload.dtype] in HALF
+    return *made, taken._replace(decision=ours, gain=before - seconds, otherwise=found if rounds else None)
+
+
 def _kept(
     node: Node, layer: FusedLayer, places: dict[str, fx.Node], static: dict[fx.Node, int], inputs: Sequence[Any], beside_ours: bool
 ) -> Kept | None:
@@ -413,7 +433,7 @@ def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx
         scale, shift = (next(rest) if there else None for there in one.has)
         x: Any = places[node.inputs[0]]
         is_sequence, filters = len(geometry.stride) == 1, places[node.inputs[1]].meta["example_value"].shape
-        phases = geometry.phases(x.meta["example_value"].shape, filters)
+        joints = geometry.joints(problem, x.meta["example_value"].shape, filters) if isinstance(problem, Conv) else None
         residual = places[node.inputs[RESIDUAL_INPUT]] if len(node.inputs) > RESIDUAL_INPUT else None
 
         def readable(value: fx.Node) -> fx.Node:
@@ -438,8 +458,8 @@ def _insert(module: fx.GraphModule, node: Node, one: Taken, places: dict[str, fx
         graph.call_function(operators.layer, (readable(x), given[0], scale, shift, y, how))
         if one.layer.kind == "Linear":
             y = graph.call_method("reshape", (y, tuple(example.shape)))
-        elif phases is not None:
-            y = graph.call_function(joined, (y, *joints_of(phases)))
+        elif joints is not None:
+            y = graph.call_function(joined, (y, *joints))
         elif is_sequence:
             y = graph.call_method("squeeze", (y, 2))
         elif isinstance(one.layer, TapLayer):

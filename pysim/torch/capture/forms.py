@@ -3,7 +3,7 @@
 
 A tensor on the CPU has a `Form`, a tuple of values a tuple, a number itself, and no value (a write, absent weights of attention) `ABSENT`.
 Sizes that differ between calls are expressions of the sizes of inputs until `known_in` replaces them by those of a call; None stands for
-anything else.
+anything else. A tensor on a GPU has an `Operand`, for the choice of a layer.
 """
 
 import operator
@@ -59,6 +59,29 @@ class Form(NamedTuple):
 
     def empty(self) -> Any:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+
+
+class Operand(NamedTuple):
+    """What a layer's choice looks at of a tensor on a GPU that is known by the capture alone."""
+
+    shape: Any
+    dtype: Any
+    device: Any
+    contiguous: bool
+    is_cuda: bool = True
+
+    @classmethod
+    def of(cls, example: Any) -> "Operand":
+        return cls(example.shape, example.dtype, example.device, example.is_contiguous())
+
+    def is_contiguous(self) -> bool:
+        return self.contiguous
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        return int(self.shape.numel())
 
 
 def _number(size: Any) -> Any:

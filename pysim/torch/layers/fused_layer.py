@@ -310,7 +310,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return None
         if self.kind == "Linear":
             return Gemm(m=x.numel() // x.shape[-1], n=w.shape[0], k=w.shape[1], trans_b=True, dtype=dtype)
-        stride, padding, dilation, groups, _ = self.geometry
+        stride, padding, dilation, groups, *_ = self.geometry
         if x.dim() != len(stride) + 2:
             return None
         if (of := self.geometry.phases(x.shape, w.shape, dtype)) is not None:

@@ -34,7 +34,7 @@ def result_of(x: Any, w: Any, shift: Any, residual: Any, *geometry: Any) -> Any:
 
 def convolved(x: Any, w: Any, bias: Any, geometry: Geometry) -> Any:
     """By PyTorch's operator for these axes."""
-    stride, padding, dilation, groups, added = geometry
+    stride, padding, dilation, groups, added, *_ = geometry
     if added is not None:
         transpose = getattr(functional, f"conv_transpose{len(stride)}d")
         return transpose(x, w, bias, stride, padding, added, groups, dilation)
