@@ -28,7 +28,7 @@ Worked number: Softmax of 9408 rows of 49, vectors of 16, two multiply-adds per 
 are 480 x 13 vectors of 8 cycles, 49,920 in all.
 """
 
-from math import log2, prod
+from math import inf, log2, prod
 
 import numpy as np
 
@@ -54,6 +54,9 @@ INTERLEAVED, BYTE_CYCLES = 4, 0.4  # of native/templates/integers/channels_last.
 # of a convolution (Zen 4: 64 -> 256 channels of 56x56 take 93 us longer)
 PAIR_CYCLES, ADDED_CYCLES = 0.65, 0.43
 PLANE_ROW_CYCLES = 200  # of a row of outputs of a pool of bytes in planes (Zen 3: 3x3 with stride 2, rows of 13 to 56)
+# Of a vector of weights of four bits: what a shift or look-up takes of a multiply-add's time, and rows that share them
+# (templates/loops/few_bits.h; 1, 2, 4 and 12 rows of 4096 x 4096 take 1.8, 2.5, 4.7 and 15 cycles a vector, Zen 4)
+DECODED_OPERATIONS, TILE_ROWS = 0.5, 6
 MIN_PART_BYTES = 16 << 10  # of a thread (native/operators/operators.c)
 ON_ONE_THREAD = {
     "ArgMax", "ArgMin", "Cast", "Concat", "CumSum", "Dequantize", "GatherElements", "GridSample", "IntegerMeans",
@@ -162,6 +165,8 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
     """Core cycles of a row operator, Take or transposition, without its data movement; 0 for other operators."""
     if node.op == "Recurrent":
         return _stepping_cycles(node, graph, on)
+    if node.op == "FewBits":
+        return few_bits_seconds(node, graph, on) * on.core.frequency_hz.value
     if node.op == "IntegerPair":
         return PAIR_CYCLES * graph.tensors[node.output].nbytes
     x, y = (graph.tensors[next(filter(None, names))] for names in (node.inputs, node.outputs))  # what nothing reads has no name
@@ -187,6 +192,21 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
             runs = elements / x.shape[max(moved)]  # rows of the input, adjacent ones transposed together
             return float(runs * -(-x.shape[max(moved)] // lanes) * log2(lanes))
     return 0.0
+
+
+def few_bits_seconds(node: Node, graph: Graph, on: Machine) -> float:
+    """Seconds of a FewBits on one thread: for each vector of weights a multiply-add a row, and a shift and a look-up for each tile of rows;
+    or weights from the cache that holds them."""
+    x, weights = (graph.tensors[name] for name in node.inputs[:2])
+    if (unit := _loops_unit(on, x)) is None:
+        return inf
+    lanes, columns = unit.lanes(x.dtype.itemsize), node.attributes["columns"]
+    k = x.shape[-1]
+    rows = x.nbytes // x.dtype.itemsize // k
+    operations = rows + 2 * DECODED_OPERATIONS * -(-rows // TILE_ROWS)
+    products = columns * k / lanes * operations / unit.vector_rate("f32", x.dtype.itemsize)
+    level = next((one for one in on.levels[1:] if one.size_bytes >= weights.nbytes), on.memory)
+    return float(max(products, weights.nbytes / level.read_bytes_per_cycle.value) / on.core.frequency_hz.value)
 
 
 def _stepping_cycles(node: Node, graph: Graph, on: Machine) -> float:

@@ -16,14 +16,15 @@ from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, SCALE, fuse
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.halves.narrow import computes_narrow, with_narrow
+from pysim.network.integers.few_bits import with_few_bits
 from pysim.network.integers.fusion import with_integers
 from pysim.network.integers.residuals import with_residuals
 from pysim.network.lowering.images import with_images
 from pysim.network.lowering.parallel import add_parallel
 from pysim.network.native_ops.arrays import fuse_transpositions, norms_in_place
-from pysim.network.operator_seconds import reordering_seconds
+from pysim.network.operator_seconds import few_bits_seconds, reordering_seconds
 from pysim.network.phases import with_phases
-from pysim.network.plan import adds_bytes, integer_rows, seconds_of, with_layouts
+from pysim.network.plan import adds_bytes, integer_rows, problem_of, seconds_of, with_layouts
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.runtime import cpu
@@ -54,6 +55,12 @@ class Target(NamedTuple):
 
 
 def _integers(graph: Graph, target: Target) -> Graph:
+    def faster(made: Node, of: Node, own: Graph) -> bool:
+        problem, _ = problem_of(of, own)
+        return problem is not None and few_bits_seconds(made, own, target.on) < target.seconds(problem)
+
+    if not target.is_reproducible and executor_for(target.on) is cpu.LOCAL:
+        graph = with_few_bits(graph, faster)
     whole = with_integers(graph, target.rows, target.accuracy == "standard")
     return with_residuals(whole, lambda node, of: adds_bytes(node, of, target.on, target.threads))
 

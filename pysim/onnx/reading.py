@@ -128,11 +128,13 @@ def _quantized(nodes: Sequence[Node], constants: Mapping[str, Array], opset: int
     """The integers that constants are made of."""
     found = dict[str, Quantized]()
     for node in nodes:
-        if node.op == "DequantizeLinear" and node.output in constants and not node.attributes.get("block_size"):
+        if node.op == "DequantizeLinear" and node.output in constants:
             values, scale, *zero = (constants.get(name) for name in node.inputs if name)
             if values is not None and scale is not None and scale.dtype == np.float32 and constants[node.output].dtype == np.float32:
                 at = zero[0] if zero and zero[0] is not None else np.zeros((), values.dtype)
-                found[node.output] = Quantized(values, scale, at, node.attributes.get("axis", 1))
+                about = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
+                if not about[1] or (values.ndim == 2 and scale.ndim == 2):
+                    found[node.output] = Quantized(values, scale, at, *about)
     return found
 
 
