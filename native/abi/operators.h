@@ -174,3 +174,25 @@ typedef struct {
     int32_t dtype; /* f32 */
 } pysim_few_bits;
 pysim_status pysim_run_few_bits(const pysim_few_bits *b, const void *x, const void *weights, void *y);
+
+/* y[product][row][column] = saturate(round(scale x sum over k of (a - a_zero) (b - b_zero)) + y_zero) of dense bytes a[product][row][k] and
+ * b[product][k][column]; sums are exact, and scale is a_scale b_scale / y_scale as the caller rounds it. At most PYSIM_MOST_PRODUCTS of k. The workspace is
+ * aligned to 64 and the caller's. */
+enum { PYSIM_MOST_PRODUCTS = 1 << 15 };
+typedef struct {
+    int64_t count, rows, columns, k;
+    pysim_quantity a, b, y;
+    float scale;
+} pysim_byte_products;
+pysim_status pysim_byte_products_workspace_bytes(const pysim_byte_products *p, int32_t threads, int64_t *bytes);
+pysim_status pysim_run_byte_products(const pysim_byte_products *p, int32_t threads, const void *a, const void *b, void *y, void *workspace,
+                                     int64_t workspace_bytes);
+
+/* Softmax of rows of bytes, of numbers as they stand for, quantised: y = saturate(round(exp(x - max) (1 / sum / y_scale)) + y_zero). At most PYSIM_LONGEST_ROW
+ * elements a row. y may be x. */
+enum { PYSIM_LONGEST_ROW = 4096 };
+typedef struct {
+    int64_t rows, size;
+    pysim_quantity from, to;
+} pysim_byte_softmax;
+pysim_status pysim_run_byte_softmax(const pysim_byte_softmax *s, const void *x, void *y);

@@ -77,7 +77,8 @@ struct pysim_loops {
     void (*sample)(const pysim_sample *s, const void *x, const void *grid, void *y);
     void (*recurrent)(const pysim_recurrent *r, const void *sums, const void *weights, void *y, void *workspace);
     void (*few_bits)(const pysim_few_bits *b, int64_t begin, int64_t end, const void *x, const void *weights,
-                     void *y); /* of panels; of f32 */
+                     void *y);                                                                                   /* of panels; of f32 */
+    void (*byte_softmax)(const pysim_byte_softmax *s, int64_t begin, int64_t end, const uint8_t *x, uint8_t *y); /* of rows; of f32 */
     /* Of quarters x of a matrix (11, 12, 21, 22; 21 and 22 may be NULL: zeros) the PYSIM_PRODUCTS operands of algorithms/strassen, `pitch` elements apart;
      * and from the products, as far apart, those of the results; 0 if one of these is not finite before its bounds. */
     void (*sums_of_quarters)(const void *const x[4], int64_t count, void *y, int64_t pitch);

@@ -74,12 +74,12 @@ static void narrow_values(const void *from, int64_t count, void *to) {
 #else
 #if DOUBLE
 #define ROUND_ROWS NULL, NULL
-#define FEW_BITS NULL
+#define FEW_BITS NULL, NULL
 #else
 #include "loops/rounding.h"
 #include "loops/few_bits.h"
 #define ROUND_ROWS round_rows, shift_rows
-#define FEW_BITS few_bits_panels
+#define FEW_BITS few_bits_panels, byte_softmax_rows
 #endif
 
 /* ---- sums of integers ---- */
@@ -320,6 +320,9 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 #include "loops_along.h"
 #include "loops_recurrent.h"
 #include "loops_sample.h"
+#if !DOUBLE
+#include "loops/byte_softmax.h"
+#endif
 #include "algorithms/strassen/quarters.h"
 
 #define DEFINED(target, dtype)                                                                                           \

@@ -13,10 +13,11 @@ from pysim.record.integers import ByteSum
 from pysim.runtime.array_steps import merged_axes
 from pysim.runtime.cpu import Array, check, library
 from pysim.runtime.operators import Window
-from pysim.runtime.steps import Step, step_of
+from pysim.runtime.steps import Step, WorkingStep, pointer, step_of
 
 BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
 _PAIR_AXES = 6
+MOST_PRODUCTS, LONGEST_ROW = 1 << 15, 4096  # of PYSIM_...
 NIBBLES = 8  # PYSIM_NIBBLES: numbers of a word
 _PANEL = 16  # PYSIM_PANEL: columns
 _ZERO = 8  # of weights without zeros
@@ -117,6 +118,22 @@ def byte_pair_step(
     sizes, *steps = ([*column] for column in zip(*axes, strict=True))
     how = library()[0].new("pysim_byte_pair *", [sizes, *steps, len(axes), multiply, *map(_fields, of), low, high])
     return step_of("BYTE_PAIR", how, out, a, b)
+
+
+def byte_products_step(out: Array, a: Array, b: Array, of: tuple[Quantity, Quantity, Quantity], scale: float) -> Step:
+    """out (..., rows, columns) = saturate(round(scale sums) + zero) of the products of a (..., rows, k) and b (..., k, columns) less
+    their zeros."""
+    rows, k, columns = *a.shape[-2:], b.shape[-1]
+    how = library()[0].new("pysim_byte_products *", [a.size // (rows * k), rows, columns, k, *map(_fields, of), scale])
+    step = WorkingStep("BYTE_PRODUCTS", of=how, first=pointer(a), second=pointer(b), result=pointer(out))
+    step.keep(out, a, b)
+    return step
+
+
+def byte_softmax_step(out: Array, x: Array, of: tuple[Quantity, Quantity]) -> Step:
+    """Softmax over the last axis."""
+    how = library()[0].new("pysim_byte_softmax *", [x.size // x.shape[-1], x.shape[-1], *map(_fields, of)])
+    return step_of("BYTE_SOFTMAX", how, out, x)
 
 
 def byte_sum_of(of: tuple[Quantity, Quantity, Quantity], low: int, high: int) -> ByteSum | None:

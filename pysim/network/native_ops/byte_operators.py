@@ -13,6 +13,8 @@ from pysim.runtime.integer_steps import (
     byte_means_step,
     byte_pair_step,
     byte_pool_step,
+    byte_products_step,
+    byte_softmax_step,
     dequantize_step,
     few_bits_step,
     quantize_step,
@@ -70,6 +72,14 @@ def _few_bits(out: Array, inputs: Sequence[Array], attributes: Attributes) -> St
     return few_bits_step(out, x, weights, bias[0] if bias else None)
 
 
+def _products(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return byte_products_step(out, inputs[0], inputs[1], attributes["of"], attributes["scale"])
+
+
+def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return byte_softmax_step(out, inputs[0], attributes["of"])
+
+
 def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     """Rows of arrays of any type."""
     np.take(inputs[0], inputs[1], attributes["axis"], out=out, mode="wrap")
@@ -77,6 +87,7 @@ def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
 
 NATIVE: dict[str, Bind] = {
     "Dequantize": _dequantize, "FewBits": _few_bits, "IntegerMeans": _means, "IntegerPair": _pair, "IntegerPool": _pool,
+    "IntegerProducts": _products, "IntegerSoftmax": _softmax,
     "Quantize": _quantize, "QuantizeAffine": _quantize_affine, "Table": _table,
 }  # fmt: skip
 BY_NUMPY = {"IntegerPair": _pair_by_numpy, "Take": take}
