@@ -165,15 +165,18 @@ pysim_status pysim_run_recurrent(const pysim_recurrent *r, const void *sums, con
 /* y[row][column] = bias[column] + the sum over k of x[row][k] w[column][k], of floats, with weights w = scale (q - zero) of four bits q, where each block of
  * `block` neighbouring k of a column has a scale, and with has_zeros a zero, else 8. k and block are multiples of PYSIM_NIBBLES. Weights are panels of
  * PYSIM_PANEL columns, [panel][block]: the columns' scales; with has_zeros their zeros less 8, also floats; words of 32 bits [block / PYSIM_NIBBLES][column],
- * whose lowest four bits are the first q. Columns behind the last are any. x and y are dense. bias may be NULL. */
+ * whose lowest four bits are the first q. Columns behind the last are any. x and y are dense. bias may be NULL. rounds: x may be rounded to signed bytes,
+ * each block of a row by its largest magnitude, where a CPU multiplies bytes faster. The workspace is aligned to 64 and the caller's. */
 enum { PYSIM_NIBBLES = 8 };
 typedef struct {
     int64_t rows, columns, k, block;
     const void *bias;
-    int32_t has_zeros;
+    int32_t has_zeros, rounds;
     int32_t dtype; /* f32 */
 } pysim_few_bits;
-pysim_status pysim_run_few_bits(const pysim_few_bits *b, const void *x, const void *weights, void *y);
+pysim_status pysim_few_bits_workspace_bytes(const pysim_few_bits *b, int32_t threads, int64_t *bytes);
+pysim_status pysim_run_few_bits(const pysim_few_bits *b, int32_t threads, const void *x, const void *weights, void *y, void *workspace,
+                                int64_t workspace_bytes);
 
 /* y[product][row][column] = saturate(round(scale x sum over k of (a - a_zero) (b - b_zero)) + y_zero) of dense bytes a[product][row][k] and
  * b[product][k][column]; sums are exact, and scale is a_scale b_scale / y_scale as the caller rounds it. At most PYSIM_MOST_PRODUCTS of k. The workspace is

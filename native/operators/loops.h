@@ -39,6 +39,13 @@ typedef struct {
 
 enum { PYSIM_PRODUCTS = 7 };
 
+/* Rows of inputs of weights of four bits as bytes, [row][k] in an order of its own, with a scale and the sum for each block, [row][block]. */
+typedef struct {
+    int8_t *bytes;
+    float *scales;
+    int32_t *sums;
+} pysim_few_bytes;
+
 /* Scores of queries and keys of bytes: sums of (q - q_zero) (k - k_zero), exact, times `scale`. Bytes ^ flip are unsigned of q and signed of k, and zeros are
  * those of such bytes. `run`: a micro-kernel of form groups that takes `windows` keys and the rows of a tile at once; NULL: plain C. */
 typedef struct {
@@ -77,7 +84,10 @@ struct pysim_loops {
     void (*sample)(const pysim_sample *s, const void *x, const void *grid, void *y);
     void (*recurrent)(const pysim_recurrent *r, const void *sums, const void *weights, void *y, void *workspace);
     void (*few_bits)(const pysim_few_bits *b, int64_t begin, int64_t end, const void *x, const void *weights,
-                     void *y);                                                                                   /* of panels; of f32 */
+                     void *y); /* of panels; of f32 */
+    void (*round_blocks)(const pysim_few_bits *b, const void *x, const pysim_few_bytes *to);
+    /* The same of bytes; 0 where this CPU lacks the instructions, else 1. */
+    int (*few_bytes)(const pysim_few_bits *b, int64_t begin, int64_t end, const pysim_few_bytes *x, const void *weights, void *y);
     void (*byte_softmax)(const pysim_byte_softmax *s, int64_t begin, int64_t end, const uint8_t *x, uint8_t *y); /* of rows; of f32 */
     /* Of quarters x of a matrix (11, 12, 21, 22; 21 and 22 may be NULL: zeros) the PYSIM_PRODUCTS operands of algorithms/strassen, `pitch` elements apart;
      * and from the products, as far apart, those of the results; 0 if one of these is not finite before its bounds. */

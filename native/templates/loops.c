@@ -74,12 +74,13 @@ static void narrow_values(const void *from, int64_t count, void *to) {
 #else
 #if DOUBLE
 #define ROUND_ROWS NULL, NULL
-#define FEW_BITS NULL, NULL
+#define FEW_BITS NULL, NULL, NULL, NULL
 #else
 #include "loops/rounding.h"
 #include "loops/few_bits.h"
+#include "loops/few_bytes.h"
 #define ROUND_ROWS round_rows, shift_rows
-#define FEW_BITS few_bits_panels, byte_softmax_rows
+#define FEW_BITS few_bits_panels, round_blocks, few_bytes_panels, byte_softmax_rows
 #endif
 
 /* ---- sums of integers ---- */

@@ -58,13 +58,15 @@ class Node(NamedTuple):
 
 class Quantized(NamedTuple):
     """Integers that stand for scale (values - zero); scale and zero are one number, or one for each place of an axis, or with `block`
-    arrays of one for each block of so many places of the axis, as ONNX's DequantizeLinear has them."""
+    arrays of one for each block of so many places of the axis, as ONNX's DequantizeLinear has them. `rounds`: what they
+    multiply may be rounded to bytes by blocks."""
 
     values: Array
     scale: Array
     zero: Array
     axis: int
     block: int = 0
+    rounds: bool = False
 
     def along(self, numbers: Array, axis: int) -> Array | None:
         """Scales or zeros so that they are broadcast to the values, or of axis 0 as a vector; None if they belong to another axis."""

@@ -67,7 +67,7 @@ def _integers(graph: Graph, target: Target) -> Graph:
         return problem is not None and few_bits_seconds(made, own, target.on) < target.seconds(problem)
 
     if not target.is_reproducible and executor_for(target.on) is cpu.LOCAL:
-        graph = with_few_bits(graph, faster)
+        graph = with_few_bits(graph, faster, target.accuracy == "standard")
     whole = with_integers(graph, target.rows, target.accuracy == "standard")
     if target.reads_rows:
         whole = with_products(whole, target.accuracy == "standard")

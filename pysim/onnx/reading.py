@@ -22,6 +22,7 @@ from pysim.onnx.branches import captured, with_branches
 from pysim.onnx.halves import widened
 from pysim.onnx.lowering.conv1d import with_rows
 from pysim.onnx.lowering.fused import without_fused
+from pysim.onnx.lowering.fused_integers import ACCURACY_LEVEL, TO_BYTES
 from pysim.onnx.lowering.operators import EXPANSIONS, LOWER, split
 from pysim.onnx.lowering.patterns import with_patterns
 from pysim.onnx.lowering.regions import with_regions
@@ -134,7 +135,8 @@ def _quantized(nodes: Sequence[Node], constants: Mapping[str, Array], opset: int
                 at = zero[0] if zero and zero[0] is not None else np.zeros((), values.dtype)
                 about = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
                 if not about[1] or (values.ndim == 2 and scale.ndim == 2):
-                    found[node.output] = Quantized(values, scale, at, *about)
+                    told = {one.key: one.value for one in node.attributes["proto"].metadata_props}
+                    found[node.output] = Quantized(values, scale, at, *about, told.get(ACCURACY_LEVEL) == TO_BYTES)
     return found
 
 

@@ -219,10 +219,12 @@ def packed(values: Array, scale: Array, zero: Array, block: int) -> FewBits:
     return FewBits(np.ascontiguousarray(found), columns, block, has_zeros)
 
 
-def few_bits_step(out: Array, x: Array, weights: FewBits, bias: Array | None) -> Step:
-    """out (rows, columns) = x (rows, k) w + bias, of dense float32."""
+def few_bits_step(out: Array, x: Array, weights: FewBits, bias: Array | None, rounds: bool = False) -> Step:
+    """out (rows, columns) = x (rows, k) w + bias, of dense float32. `rounds`: x may be rounded to bytes by blocks."""
     ffi, lib = library()
     k = x.shape[-1]
     about = [x.size // k, weights.columns, k, weights.block, ffi.NULL if bias is None else ffi.cast("void *", bias.ctypes.data)]
-    how = ffi.new("pysim_few_bits *", [*about, weights.has_zeros, lib.PYSIM_F32])
-    return step_of("FEW_BITS", how, out, x, weights.panels, keep=(bias,))
+    how = ffi.new("pysim_few_bits *", [*about, weights.has_zeros, rounds, lib.PYSIM_F32])
+    step = WorkingStep("FEW_BITS", of=how, first=pointer(x), second=pointer(weights.panels), result=pointer(out))
+    step.keep(out, x, weights.panels, bias)
+    return step

@@ -2,9 +2,10 @@
 """Products with constant weights of four bits in blocks, as MatMulNBits and DequantizeLinear with block_size have them, that decode their
 weights in registers:
 
-    FewBits (x, panels[, bias])    attributes: columns, block, has_zeros     `pysim.runtime.integer_steps`
+    FewBits (x, panels[, bias])    attributes: columns, block, has_zeros, rounds     `pysim.runtime.integer_steps`
 
-Numbers are those of the file, scale (q - zero), but a scale is multiplied by the sum of its block.
+Numbers are those of the file, scale (q - zero), but a scale is multiplied by the sum of its block. `rounds`: x may be rounded to bytes,
+each block of a row by its largest magnitude, as accuracy_level 4 of MatMulNBits allows.
 """
 
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from pysim.runtime.integer_steps import FewBits, packed, takes_bits
 Faster = Callable[[Node, Node, Graph], bool]  # a FewBits than the Linear that it is
 
 
-def with_few_bits(graph: Graph, faster: Faster) -> Graph:
-    """The graph with such products wherever they are faster."""
+def with_few_bits(graph: Graph, faster: Faster, rounds: bool) -> Graph:
+    """The graph with such products wherever they are faster. `rounds`: they round where the model allows it."""
     constants, tensors, nodes = dict(graph.constants), dict(graph.tensors), list[Node]()
     for node in graph.nodes:
         found = _packed(node, graph)
@@ -26,6 +27,7 @@ def with_few_bits(graph: Graph, faster: Faster) -> Graph:
             name = f"{node.output}:bits"
             tensor = Tensor(found.panels.shape, found.panels.dtype)
             about = {"columns": found.columns, "block": found.block, "has_zeros": found.has_zeros}
+            about |= {"rounds": rounds and graph.quantized[node.inputs[1]].rounds}
             made = Node("FewBits", node.name, (node.inputs[0], name, *node.inputs[2:]), node.outputs, about, node.absorbed)
             if faster(made, node, graph._replace(tensors={**tensors, name: tensor})):
                 constants[name], tensors[name], node = found.panels, tensor, made

@@ -69,7 +69,7 @@ def _means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
 def _few_bits(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
     x, panels, *bias = inputs
     weights = FewBits(panels, attributes["columns"], attributes["block"], attributes["has_zeros"])
-    return few_bits_step(out, x, weights, bias[0] if bias else None)
+    return few_bits_step(out, x, weights, bias[0] if bias else None, attributes["rounds"])
 
 
 def _products(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:

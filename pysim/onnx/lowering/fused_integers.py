@@ -20,6 +20,7 @@ import numpy as np
 from pysim.onnx.shape_inference import ValueType
 
 _FLOAT, _UINT8, _INT32 = 1, 2, 6  # of onnx.TensorProto
+ACCURACY_LEVEL, TO_BYTES = "accuracy_level", "4"  # of a MatMulNBits, kept with its DequantizeLinear: inputs may be rounded to signed bytes
 STANDARD = ("QLinearConv", "QLinearMatMul")  # of ONNX itself: replaced if all but their first input are constants
 
 
@@ -203,6 +204,7 @@ def _by_blocks(p: Any, given: Sequence[str], sizes: Sequence[int]) -> str:
     zero = p.add("Cast", [zero], to=_UINT8) if zero else _constant(p, np.full((blocks, n), 1 << bits - 1, np.uint8))
     about = {"axis": 0, "block_size": block}
     made: str = p.add("DequantizeLinear", [p.add("Cast", [q], to=_UINT8), turned(scales, n, blocks), zero], **about)
+    p.nodes[-1].metadata_props.add(key=ACCURACY_LEVEL, value=str(p.given.get("accuracy_level", 0)))
     return made
 
 

@@ -19,6 +19,10 @@ pytestmark = native
 RNG = np.random.default_rng(12)
 
 
+def drawn(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
 @pytest.fixture
 def _wanted(monkeypatch):
     """Such products everywhere, whichever is faster."""
@@ -49,13 +53,37 @@ def test_a_product_is_numpys(rows, zeros):
             assert (np.abs(y - right - (0 if added is None else added)) <= 1e-5 * size).all(), (k, columns, block)
 
 
-def test_threads_change_no_bit():
+@pytest.mark.parametrize("zeros", ["none", "whole", "any"])
+def test_inputs_rounded_by_blocks_are_off_by_half_a_step(zeros):
+    for rows in (1, 2, 5, 6, 7, 13):
+        for k, columns, block in [(8, 1, 8), (64, 24, 32), (80, 33, 32), (96, 5, 16), (40, 17, 64)]:
+            of, by = weights(k, columns, block, zeros)
+            x, y = drawn(rows, k), guarded(np.full((rows, columns), np.nan, np.float32))
+            x[-1, :block] = 0
+            few_bits_step(y, guarded(x), of._replace(panels=guarded(of.panels)), None, rounds=True)()
+            blocks = np.abs(np.pad(x, ((0, 0), (0, -k % block)))).reshape(rows, -1, block).max(2)
+            half = np.repeat(blocks / 127 / 2, block, 1)[:, :k] * 1.001
+            assert (np.abs(y - x @ by) <= half @ np.abs(by) + 1e-5 * np.abs(x) @ np.abs(by) + 1e-5).all(), (rows, k, columns)
+
+
+@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_has_no_numbers_and_the_others_have(strange):
+    of, _ = weights(64, 20, 32, "none")
+    x, y = drawn(3, 64), np.empty((3, 20), np.float32)
+    x[1, 40] = strange
+    few_bits_step(y, x, of, None, rounds=True)()
+    assert not np.isfinite(y[1]).any()
+    assert np.isfinite(y[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_threads_change_no_bit(rounds):
     of, _ = weights(256, 200, 32, "whole")
     x = RNG.standard_normal((7, 256)).astype(np.float32)
     results = []
     for threads in (1, 2, 3):
         y = np.empty((7, 200), np.float32)
-        step = few_bits_step(y, x, of, None)
+        step = few_bits_step(y, x, of, None, rounds)
         step.on_threads(threads)
         step()
         results.append(y)
@@ -109,8 +137,9 @@ def test_products_of_blocks_of_onnx_decode_their_weights(tmp_path, zeros):
 
 
 @pytest.mark.usefixtures("_wanted")
+@pytest.mark.parametrize("level", [0, 4])
 @pytest.mark.parametrize(("k", "zeros"), [(512, True), (488, True), (512, False)])
-def test_a_matmul_of_bits_decodes_its_weights(tmp_path, k, zeros):
+def test_a_matmul_of_bits_decodes_its_weights(tmp_path, k, zeros, level):
     n, block, blocks = 1040, 32, -(-k // 32)
     x = RNG.standard_normal((2, k)).astype(np.float32)
     constants = {
@@ -125,8 +154,10 @@ def test_a_matmul_of_bits_decodes_its_weights(tmp_path, k, zeros):
     spread = [np.repeat(np.broadcast_to(of, (n, blocks)), block, 1)[:, :k] for of in (at, constants["s"].reshape(n, blocks))]
     right = x @ ((nibbles - spread[0]) * spread[1]).T + constants["b"]
     names = ["x", "w", "s", "z" if zeros else "", "", "b"]
-    node = [helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", K=k, N=n, bits=4, block_size=block)]
+    node = [helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", K=k, N=n, bits=4, block_size=block, accuracy_level=level)]
     path = model(tmp_path, 17, node, x, constants)
     network = pysim.load(path)
-    assert "FewBits" in [layer.node.op for layer in network.plan.layers]
-    np.testing.assert_allclose(network(x), right, rtol=1e-4, atol=1e-3)
+    nodes = {layer.node.op: layer.node for layer in network.plan.layers}
+    assert nodes["FewBits"].attributes["rounds"] == (level == 4)
+    assert not any(layer.node.attributes.get("rounds") for layer in pysim.load(path, accuracy="strict").plan.layers)
+    np.testing.assert_allclose(network(x), right, rtol=1e-4, atol=1e-3 if level == 0 else 1e-2 * np.abs(right).max())
