@@ -58,7 +58,8 @@ PLANE_ROW_CYCLES = 200  # of a row of outputs of a pool of bytes in planes (Zen 
 # Of a vector of weights of four bits: what a shift or look-up takes of a multiply-add's time, and rows that share them
 # (templates/loops/few_bits.h; 1, 2, 4 and 12 rows of 4096 x 4096 take 1.8, 2.5, 4.7 and 15 cycles a vector, Zen 4)
 DECODED_OPERATIONS, TILE_ROWS = 0.5, 6
-ROUNDED_ROW = 0.47  # what a row takes of a multiply-add's time if it is bytes (templates/loops/few_bytes.h; 128 of 2048 x 2048, Zen 4)
+# what a row takes of a multiply-add's time if it is bytes, and taking words apart (templates/loops/few_bytes.h; 1 to 128 rows, Zen 4)
+ROUNDED_ROW, ROUNDED_WORDS = 0.47, 0.4
 MIN_PART_BYTES = 16 << 10  # of a thread (native/operators/operators.c)
 ON_ONE_THREAD = {
     "ArgMax", "ArgMin", "Cast", "Concat", "CumSum", "Dequantize", "GatherElements", "GridSample", "IntegerMeans",
@@ -222,7 +223,7 @@ def few_bits_seconds(node: Node, graph: Graph, on: Machine) -> float:
     k = x.shape[-1]
     rows = x.nbytes // x.dtype.itemsize // k
     in_bytes = node.attributes["rounds"] and any(on.unit(row.target) for row in products_of_bytes())
-    operations = rows * ROUNDED_ROW if in_bytes else rows + 2 * DECODED_OPERATIONS * -(-rows // TILE_ROWS)
+    operations = rows * ROUNDED_ROW + ROUNDED_WORDS if in_bytes else rows + 2 * DECODED_OPERATIONS * -(-rows // TILE_ROWS)
     products = columns * k / lanes * operations / unit.vector_rate("f32", x.dtype.itemsize)
     level = next((one for one in on.levels[1:] if one.size_bytes >= weights.nbytes), on.memory)
     return float(max(products, weights.nbytes / level.read_bytes_per_cycle.value) / on.core.frequency_hz.value)
