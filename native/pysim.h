@@ -298,13 +298,16 @@ typedef enum {
     PYSIM_STEP_HALVES = 20,
     PYSIM_STEP_SAMPLE = 21,
     PYSIM_STEP_RECURRENT = 22,
-    PYSIM_STEP_BYTE_MEANS = 23
+    PYSIM_STEP_BYTE_MEANS = 23,
+    PYSIM_STEP_FEW_BITS = 24,
+    PYSIM_STEP_BYTE_PRODUCTS = 25,
+    PYSIM_STEP_BYTE_SOFTMAX = 26
 } pysim_step_kind;
 typedef struct {
-    int32_t kind, threads;          /* which function; threads: 0 is the caller alone. only RUN to REORDER, PRODUCTS, ATTENTION read them */
-    const void *of;                 /* a job, pysim_map and so on */
-    const pysim_schedule *schedule; /* PYSIM_STEP_PRODUCTS only; workspace: this, ATTENTION, RECURRENT, RUN */
-    const pysim_epilogue *epilogue; /* of a run, products, a map and a pair */
+    int32_t kind, threads;              /* which function; threads of RUN to REORDER, PRODUCTS, ATTENTION, and from FEW_BITS on */
+    const void *of;                     /* a job, pysim_map and so on */
+    const pysim_schedule *schedule;     /* PYSIM_STEP_PRODUCTS only; workspace: this, RUN, ATTENTION, RECURRENT, BYTE_PRODUCTS */
+    const pysim_epilogue *epilogue;     /* of a run, products, a map and a pair */
     const void *first, *second, *third; /* the function's operands, in its order */
     void *result, *workspace;
     int64_t workspace_bytes;

@@ -161,3 +161,41 @@ typedef struct {
 pysim_status pysim_recurrent_workspace_bytes(const pysim_recurrent *r, int64_t *bytes);
 pysim_status pysim_run_recurrent(const pysim_recurrent *r, const void *sums, const void *weights, void *y, void *workspace,
                                  int64_t workspace_bytes);
+
+/* y[row][column] = bias[column] + the sum over k of x[row][k] w[column][k], of floats, with weights w = scale (q - zero) of four bits q, where each block of
+ * `block` neighbouring k of a column has a scale, and with has_zeros a zero, else 8. k and block are multiples of PYSIM_NIBBLES. Weights are panels of
+ * PYSIM_PANEL columns, [panel][block]: the columns' scales; with has_zeros their zeros less 8, also floats; words of 32 bits [block / PYSIM_NIBBLES][column],
+ * whose lowest four bits are the first q. Columns behind the last are any. x and y are dense. bias may be NULL. rounds: x may be rounded to signed bytes,
+ * each block of a row by its largest magnitude, where a CPU multiplies bytes faster. The workspace is aligned to 64 and the caller's. */
+enum { PYSIM_NIBBLES = 8 };
+typedef struct {
+    int64_t rows, columns, k, block;
+    const void *bias;
+    int32_t has_zeros, rounds;
+    int32_t dtype; /* f32 */
+} pysim_few_bits;
+pysim_status pysim_few_bits_workspace_bytes(const pysim_few_bits *b, int32_t threads, int64_t *bytes);
+pysim_status pysim_run_few_bits(const pysim_few_bits *b, int32_t threads, const void *x, const void *weights, void *y, void *workspace,
+                                int64_t workspace_bytes);
+
+/* y[product][row][column] = saturate(round(scale x sum over k of (a - a_zero) (b - b_zero)) + y_zero) of dense bytes a[product][row][k] and
+ * b[product][k][column]; sums are exact, and scale is a_scale b_scale / y_scale as the caller rounds it. At most PYSIM_MOST_PRODUCTS of k. The workspace is
+ * aligned to 64 and the caller's. */
+enum { PYSIM_MOST_PRODUCTS = 1 << 15 };
+typedef struct {
+    int64_t count, rows, columns, k;
+    pysim_quantity a, b, y;
+    float scale;
+} pysim_byte_products;
+pysim_status pysim_byte_products_workspace_bytes(const pysim_byte_products *p, int32_t threads, int64_t *bytes);
+pysim_status pysim_run_byte_products(const pysim_byte_products *p, int32_t threads, const void *a, const void *b, void *y, void *workspace,
+                                     int64_t workspace_bytes);
+
+/* Softmax of rows of bytes, of numbers as they stand for, quantised: y = saturate(round(exp(x - max) (1 / sum / y_scale)) + y_zero). At most PYSIM_LONGEST_ROW
+ * elements a row. y may be x. */
+enum { PYSIM_LONGEST_ROW = 4096 };
+typedef struct {
+    int64_t rows, size;
+    pysim_quantity from, to;
+} pysim_byte_softmax;
+pysim_status pysim_run_byte_softmax(const pysim_byte_softmax *s, const void *x, void *y);

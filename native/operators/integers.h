@@ -47,6 +47,9 @@ typedef struct {
     void (*pool_channels)(const pysim_byte_pool *p, const uint8_t *x, uint8_t *y);
     /* y[column][row] = x[row][column] */
     void (*transposed)(int64_t rows, int64_t columns, const uint8_t *x, uint8_t *y);
+    /* Of up to 4 rows of b ^ flip, signed: to[column] = those of a column, zeros behind them; sums[column] grows by them. */
+    void (*words)(int64_t rows, int64_t columns, uint8_t flip, const uint8_t *b, uint32_t *to, int32_t *sums);
+    void (*totals)(int64_t rows, int64_t k, uint8_t flip, const uint8_t *a, int32_t *sums); /* of each row of a ^ flip, unsigned */
 } pysim_integers;
 
 /* The loops of the best target that runs on this CPU. */

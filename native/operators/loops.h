@@ -39,6 +39,13 @@ typedef struct {
 
 enum { PYSIM_PRODUCTS = 7 };
 
+/* Rows of inputs of weights of four bits as bytes, [row][k] in an order of its own, with a scale and the sum for each block, [row][block]. */
+typedef struct {
+    int8_t *bytes;
+    float *scales;
+    int32_t *sums;
+} pysim_few_bytes;
+
 /* Scores of queries and keys of bytes: sums of (q - q_zero) (k - k_zero), exact, times `scale`. Bytes ^ flip are unsigned of q and signed of k, and zeros are
  * those of such bytes. `run`: a micro-kernel of form groups that takes `windows` keys and the rows of a tile at once; NULL: plain C. */
 typedef struct {
@@ -76,6 +83,12 @@ struct pysim_loops {
     void (*best)(const pysim_best *b, const void *x, void *y, int64_t *places);
     void (*sample)(const pysim_sample *s, const void *x, const void *grid, void *y);
     void (*recurrent)(const pysim_recurrent *r, const void *sums, const void *weights, void *y, void *workspace);
+    void (*few_bits)(const pysim_few_bits *b, int64_t begin, int64_t end, const void *x, const void *weights,
+                     void *y); /* of panels; of f32 */
+    void (*round_blocks)(const pysim_few_bits *b, const void *x, const pysim_few_bytes *to);
+    /* The same of bytes; 0 where this CPU lacks the instructions, else 1. */
+    int (*few_bytes)(const pysim_few_bits *b, int64_t begin, int64_t end, const pysim_few_bytes *x, const void *weights, void *y);
+    void (*byte_softmax)(const pysim_byte_softmax *s, int64_t begin, int64_t end, const uint8_t *x, uint8_t *y); /* of rows; of f32 */
     /* Of quarters x of a matrix (11, 12, 21, 22; 21 and 22 may be NULL: zeros) the PYSIM_PRODUCTS operands of algorithms/strassen, `pitch` elements apart;
      * and from the products, as far apart, those of the results; 0 if one of these is not finite before its bounds. */
     void (*sums_of_quarters)(const void *const x[4], int64_t count, void *y, int64_t pitch);
@@ -92,6 +105,14 @@ static inline int64_t pysim_attention_elements(int64_t size, int64_t width) {
     const int64_t padded = (width + PYSIM_ATTENTION_LANES - 1) / PYSIM_ATTENTION_LANES * PYSIM_ATTENTION_LANES;
     return (PYSIM_ATTENTION_KEYS + PYSIM_ATTENTION_ROWS) * (size + padded) + PYSIM_ATTENTION_GROUP * PYSIM_ATTENTION_KEYS +
            2 * PYSIM_ATTENTION_ROWS;
+}
+
+/* Panels that tiles of weights of four bits have at most: threads divide whole ones, so that no result depends on their number. */
+enum { PYSIM_FEW_BITS_PANELS = 2 };
+
+/* Of a block of weights of four bits. */
+static inline int64_t pysim_few_bits_block_bytes(const pysim_few_bits *b) {
+    return PYSIM_PANEL * (int64_t)((b->has_zeros ? 2 : 1) * sizeof(float) + (size_t)(b->block / PYSIM_NIBBLES) * sizeof(uint32_t));
 }
 
 /* The loops of the best target that runs on this CPU, for results of a dtype (f32, f64 or, if the CPU has it, bf16); NULL for other dtypes. Those of bf16 have

@@ -26,6 +26,7 @@ pysim_status pysim_share_reorder(const pysim_reorder *of, const void *x, void *y
 pysim_status pysim_share_copy(const pysim_copy *c, const void *x, void *y, int32_t threads);
 pysim_status pysim_share_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y, int32_t threads);
 pysim_status pysim_share_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y, int32_t threads);
+pysim_status pysim_share_byte_softmax(const pysim_byte_softmax *s, const void *x, void *y, int32_t threads);
 /* A step of one of the kinds of integers.c. */
 pysim_status pysim_run_integer_step(const pysim_step *s);
 #endif

@@ -39,7 +39,12 @@ static pysim_status run_step(const pysim_step *s) {
     case PYSIM_STEP_HALVES: return pysim_run_halves(s->of, s->first, s->result);
     case PYSIM_STEP_SAMPLE: return pysim_run_sample(s->of, s->first, s->second, s->result);
     case PYSIM_STEP_RECURRENT: return pysim_run_recurrent(s->of, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
-    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 23 (means of bytes)", (int)s->kind);
+    case PYSIM_STEP_FEW_BITS:
+        return pysim_run_few_bits(s->of, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
+    case PYSIM_STEP_BYTE_PRODUCTS:
+        return pysim_run_byte_products(s->of, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
+    case PYSIM_STEP_BYTE_SOFTMAX: return pysim_share_byte_softmax(s->of, s->first, s->result, s->threads);
+    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 26 (softmax of bytes)", (int)s->kind);
     }
 }
 

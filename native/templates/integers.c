@@ -386,10 +386,12 @@ static void pad(const pysim_byte_pad *p, const uint8_t *restrict x, uint8_t *res
 }
 
 #include "integers/channels_last.h"
+#include "integers/products.h"
 
-#define TABLE(target, dtype)                                                                                                             \
-    const pysim_integers pysim_integers__##target = {quantize, dequantize, means,         range,           sums, pair, table, add, pool, \
-                                                     pad,      gather,     pool_channels, transposed_image};
+#define TABLE(target, dtype)                                                                              \
+    const pysim_integers pysim_integers__##target = {                                                     \
+        quantize,      dequantize,       means,         range, sums, pair, table, add, pool, pad, gather, \
+        pool_channels, transposed_image, words_of_rows, totals};
 #define PYSIM_INTEGERS(target, dtype) MINE(target, dtype, TABLE)(target, dtype)
 #include "integers.inc"
 #else

@@ -74,9 +74,13 @@ static void narrow_values(const void *from, int64_t count, void *to) {
 #else
 #if DOUBLE
 #define ROUND_ROWS NULL, NULL
+#define FEW_BITS NULL, NULL, NULL, NULL
 #else
 #include "loops/rounding.h"
+#include "loops/few_bits.h"
+#include "loops/few_bytes.h"
 #define ROUND_ROWS round_rows, shift_rows
+#define FEW_BITS few_bits_panels, round_blocks, few_bytes_panels, byte_softmax_rows
 #endif
 
 /* ---- sums of integers ---- */
@@ -317,13 +321,16 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 #include "loops_along.h"
 #include "loops_recurrent.h"
 #include "loops_sample.h"
+#if !DOUBLE
+#include "loops/byte_softmax.h"
+#endif
 #include "algorithms/strassen/quarters.h"
 
-#define DEFINED(target, dtype)                                                                             \
-    const pysim_loops pysim_loops_##dtype##__##target = {                                                  \
-        rescale,       finish_rows,     ROUND_ROWS,       map_planes,          pool_planes,  pair_arrays,  \
-        rows_of,       take_rows,       transpose_rows,   attention_rows,      fold_axis,    best_of_rows, \
-        sample_images, recurrent_steps, sums_of_quarters, results_of_products, widen_halves, narrow_to_halves};
+#define DEFINED(target, dtype)                                                                                           \
+    const pysim_loops pysim_loops_##dtype##__##target = {                                                                \
+        rescale,   finish_rows,      ROUND_ROWS,          map_planes,   pool_planes,     pair_arrays,   rows_of,         \
+        take_rows, transpose_rows,   attention_rows,      fold_axis,    best_of_rows,    sample_images, recurrent_steps, \
+        FEW_BITS,  sums_of_quarters, results_of_products, widen_halves, narrow_to_halves};
 #endif
 
 #ifdef ROUNDED_ONCE

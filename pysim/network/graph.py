@@ -57,24 +57,29 @@ class Node(NamedTuple):
 
 
 class Quantized(NamedTuple):
-    """Integers that stand for scale (values - zero); scale and zero are one number, or one for each place of an axis."""
+    """Integers that stand for scale (values - zero); scale and zero are one number, or one for each place of an axis, or with `block`
+    arrays of one for each block of so many places of the axis, as ONNX's DequantizeLinear has them. `rounds`: what they
+    multiply may be rounded to bytes by blocks."""
 
     values: Array
     scale: Array
     zero: Array
     axis: int
+    block: int = 0
+    rounds: bool = False
 
     def along(self, numbers: Array, axis: int) -> Array | None:
         """Scales or zeros so that they are broadcast to the values, or of axis 0 as a vector; None if they belong to another axis."""
         if numbers.size == 1:
             return numbers.reshape(())
-        if numbers.ndim != 1 or self.axis % self.values.ndim != 0 or numbers.size != len(self.values):
+        if self.block or numbers.ndim != 1 or self.axis % self.values.ndim != 0 or numbers.size != len(self.values):
             return None
         return numbers.reshape(-1, *[1] * axis)
 
     def transposed(self) -> "Quantized":
         """A matrix the other way round."""
-        return self._replace(values=np.ascontiguousarray(self.values.T), axis=1 - self.axis % 2)
+        scale, zero = (self.scale.T, self.zero.T) if self.block else (self.scale, self.zero)
+        return self._replace(values=np.ascontiguousarray(self.values.T), scale=scale, zero=zero, axis=1 - self.axis % 2)
 
 
 class Graph(NamedTuple):

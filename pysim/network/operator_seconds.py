@@ -28,7 +28,7 @@ Worked number: Softmax of 9408 rows of 49, vectors of 16, two multiply-adds per 
 are 480 x 13 vectors of 8 cycles, 49,920 in all.
 """
 
-from math import log2, prod
+from math import inf, log2, prod
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.integers.layers import INTEGER_LAYERS, writes_bytes
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
-from pysim.registry.cpu import epilogue_operations, loop_targets, rows_kinds
+from pysim.registry.cpu import epilogue_operations, loop_targets, products_of_bytes, rows_kinds
 from pysim.runtime.operators import BITS
 
 DTYPES = {"float32": "f32", "float64": "f64", BITS.name: "f32"}  # by which values are computed
@@ -53,7 +53,13 @@ INTERLEAVED, BYTE_CYCLES = 4, 0.4  # of native/templates/integers/channels_last.
 # Of a result: sums and products of two values of bytes (802,816 sums: 0.6 on a Zen 4, 0.73 on a Zen 3), and what a sum takes in the store
 # of a convolution (Zen 4: 64 -> 256 channels of 56x56 take 93 us longer)
 PAIR_CYCLES, ADDED_CYCLES = 0.65, 0.43
+STORED_CYCLES = 4.0  # of 16 sums that become bytes
 PLANE_ROW_CYCLES = 200  # of a row of outputs of a pool of bytes in planes (Zen 3: 3x3 with stride 2, rows of 13 to 56)
+# Of a vector of weights of four bits: what a shift or look-up takes of a multiply-add's time, and rows that share them
+# (templates/loops/few_bits.h; 1, 2, 4 and 12 rows of 4096 x 4096 take 1.8, 2.5, 4.7 and 15 cycles a vector, Zen 4)
+DECODED_OPERATIONS, TILE_ROWS = 0.5, 6
+# what a row takes of a multiply-add's time if it is bytes, and taking words apart (templates/loops/few_bytes.h; 1 to 128 rows, Zen 4)
+ROUNDED_ROW, ROUNDED_WORDS = 0.47, 0.4
 MIN_PART_BYTES = 16 << 10  # of a thread (native/operators/operators.c)
 ON_ONE_THREAD = {
     "ArgMax", "ArgMin", "Cast", "Concat", "CumSum", "Dequantize", "GatherElements", "GridSample", "IntegerMeans",
@@ -162,6 +168,14 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
     """Core cycles of a row operator, Take or transposition, without its data movement; 0 for other operators."""
     if node.op == "Recurrent":
         return _stepping_cycles(node, graph, on)
+    if node.op == "IntegerProducts":
+        return _byte_products_cycles(node, graph, on)
+    if node.op == "IntegerSoftmax":
+        rows, size = prod(graph.tensors[node.output].shape[:-1]), graph.tensors[node.output].shape[-1]
+        unit = _loops_unit(on, Tensor((), np.dtype(np.float32)))
+        return 0.0 if unit is None else float(rows * -(-size // unit.lanes(4)) * rows_kinds()["softmax"][1] / unit.vector_rate("f32", 4))
+    if node.op == "FewBits":
+        return few_bits_seconds(node, graph, on) * on.core.frequency_hz.value
     if node.op == "IntegerPair":
         return PAIR_CYCLES * graph.tensors[node.output].nbytes
     x, y = (graph.tensors[next(filter(None, names))] for names in (node.inputs, node.outputs))  # what nothing reads has no name
@@ -187,6 +201,32 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
             runs = elements / x.shape[max(moved)]  # rows of the input, adjacent ones transposed together
             return float(runs * -(-x.shape[max(moved)] // lanes) * log2(lanes))
     return 0.0
+
+
+def _byte_products_cycles(node: Node, graph: Graph, on: Machine) -> float:
+    """Core cycles of products of bytes of two values: four multiply-adds of a lane at once, the store of a vector, and words made of b."""
+    (*heads, rows, k), columns = graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape[-1]
+    unit = next(filter(None, (on.unit(row.target) for row in products_of_bytes())), None)
+    if unit is None:
+        return 0.0
+    vectors = -(-columns // unit.lanes(4))
+    return float(prod(heads) * (rows * vectors * (-(-k // 4) / unit.vector_rate("s8", 4) + STORED_CYCLES) + k * columns * BYTE_CYCLES))
+
+
+def few_bits_seconds(node: Node, graph: Graph, on: Machine) -> float:
+    """Seconds of a FewBits on one thread: for each vector of weights a multiply-add a row, and a shift and a look-up for each tile of rows;
+    or weights from the cache that holds them."""
+    x, weights = (graph.tensors[name] for name in node.inputs[:2])
+    if (unit := _loops_unit(on, x)) is None:
+        return inf
+    lanes, columns = unit.lanes(x.dtype.itemsize), node.attributes["columns"]
+    k = x.shape[-1]
+    rows = x.nbytes // x.dtype.itemsize // k
+    in_bytes = node.attributes["rounds"] and any(on.unit(row.target) for row in products_of_bytes())
+    operations = rows * ROUNDED_ROW + ROUNDED_WORDS if in_bytes else rows + 2 * DECODED_OPERATIONS * -(-rows // TILE_ROWS)
+    products = columns * k / lanes * operations / unit.vector_rate("f32", x.dtype.itemsize)
+    level = next((one for one in on.levels[1:] if one.size_bytes >= weights.nbytes), on.memory)
+    return float(max(products, weights.nbytes / level.read_bytes_per_cycle.value) / on.core.frequency_hz.value)
 
 
 def _stepping_cycles(node: Node, graph: Graph, on: Machine) -> float:

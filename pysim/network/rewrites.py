@@ -16,16 +16,19 @@ from pysim.network.conv3d import as_images, with_volumes
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, SCALE, fuse
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.network.halves.narrow import computes_narrow, with_narrow
+from pysim.network.integers.few_bits import with_few_bits
 from pysim.network.integers.fusion import with_integers
+from pysim.network.integers.products import with_products
 from pysim.network.integers.residuals import with_residuals
 from pysim.network.lowering.images import with_images
 from pysim.network.lowering.parallel import add_parallel
 from pysim.network.native_ops.arrays import fuse_transpositions, norms_in_place
-from pysim.network.operator_seconds import reordering_seconds
+from pysim.network.operator_seconds import few_bits_seconds, reordering_seconds
 from pysim.network.phases import with_phases
-from pysim.network.plan import adds_bytes, integer_rows, seconds_of, with_layouts
+from pysim.network.plan import adds_bytes, integer_rows, problem_of, seconds_of, with_layouts
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
+from pysim.registry.cpu import products_of_bytes
 from pysim.runtime import cpu
 from pysim.runtime.emulated import executor_for
 
@@ -52,9 +55,22 @@ class Target(NamedTuple):
         """The type of the rows that compute a product of integers; emulated CPUs have none of integers."""
         return integer_rows(problem, self.on, self.threads) if executor_for(self.on) is cpu.LOCAL else "f32"
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether kernels of bytes read rows in place here, by which products of two computed values run."""
+        return executor_for(self.on) is cpu.LOCAL and any(self.on.unit(row.target) for row in products_of_bytes())
+
 
 def _integers(graph: Graph, target: Target) -> Graph:
+    def faster(made: Node, of: Node, own: Graph) -> bool:
+        problem, _ = problem_of(of, own)
+        return problem is not None and few_bits_seconds(made, own, target.on) < target.seconds(problem)
+
+    if not target.is_reproducible and executor_for(target.on) is cpu.LOCAL:
+        graph = with_few_bits(graph, faster, target.accuracy == "standard")
     whole = with_integers(graph, target.rows, target.accuracy == "standard")
+    if target.reads_rows:
+        whole = with_products(whole, target.accuracy == "standard")
     return with_residuals(whole, lambda node, of: adds_bytes(node, of, target.on, target.threads))
 
 

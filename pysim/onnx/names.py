@@ -48,11 +48,15 @@ def check_utf8(graph: "onnx.GraphProto") -> None:
             raise ModelError(f": {described(node)} has a name that is no UTF-8")
 
 
+_SINCE_BLOCKS = 21  # opset
+
+
 def check_nodes(model: "onnx.ModelProto") -> None:
     """ModelError for a node with more or fewer inputs, or with other attributes, than its operator allows.
 
     Not checked are nodes with subgraphs, which may read values from around them, and operators that the model's opset does not know yet or
-    no longer."""
+    no longer. Blocks of quantised elements, which com.microsoft's operators have in every opset, are checked by the first opset that has
+    them."""
     import onnx
 
     context = onnx.checker.C.CheckerContext()
@@ -62,6 +66,8 @@ def check_nodes(model: "onnx.ModelProto") -> None:
         about = node.op_type, opsets.get(node.domain, 1), node.domain
         if any(graphs_of(node)) or not onnx.defs.has(*about) or onnx.defs.get_schema(*about).deprecated:
             continue
+        in_blocks = not node.domain and any(one.name == "block_size" for one in node.attribute)
+        context.opset_imports = {**opsets, "": max(opsets.get("", 1), _SINCE_BLOCKS)} if in_blocks else opsets
         try:
             onnx.checker.check_node(node, context)
         except onnx.checker.ValidationError as error:

@@ -22,6 +22,7 @@ from pysim.onnx.branches import captured, with_branches
 from pysim.onnx.halves import widened
 from pysim.onnx.lowering.conv1d import with_rows
 from pysim.onnx.lowering.fused import without_fused
+from pysim.onnx.lowering.fused_integers import ACCURACY_LEVEL, TO_BYTES
 from pysim.onnx.lowering.operators import EXPANSIONS, LOWER, split
 from pysim.onnx.lowering.patterns import with_patterns
 from pysim.onnx.lowering.regions import with_regions
@@ -128,11 +129,14 @@ def _quantized(nodes: Sequence[Node], constants: Mapping[str, Array], opset: int
     """The integers that constants are made of."""
     found = dict[str, Quantized]()
     for node in nodes:
-        if node.op == "DequantizeLinear" and node.output in constants and not node.attributes.get("block_size"):
+        if node.op == "DequantizeLinear" and node.output in constants:
             values, scale, *zero = (constants.get(name) for name in node.inputs if name)
             if values is not None and scale is not None and scale.dtype == np.float32 and constants[node.output].dtype == np.float32:
                 at = zero[0] if zero and zero[0] is not None else np.zeros((), values.dtype)
-                found[node.output] = Quantized(values, scale, at, node.attributes.get("axis", 1))
+                about = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
+                if not about[1] or (values.ndim == 2 and scale.ndim == 2):
+                    told = {one.key: one.value for one in node.attributes["proto"].metadata_props}
+                    found[node.output] = Quantized(values, scale, at, *about, told.get(ACCURACY_LEVEL) == TO_BYTES)
     return found
 
 

@@ -197,6 +197,12 @@ def kernels() -> tuple[Kernel, ...]:
 
 
 @cache
+def products_of_bytes() -> tuple[Kernel, ...]:
+    """The rows by which products of two computed values of bytes run (`native/operators/byte_products.c`)."""
+    return tuple(row for row in kernels() if row.dtype == "s8" and row.reads_rows and not row.lists)
+
+
+@cache
 def direct_kernels() -> tuple[Kernel, ...]:
     """Every kernel that convolves operands in place; windows x filters: its largest tile."""
     return tuple(row for row in _rows("depthwise.inc") if row.form != "grouped")

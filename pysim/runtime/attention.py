@@ -6,25 +6,12 @@ from typing import Any
 import numpy as np
 
 from pysim.runtime.array_steps import merged_axes
-from pysim.runtime.cpu import Array, aligned, check, library
+from pysim.runtime.cpu import Array, library
 from pysim.runtime.integer_steps import Quantity
 from pysim.runtime.operators import NATIVE_DTYPES
-from pysim.runtime.steps import Step
+from pysim.runtime.steps import Step, WorkingStep
 
 _HEAD_AXES, _MOST_BYTES = 4, 1 << 15
-
-
-class AttentionStep(Step):
-    """A step with memory of its own for each of its threads."""
-
-    def on_threads(self, threads: int) -> None:
-        ffi, lib = library()
-        size = ffi.new("int64_t *")
-        check(lib.pysim_attention_workspace_bytes(self.struct.of, threads, size))
-        workspace = aligned(int(size[0]), np.uint8)
-        self.struct.threads, self.struct.workspace_bytes = threads, workspace.nbytes
-        self.struct.workspace = ffi.cast("void *", workspace.ctypes.data)
-        self._keep_alive |= {"workspace": workspace}
 
 
 def attention_step(
@@ -67,8 +54,7 @@ def attention_step(
     if mask is not None:
         about |= {"m_row": of_m[0], "m_step": of_m[1], "mask": ffi.cast("void *", mask.ctypes.data)}
     how = ffi.new("pysim_attention *", about)
-    step = AttentionStep("ATTENTION", of=how, first=pointer[0], second=pointer[1], third=pointer[2], result=pointer[3])
+    step = WorkingStep("ATTENTION", of=how, first=pointer[0], second=pointer[1], third=pointer[2], result=pointer[3])
     step.keep(q, k, v, out, mask)
     step.elsewhere = [(how, "mask")]
-    step.on_threads(1)
     return step

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators on quantised elements, run by the native library (`native/operators/integers.c`): conversions from and to float32, sums of
-integer products to elements, tables, pairs of elements, pools, padding.
+integer products to elements, tables, pairs of elements, pools, padding, products with weights of four bits.
 
 Each is a `Step`, which is called to run. A quantised element q stands for scale (q - zero). Arrays are dense; elements are uint8 or int8.
 """
@@ -13,10 +13,14 @@ from pysim.record.integers import ByteSum
 from pysim.runtime.array_steps import merged_axes
 from pysim.runtime.cpu import Array, check, library
 from pysim.runtime.operators import Window
-from pysim.runtime.steps import Step, step_of
+from pysim.runtime.steps import Step, WorkingStep, pointer, step_of
 
 BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
 _PAIR_AXES = 6
+MOST_PRODUCTS, LONGEST_ROW = 1 << 15, 4096  # of PYSIM_...
+NIBBLES = 8  # PYSIM_NIBBLES: numbers of a word
+_PANEL = 16  # PYSIM_PANEL: columns
+_ZERO = 8  # of weights without zeros
 
 
 class Quantity(NamedTuple):
@@ -116,6 +120,22 @@ def byte_pair_step(
     return step_of("BYTE_PAIR", how, out, a, b)
 
 
+def byte_products_step(out: Array, a: Array, b: Array, of: tuple[Quantity, Quantity, Quantity], scale: float) -> Step:
+    """out (..., rows, columns) = saturate(round(scale sums) + zero) of the products of a (..., rows, k) and b (..., k, columns) less
+    their zeros."""
+    rows, k, columns = *a.shape[-2:], b.shape[-1]
+    how = library()[0].new("pysim_byte_products *", [a.size // (rows * k), rows, columns, k, *map(_fields, of), scale])
+    step = WorkingStep("BYTE_PRODUCTS", of=how, first=pointer(a), second=pointer(b), result=pointer(out))
+    step.keep(out, a, b)
+    return step
+
+
+def byte_softmax_step(out: Array, x: Array, of: tuple[Quantity, Quantity]) -> Step:
+    """Softmax over the last axis."""
+    how = library()[0].new("pysim_byte_softmax *", [x.size // x.shape[-1], x.shape[-1], *map(_fields, of)])
+    return step_of("BYTE_SOFTMAX", how, out, x)
+
+
 def byte_sum_of(of: tuple[Quantity, Quantity, Quantity], low: int, high: int) -> ByteSum | None:
     """What gives the bytes of `byte_pair_step` for all bytes, in the store of a convolution whose results are a; None if nothing does."""
     ffi, lib = library()
@@ -155,3 +175,56 @@ def byte_pad_step(out: Array, x: Array, pads: tuple[int, int, int, int], value: 
     at = ffi.NULL if zero is None else ffi.cast("uint8_t *", zero.ctypes.data)
     how = ffi.new("pysim_byte_pad *", [int(np.prod(planes, dtype=np.int64)), height, width, *pads, at, value, 0x80 if flip else 0])
     return step_of("BYTE_PAD", how, out, x, keep=(zero,))
+
+
+class FewBits(NamedTuple):
+    """Weights w[k][column] = scale[k // block][column] (q - zero) of four bits, packed in panels (pysim_few_bits), which products decode in
+    registers (`native/operators/few_bits.c`).
+
+    Worked number: of 4096 x 4096 weights in blocks of 32 a call reads 8.4 MB of bits and 2.1 MB of scales, where float32 has 67 MB.
+    """
+
+    panels: Array
+    columns: int
+    block: int
+    has_zeros: bool
+
+
+def takes_bits(k: int, block: int) -> bool:
+    """Whether blocks of these sizes are whole words."""
+    return k % NIBBLES == 0 and block % NIBBLES == 0
+
+
+def packed(values: Array, scale: Array, zero: Array, block: int) -> FewBits:
+    """Packs values (k, columns) of 0 to 15, and scales and zeros (blocks, columns), float32; a zero may be any number."""
+    k, columns = values.shape
+    blocks, panels = -(-k // block), -(-columns // _PANEL)
+    has_zeros = bool((zero != _ZERO).any())
+
+    def by_panel(of: Array, kind: Any) -> Array:
+        """(panels, rows, columns of a panel), with zeros behind the last column."""
+        wide = np.zeros((len(of), panels * _PANEL), kind)
+        wide[:, :columns] = of
+        return wide.reshape(len(of), panels, _PANEL).transpose(1, 0, 2)
+
+    whole = np.zeros((blocks * block, columns), np.uint32)
+    whole[:k] = values
+    shifts = 4 * np.arange(NIBBLES, dtype=np.uint32)
+    words = np.bitwise_or.reduce(whole.reshape(-1, NIBBLES, columns) << shifts[:, None], axis=1)
+    words = by_panel(words, np.uint32).reshape(panels, blocks, -1)
+    heads = [by_panel(scale.astype(np.float32), np.float32)]
+    if has_zeros:
+        heads.append(by_panel(zero.astype(np.float32) - _ZERO, np.float32))
+    found = np.concatenate([*(one.view(np.uint32) for one in map(np.ascontiguousarray, heads)), words], axis=2)
+    return FewBits(np.ascontiguousarray(found), columns, block, has_zeros)
+
+
+def few_bits_step(out: Array, x: Array, weights: FewBits, bias: Array | None, rounds: bool = False) -> Step:
+    """out (rows, columns) = x (rows, k) w + bias, of dense float32. `rounds`: x may be rounded to bytes by blocks."""
+    ffi, lib = library()
+    k = x.shape[-1]
+    about = [x.size // k, weights.columns, k, weights.block, ffi.NULL if bias is None else ffi.cast("void *", bias.ctypes.data)]
+    how = ffi.new("pysim_few_bits *", [*about, weights.has_zeros, rounds, lib.PYSIM_F32])
+    step = WorkingStep("FEW_BITS", of=how, first=pointer(x), second=pointer(weights.panels), result=pointer(out))
+    step.keep(out, x, weights.panels, bias)
+    return step

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pysim.runtime.cpu import Array, check, library
+import numpy as np
+
+from pysim.runtime.cpu import Array, aligned, check, library
 
 Slot = tuple[Any, str]  # a struct and its field that is an address
 _OPERANDS = ("first", "second", "third", "result")
@@ -57,6 +59,24 @@ class Step:
         call = partial(lib.pysim_run_checked_step, struct)
         vars(call)["keep_alive"] = self._keep_alive
         return call
+
+
+class WorkingStep(Step):
+    """A step with memory of its own for each of its threads, of as many bytes as a function of the library says."""
+
+    def __init__(self, kind: str, **fields: Any) -> None:
+        super().__init__(kind, **fields)
+        self._needed = getattr(library()[1], f"pysim_{kind.lower()}_workspace_bytes")
+        self.on_threads(1)
+
+    def on_threads(self, threads: int) -> None:
+        ffi = library()[0]
+        size = ffi.new("int64_t *")
+        check(self._needed(self.struct.of, threads, size))
+        workspace = aligned(int(size[0]), np.uint8)
+        self.struct.threads, self.struct.workspace_bytes = threads, workspace.nbytes
+        self.struct.workspace = pointer(workspace)
+        self._keep_alive |= {"workspace": workspace}
 
 
 def step_of(

@@ -72,6 +72,10 @@ def sources_of(plan: Plan, with_epilogue: bool) -> Sources:
     assert row
     if row.target not in FLAGS and (row.target, row.dtype) not in GROUPS:
         raise PlanError(f"kernels of target {row.target} are not exported; plan for a machine without that unit, or with --micro-kernel")
+    if plan.workload.dtype == "bf16" and plan.layout != "nchw":
+        raise PlanError(
+            f"plans of bf16 in {plan.layout} are not exported: their loads and stores convert; export the plan of f32 or of nchw"
+        )
     own, target = _isa_file(row, row.name), _vectors_of(row.target)
     plain = _closure([f"pysim_algorithm_{algorithm}", "pysim_run_job"])
     templates = _templates(row, own, plain)

@@ -55,6 +55,15 @@ INLINE void v_load_columns(VEC r[LANES], const T *src, const int64_t row[LANES])
     }
 }
 
+/* The numbers of four bits of words: templates/loops/few_bits.h. A permutation reads the lowest four bits of each lane. */
+#define V_NIBBLES
+typedef __m512i NIBBLES;
+INLINE NIBBLES v_nibbles(const uint32_t *p) { return _mm512_loadu_si512(p); }
+INLINE VEC v_nibble(NIBBLES v, const int i) {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(v, 4u * (unsigned)i),
+                                 _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
+}
+
 /* Strided reads: lane j of the result is element j*stride + phase of the row. The row is read as whole vectors, and vector i
  * gives the lanes of from[i], permuted by index. */
 enum { GATHER_MAX = 16 };

@@ -96,7 +96,7 @@ class _Divided:
         part, rows = f"{name}:{piece.first}:{piece.last}", slice(piece.first, piece.last)
         self._constants[part] = _cut(self._graph.constants[name], rows)
         self._tensors[part] = Tensor(self._constants[part].shape, self._constants[part].dtype)
-        if (held := self._graph.quantized.get(name)) is not None:
+        if (held := self._graph.quantized.get(name)) is not None and not held.block:
             along = held.axis % held.values.ndim == 0
             scale, zero = (_cut(one, rows) if one.size > 1 and along else one for one in (held.scale, held.zero))
             self._quantized[part] = Quantized(_cut(held.values, rows), scale, zero, held.axis)

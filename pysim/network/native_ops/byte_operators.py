@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on bytes bound to their arrays (`pysim.runtime.integer_steps`); their meanings are in `pysim.network.integers`."""
+"""Operators on bytes and on weights of a few bits bound to their arrays (`pysim.runtime.integer_steps`); their meanings are in
+`pysim.network.integers`."""
 
 from collections.abc import Sequence
 
@@ -8,10 +9,14 @@ import numpy as np
 from pysim.network.graph import Array
 from pysim.network.native_ops.arrays import Attributes, Bind
 from pysim.runtime.integer_steps import (
+    FewBits,
     byte_means_step,
     byte_pair_step,
     byte_pool_step,
+    byte_products_step,
+    byte_softmax_step,
     dequantize_step,
+    few_bits_step,
     quantize_step,
     sums_step,
     table_step,
@@ -61,13 +66,28 @@ def _means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
     return byte_means_step(out, inputs[0], attributes["of"], attributes.get("blocks", (1, 1))[0])
 
 
+def _few_bits(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    x, panels, *bias = inputs
+    weights = FewBits(panels, attributes["columns"], attributes["block"], attributes["has_zeros"])
+    return few_bits_step(out, x, weights, bias[0] if bias else None, attributes["rounds"])
+
+
+def _products(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return byte_products_step(out, inputs[0], inputs[1], attributes["of"], attributes["scale"])
+
+
+def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
+    return byte_softmax_step(out, inputs[0], attributes["of"])
+
+
 def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     """Rows of arrays of any type."""
     np.take(inputs[0], inputs[1], attributes["axis"], out=out, mode="wrap")
 
 
 NATIVE: dict[str, Bind] = {
-    "Dequantize": _dequantize, "IntegerMeans": _means, "IntegerPair": _pair, "IntegerPool": _pool,
+    "Dequantize": _dequantize, "FewBits": _few_bits, "IntegerMeans": _means, "IntegerPair": _pair, "IntegerPool": _pool,
+    "IntegerProducts": _products, "IntegerSoftmax": _softmax,
     "Quantize": _quantize, "QuantizeAffine": _quantize_affine, "Table": _table,
 }  # fmt: skip
 BY_NUMPY = {"IntegerPair": _pair_by_numpy, "Take": take}

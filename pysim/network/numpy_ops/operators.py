@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from pysim.network.numpy_ops import convolutions
 from pysim.network.numpy_ops.grid_sample import affine_grid, grid_sample
-from pysim.network.numpy_ops.quantize import quantize_linear
+from pysim.network.numpy_ops.quantize import dequantize_blocks, quantize_linear
 from pysim.network.numpy_ops.recurrent import recurrent
 from pysim.network.numpy_ops.regions import col2im, max_roi_pool, non_max_suppression, roi_align
 from pysim.network.numpy_ops.resize import resize
@@ -401,7 +401,8 @@ def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Def
 Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]] | None]
 DEFINED: dict[str, Definition] = {
     "AffineGrid": _of(affine_grid), "Celu": _exponential(_celu), "Clip": _clip, "Col2Im": _of(col2im),
-    "ConvTranspose": _of(_conv_transpose), "CumSum": _of(cum_sum), "DynamicQuantizeLinear": _quantized, "Elu": _exponential(_elu),
+    "ConvTranspose": _of(_conv_transpose), "CumSum": _of(cum_sum), "DequantizeLinear": dequantize_blocks,
+    "DynamicQuantizeLinear": _quantized, "Elu": _exponential(_elu),
     "GatherElements": _of(_gather_elements), "GatherND": gather_nd, "Gelu": _exponential(_gelu), "GlobalLpPool": _of(_global_lp_pool),
     "GlobalMaxPool": _of(_global_max_pool), "GridSample": _of(grid_sample), "GroupNormalization": _of(_group_norm),
     "Hardmax": _along(_largest), "LRN": _of(_lrn), "LayerNormalization": _layer_norm,

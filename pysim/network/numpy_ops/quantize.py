@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QuantizeLinear in NumPy (https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html): y = saturate(round(x / scale) + zero point).
+"""QuantizeLinear, and DequantizeLinear of blocks, in NumPy (https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html):
+y = saturate(round(x / scale) + zero point), and x = (y - zero point) scale.
 
 A quotient of any size, also an infinite one, saturates to the largest or smallest whole number of the type. Eight-bit floats saturate
 unless `saturate` is 0, and have no zero point. From opset 23 on quotients are of `precision`, by default the scale's type, before of
@@ -43,6 +44,25 @@ def quantize_linear(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequen
         if kind.name.startswith("float8") and about.get("saturate", 1):
             return [onnx.numpy_helper.saturate_cast(quotient, dtype=kind)]
         return [quotient.astype(kind)]
+
+    return run
+
+
+def dequantize_blocks(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]] | None:
+    """What runs an onnx.NodeProto with a scale for each block, called with x, scale and perhaps the zero point; None for another."""
+    import onnx
+
+    about = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    if not about.get("block_size") or about.get("output_dtype"):
+        return None
+    axis, block = about.get("axis", 1), about["block_size"]
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        x, scale, *zero = inputs
+        whole = x.astype(np.int32) if x.dtype.name in _WHOLE else x
+        if zero:
+            whole = whole - _spread(zero[0], x.shape, axis, block).astype(whole.dtype)
+        return [(whole.astype(scale.dtype) * _spread(scale, x.shape, axis, block)).astype(scale.dtype)]
 
     return run
 

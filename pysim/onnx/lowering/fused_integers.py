@@ -19,7 +19,8 @@ import numpy as np
 
 from pysim.onnx.shape_inference import ValueType
 
-_INT32 = 6  # onnx.TensorProto.INT32
+_FLOAT, _UINT8, _INT32 = 1, 2, 6  # of onnx.TensorProto
+ACCURACY_LEVEL, TO_BYTES = "accuracy_level", "4"  # of a MatMulNBits, kept with its DequantizeLinear: inputs may be rounded to signed bytes
 STANDARD = ("QLinearConv", "QLinearMatMul")  # of ONNX itself: replaced if all but their first input are constants
 
 
@@ -175,9 +176,42 @@ def matmul_of_bits(p: Any) -> None:
         )
     if order:
         raise p.refuse("its columns are in another order (g_idx)")
-    blocks, zero, element = -(-k // block), p.number(float(1 << bits - 1)), _element(p)
+    p.number(0.0)  # refuses other types
+    blocks, element = -(-k // block), _element(p)
     if (sizes := p.types[packed].sizes) != (n, blocks, block * bits // 8):
         raise p.refuse(f"its matrix is of shape {sizes}; expected {(n, blocks, block * bits // 8)}")
+    if element == _FLOAT and (not zeros or p.types[zeros].element == "UINT8"):
+        w = _by_blocks(p, [packed, scales, zeros], (k, n, bits, block))
+    else:
+        w = _decoded(p, [packed, scales, zeros], (k, n, bits, block), element)
+    y = p.add("MatMul", [a, w], last=not bias)
+    if bias:
+        p.add("Add", [y, bias], last=True)
+
+
+def _by_blocks(p: Any, given: Sequence[str], sizes: Sequence[int]) -> str:
+    """The matrix (k, n) of a MatMulNBits as a DequantizeLinear of blocks of its whole numbers."""
+    (packed, scales, zeros), (k, n, bits, block) = given, sizes
+    blocks = -(-k // block)
+
+    def turned(x: str, *shape: int) -> str:
+        made: str = p.add("Transpose", [p.add("Reshape", [x, _constant(p, np.array(shape))])], perm=[1, 0])
+        return made
+
+    q = p.add("Reshape", [_unpacked(p, packed, bits, n, blocks, block), _constant(p, np.array([n, blocks * block]))])
+    q = turned(p.add("Slice", [q, *(_constant(p, np.array([one])) for one in (0, k, 1))]), n, k)
+    zero = turned(_unpacked(p, zeros, bits, n, blocks, 1), n, blocks) if zeros else ""
+    zero = p.add("Cast", [zero], to=_UINT8) if zero else _constant(p, np.full((blocks, n), 1 << bits - 1, np.uint8))
+    about = {"axis": 0, "block_size": block}
+    made: str = p.add("DequantizeLinear", [p.add("Cast", [q], to=_UINT8), turned(scales, n, blocks), zero], **about)
+    p.nodes[-1].metadata_props.add(key=ACCURACY_LEVEL, value=str(p.given.get("accuracy_level", 0)))
+    return made
+
+
+def _decoded(p: Any, given: Sequence[str], sizes: Sequence[int], element: int) -> str:
+    """The same by products, of other types, and of zeros that are numbers."""
+    (packed, scales, zeros), (k, n, bits, block) = given, sizes
+    blocks, zero = -(-k // block), p.number(float(1 << bits - 1))
     w = p.add("Cast", [_unpacked(p, packed, bits, n, blocks, block)], to=element)
     if zeros and p.types[zeros].element != "UINT8":
         zero = p.add("Cast", [p.add("Reshape", [zeros, _constant(p, np.array([n, blocks, 1]))])], to=element)
@@ -186,6 +220,5 @@ def matmul_of_bits(p: Any) -> None:
     w = p.add("Mul", [p.add("Sub", [w, zero]), p.add("Reshape", [scales, _constant(p, np.array([n, blocks, 1]))])])
     w = p.add("Reshape", [w, _constant(p, np.array([n, blocks * block]))])
     w = p.add("Slice", [w, *(_constant(p, np.array([one])) for one in (0, k, 1))])
-    y = p.add("MatMul", [a, p.add("Transpose", [w], perm=[1, 0])], last=not bias)
-    if bias:
-        p.add("Add", [y, bias], last=True)
+    made: str = p.add("Transpose", [w], perm=[1, 0])
+    return made

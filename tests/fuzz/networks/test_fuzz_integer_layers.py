@@ -72,7 +72,8 @@ class Case:
         )
         path = self.folder / "one.onnx"
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-        with mock.patch.object(rewrites, "integer_rows", return_value=rows):
+        # products of two values run in plain C where no kernel reads rows
+        with mock.patch.object(rewrites, "integer_rows", return_value=rows), mock.patch.object(rewrites.Target, "reads_rows", True):
             model = pysim.load(path)
         left = {layer.node.op for layer in model.plan.layers}
         assert not left & {"Conv", "Linear", "Quantize", "Dequantize", "Add", "Mul", *refused}, left
@@ -203,6 +204,14 @@ def product(rng, folder):
     return case, by_definition(case, sums, scale, bias, 1, low, high)
 
 
+def product_of_two(rng, folder):
+    count, m, n, k = (int(one) for one in rng.integers(1, (4, 70, 150, 40)))
+    case = Case(rng, folder, (count, m, k), (count, k, n))
+    case.quantized(case.add("MatMul", case.plain(), "made"))
+    sums = case.whole(0) @ case.whole(1)
+    return case, case.rounded(sums.astype(np.float32) * (case.of[0][0] * case.of[1][0] / case.to[0]))
+
+
 def pair(rng, folder):
     shape = [int(one) for one in rng.integers(1, 6, 4)]
     other = [size if rng.integers(2) else 1 for size in shape]
@@ -245,7 +254,7 @@ def moved(rng, folder):
     return case, case.rounded(case.divided(np.maximum(case.whole().transpose(perm).astype(np.float32) * case.of[0][0], 0)))
 
 
-MADE = [conv, conv, conv, residual, residual, product, product, pair, pool, concat, moved]
+MADE = [conv, conv, conv, residual, residual, product, product, product_of_two, pair, pool, concat, moved]
 
 
 @inputs(20_000)

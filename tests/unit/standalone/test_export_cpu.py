@@ -132,3 +132,9 @@ def test_an_algorithm_with_loops_of_its_own_takes_no_epilogue(tmp_path: Path) ->
 def test_a_plan_for_power10_runs_in_its_emulator(tmp_path: Path) -> None:
     pysim.export("gemm:19x37x23:s8", tmp_path, "power10-e1050")
     built(tmp_path, "test", "CC=powerpc64le-linux-gnu-gcc", "LDFLAGS=-static", "RUN=qemu-ppc64le -cpu power10", QUICKLY.format(0))
+
+
+@pytest.mark.parametrize("shape", ["mb1ic64ih14oc64kh3ph1", "mb1g32ic32ih14oc32kh3ph1", "mb1ic64ih14oc64kh1"])
+def test_plans_of_bf16_in_blocks_are_refused(tmp_path: Path, shape: str) -> None:
+    with pytest.raises(PlanError, match="plans of bf16 in nchw16c are not exported"):
+        pysim.export(f"conv:{shape}:bf16", tmp_path / "plan", "zen4", layout="nchw16c")
