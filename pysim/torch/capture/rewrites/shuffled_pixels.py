@@ -29,7 +29,7 @@ def with_shuffle(node: Node, layer: FusedLayer, places: dict[str, fx.Node], effe
     examples: Any = [one.meta.get("example_value") for one in (result, shuffle)]
     geometry = layer.geometry
     plain = layer.kind == "Conv" and geometry.is_plain and geometry.groups == 1 and not layer.only_compiled and layer.input_op is None
-    if not plain or "add" in layer.replaced or not all(is_static(one) and one.dim() == 4 for one in examples):
+    if not plain or layer.reproducible or "add" in layer.replaced or not all(is_static(one) and one.dim() == 4 for one in examples):
         return None
     if examples[1].shape[1] * examples[1].element_size() < SECTOR_BYTES:
         return None
