@@ -99,6 +99,9 @@ _FEW_ROWS = {"half": (4.4e-6, 1.3e-9), "tf32": (6.3e-6, 1.5e-9), "f32": (5.6e-6,
 _READING = 0.9  # of the bandwidth, at which their operands are read at most
 _VECTOR = 8  # channels of 16 bytes in 16-bit types; other numbers are copied first, which takes
 _PADDING = 4e-6
+# Its copies of images and weights into zeros, or back: a launch and a share of the bandwidth, and the zeros before. An HRNet's take 3.0 us
+# for 0.9 MB, 4.1 for 1.8, 2.0 for weights, zeros 1.0 to 1.7 (H200, float16, batch 16): 24 us of a layer whose convolution takes 10.8
+_PADDED, _PADDED_SHARE, _ZEROS = 1.9e-6, 0.35, 1.0e-6
 # A transposed convolution over the convolution of its phases: cuDNN's gradients of strided ones take 0.96 to 1.48 times as long in eight
 # layers of DCGAN and 3-D U-Nets (float16, batch 1 and 8, H200: lab/benchmarks/cuda/volumes.py)
 _GRADIENT = 1.25
@@ -176,7 +179,17 @@ def library_seconds(problem: Workload, on: Gpu) -> float:
         return float(launch + summing + (_PADDING if padded else 0.0))
     shares = _SHARES.get(dtype, _SHARES["f32"]).get(kind, _ONE_ROW)
     arithmetic, memory = rooflines(problem, on)
-    return float(((arithmetic / shares.flops) ** 3 + (memory / shares.bytes) ** 3) ** (1 / 3) + shares.launch)
+    padded = padded_seconds(problem, on) if isinstance(problem, Conv) and kind == "dense" and size == 2 else 0.0
+    return float(((arithmetic / shares.flops) ** 3 + (memory / shares.bytes) ** 3) ** (1 / 3) + shares.launch) + padded
+
+
+def padded_seconds(problem: Conv, on: Gpu) -> float:
+    """What cuDNN takes beside a dense convolution of 16-bit numbers to pad channels and filters to whole vectors: input and weights are
+    copied into zeros, and of the result the filters that there are."""
+    work, odd = work_of(problem), [bool(one % _VECTOR) for one in (problem.channels, problem.filters)]
+    into = [work.input] * odd[0] + [work.weights] * any(odd)
+    copies, zeros = [*into, *[work.output] * odd[1]], _ZEROS * len(into) + sum(into) / on.memory_bytes_per_second.value
+    return float(zeros + sum(_PADDED + 2 * one / on.memory_bytes_per_second.value / _PADDED_SHARE for one in copies))
 
 
 def rooflines(problem: Workload, on: Gpu) -> tuple[float, float]:
