@@ -26,7 +26,7 @@ from pysim.record.plan import Plan
 from pysim.torch import operators
 from pysim.torch.capture.between import is_fused, is_static, lies_apart
 from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
-from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
+from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of, joined_channels
 from pysim.torch.capture.rewrites.joint_products import Joint, insert_joint, joint_products
 from pysim.torch.capture.rewriting import layer_of
 from pysim.torch.layers.compiler_seconds import (
@@ -38,6 +38,7 @@ from pysim.torch.layers.compiler_seconds import (
     copied_seconds,
     folded_seconds,
     form_seconds,
+    joined_seconds,
     library_seconds,
     most_folded,
     own_seconds,
@@ -318,7 +319,12 @@ def _decided(
     layer.alone_seconds = library_seconds(problem, on) + converted_seconds(problem, on, result.numel()) * operand.contiguous
     if layer.geometry.added is not None:  # a layer without a compiler, too, by whichever is faster
         layer.alone_seconds = min(library_seconds(problem, on) + theirs, own + own_seconds(plan, on, adds, layer.scales))
-    seconds = own_seconds(plan, on, adds, layer.scales, layer.activation) + own * (not fuses_on) + copied
+    readers = places[node.output].users
+    if own and any(joined_channels(one) is not None for one in readers):
+        own = joined_seconds(problem, on, result.numel())
+    else:
+        own *= not fuses_on
+    seconds = own_seconds(plan, on, adds, layer.scales, layer.activation) + own + copied
     expected = compiler_seconds(problem, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
     ours = Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected)
     found: Taken | Decision = Taken(layer, positions, plan, memory_format_of(plan), dtype, ours)
