@@ -6,10 +6,11 @@
  *     then         (x - mean) / sqrt(variance + epsilon) scale + shift + residual, from shared memory
  *
  * Sums of squares are of differences from the block's own mean (Chan, Golub, LeVeque 1983: those of parts are merged exactly), so a mean that is large
- * beside the deviation cancels nothing. Blocks read whole sectors: as many groups as have 32 bytes of a pixel, where the channels allow it.
+ * beside the deviation cancels nothing. Blocks read whole lines: as many groups as have 128 bytes of a pixel, where their pixels fit and enough blocks
+ * are left (with 32 bytes 25.7 MB and a residual took 42 us on an H200, 1.8 TB/s).
  *
- * Worked number: 16 images of 56x56 pixels of 256 channels in f16, 32 groups, are 25.7 MB; a block has 2 groups of 3136 pixels, 100 KB. Reading and
- * writing take 10.7 us at the 4.8 TB/s of an H200's memory. */
+ * Worked number: 16 images of 56x56 pixels of 256 channels in f16, 32 groups, are 25.7 MB; a cluster of 4 blocks has 8 groups of 3136 pixels, 100 KB a block. Reading
+ * and writing take 10.7 us at the 4.8 TB/s of an H200's memory. */
 #include "norm/group.h"
 
 #include <algorithm>
@@ -31,11 +32,12 @@ enum {
     TOGETHER = 4 /* loads of a thread in flight */,
     ADDED = 2 /* the same of a residual, beside parameters */,
     SECTOR = 32,
+    LINE = 128,
     LANES = 32,
     EACH = 4 /* vectors of a thread, at least */
 };
 
-/* Floats behind the held elements: sums of threads, then of each group its block's sum, factor and mean, and (mean, squares) of all blocks. */
+/* Floats behind the held elements: sums of threads; of each group (mean, squares) of all blocks, pairs; its block's sum, factor and mean. */
 template <int N> constexpr int64_t scratch_floats(int threads, int groups, int parts) {
     return (int64_t)threads * N + (3 + 2 * (int64_t)parts) * groups;
 }
@@ -44,14 +46,15 @@ template <class T, int N> class Block {
 public:
     __device__ Block(const GroupNorm &n, char *shared)
         : n(n), part(blockIdx.x % n.parts), slice_channels(n.vectors * N), groups(slice_channels / n.group), high(n.threads / n.vectors),
-          down(threadIdx.x / n.vectors), column(threadIdx.x % n.vectors), works(down < high) {
-        const int64_t slices = n.channels / slice_channels, of = blockIdx.x / n.parts;
+          down(threadIdx.x / n.vectors), column(threadIdx.x % n.vectors), works(down < high), first_group(column * N / n.group),
+          within(column * N - first_group * n.group) {
+        const int slices = n.channels / slice_channels, of = blockIdx.x / n.parts;
         rows = max(0, min(n.rows, n.pixels - part * n.rows));
-        channel = (int)(of % slices) * slice_channels + column * N;
-        first = ((of / slices) * n.pixels + (int64_t)part * n.rows) * n.channels + channel;
+        channel = of % slices * slice_channels + column * N;
+        first = ((int64_t)(of / slices) * n.pixels + (int64_t)part * n.rows) * n.channels + channel;
         held = (Pack<T, N> *)shared;
         sums = (float *)(held + (int64_t)n.rows * n.vectors);
-        of_group = sums + n.threads * N, factor = of_group + groups, mean = factor + groups, of_parts = mean + groups;
+        of_parts = sums + n.threads * N, of_group = of_parts + 2 * n.parts * groups, factor = of_group + groups, mean = factor + groups;
     }
 
     __device__ void run() {
@@ -68,7 +71,15 @@ public:
     }
 
 private:
-    __device__ int group_of(int j) const { return (column * N + j) / n.group; }
+    /* Calls use(j, g) for the channels j of a thread's vector, which are in group g. */
+    template <class Use> __device__ void each_group(Use use) const {
+        int g = first_group, at = within;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            use(j, g);
+            if (++at == n.group) g++, at = 0;
+        }
+    }
     /* The channels of the same group that a thread's vector has, if those are all: their sums become one. */
     __device__ bool one_group() const { return n.group % N == 0; }
 
@@ -93,8 +104,7 @@ private:
     /* Of the differences from the block's means. */
     __device__ void squares(float (&sum)[N]) {
         float center[N];
-#pragma unroll
-        for (int j = 0; j < N; j++) sum[j] = 0, center[j] = works ? mean[group_of(j)] : 0.f;
+        each_group([&](int j, int g) { sum[j] = 0, center[j] = works ? mean[g] : 0.f; });
         if (!works) return;
         for (int row = down; row < rows; row += high) {
             const Pack<T, N> x = held[row * n.vectors + column];
@@ -105,25 +115,35 @@ private:
             }
         }
     }
-    /* of_group[g] = the sum over all threads of what they have of the channels of group g, always in the same order. */
+    /* of_group[g] = the sum over all threads of what they have of the channels of group g, always in the same order: first over the rows of a warp, if
+     * its lanes are whole rows. */
     __device__ void sum_groups(const float (&value)[N]) {
         const int each = one_group() ? 1 : N, pitch = n.vectors * each,
                   wide = n.group * each / N; /* values of a vector, a row, a group of a row */
-        if (works) {
-            if (one_group()) {
-                float all = 0;
+        const bool folded = LANES % n.vectors == 0;
+        const int deep = folded ? n.threads / LANES : high, row = folded ? threadIdx.x / LANES : down;
+        const bool stores = folded ? threadIdx.x % LANES < n.vectors : works;
+        const auto over_rows = [&](float x) {
+            for (int bits = folded ? n.vectors : LANES; bits < LANES; bits *= 2) x += __shfl_xor_sync(0xffffffffu, x, bits);
+            return x;
+        };
+        if (one_group()) {
+            float all = 0;
 #pragma unroll
-                for (int j = 0; j < N; j++) all += value[j];
-                sums[down * pitch + column] = all;
-            } else
+            for (int j = 0; j < N; j++) all += value[j];
+            all = over_rows(all);
+            if (stores) sums[row * pitch + column] = all;
+        } else
 #pragma unroll
-                for (int j = 0; j < N; j++) sums[down * pitch + column * N + j] = value[j];
-        }
+            for (int j = 0; j < N; j++) {
+                const float all = over_rows(value[j]);
+                if (stores) sums[row * pitch + column * N + j] = all;
+            }
         __syncthreads();
         const int lane = threadIdx.x % LANES, warps = n.threads / LANES;
         for (int g = threadIdx.x / LANES; g < groups; g += warps) {
             float all = 0;
-            for (int i = lane; i < high * wide; i += LANES) all += sums[i / wide * pitch + g * wide + i % wide];
+            for (int i = lane; i < deep * wide; i += LANES) all += sums[i / wide * pitch + g * wide + i % wide];
 #pragma unroll
             for (int bits = LANES / 2; bits; bits /= 2) all += __shfl_xor_sync(0xffffffffu, all, bits);
             if (lane == 0) of_group[g] = all;
@@ -156,10 +176,9 @@ private:
     __device__ void store() {
         if (!works) return;
         float center[N], scale[N], shift[N];
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            center[j] = mean[group_of(j)], scale[j] = factor[group_of(j)] * parameter(n.scale, j, 1.f),
-            shift[j] = parameter(n.shift, j, 0.f);
+        each_group([&](int j, int g) {
+            center[j] = mean[g], scale[j] = factor[g] * parameter(n.scale, j, 1.f), shift[j] = parameter(n.shift, j, 0.f);
+        });
         const Function function = function_of(n.activation);
         for (int row = down; row < rows; row += ADDED * high) {
             Pack<T, N> more[ADDED];
@@ -210,6 +229,7 @@ private:
     const GroupNorm &n;
     const int part, slice_channels, groups, high, down, column;
     const bool works;
+    const int first_group, within; /* of the first channel of a thread's vector */
     int rows, channel;
     int64_t first;
     Pack<T, N> *held;
@@ -229,18 +249,14 @@ template <int N> int64_t shared_bytes(const GroupNorm &n) {
     return (int64_t)n.rows * n.vectors * GROUP_VECTOR + 4 * scratch_floats<N>(n.threads, n.vectors * N / n.group, n.parts);
 }
 
-/* The fewest blocks of a cluster with which two of its blocks fit a multiprocessor, or else one; then as many as keep all multiprocessors busy. */
-template <int N> bool share(GroupNorm &n, int sms, bool clusters) {
-    if (n.channels % N) return false;
-    const int unit = std::lcm(n.group, N), sector = std::lcm(unit, SECTOR * N / GROUP_VECTOR);
-    n.vectors = (n.channels % sector ? unit : sector) / N;
-    if (n.vectors > MOST_THREADS) return false;
+/* The fewest blocks of a cluster with which two of its blocks fit a multiprocessor, or else one; then as many as keep all multiprocessors busy. False: the
+ * vectors of a slice fit into no cluster. */
+template <int N> bool share_slice(GroupNorm &n, int sms, bool clusters) {
     const int64_t blocks = n.images * (n.channels / N / n.vectors), most = clusters ? limit::GROUPED_HELD : limit::GROUPED_SHARED;
     const auto fits = [&](int parts, int64_t bytes) {
         n.parts = parts, n.rows = (n.pixels + parts - 1) / parts;
-        const int64_t wanted = (int64_t)n.rows * n.vectors / EACH, least = LEAST_THREADS;
-        n.threads = (int)std::min<int64_t>(MOST_THREADS, std::max<int64_t>(wanted, least) / LANES * LANES);
-        n.threads = std::max(n.threads, (n.vectors + LANES - 1) / LANES * LANES);
+        const int64_t wanted = (int64_t)n.rows * n.vectors / EACH, least = std::max((int)LEAST_THREADS, n.vectors);
+        n.threads = (int)(std::min<int64_t>(MOST_THREADS, std::max(wanted, least)) + LANES - 1) / LANES * LANES;
         return shared_bytes<N>(n) <= bytes;
     };
     const int largest = clusters ? (int)limit::GROUP_BLOCKS : 1;
@@ -251,6 +267,23 @@ template <int N> bool share(GroupNorm &n, int sms, bool clusters) {
                 return blocks * parts <= limit::TILES;
             }
     return false;
+}
+
+/* The narrowest slice of whole groups and vectors with a line of bytes; with less if that fits into no cluster, or leaves multiprocessors idle. */
+template <int N> bool share(GroupNorm &n, int sms, bool clusters) {
+    if (n.channels % N) return false;
+    const int unit = std::lcm(n.group, N);
+    bool found = false;
+    for (int line = LINE; line >= SECTOR; line /= 2) {
+        int slice = unit;
+        while (slice < n.channels && (n.channels % slice || slice / N * GROUP_VECTOR < line)) slice += unit;
+        GroupNorm tried = n;
+        tried.vectors = slice / N;
+        if (tried.vectors > MOST_THREADS || !share_slice<N>(tried, sms, clusters)) continue;
+        n = tried, found = true;
+        if (n.images * (n.channels / slice) * n.parts >= sms) break;
+    }
+    return found;
 }
 
 template <class T> cudaError_t start(const GroupNorm &n, cudaStream_t stream) {

@@ -158,7 +158,7 @@ def test_a_layer_between_ends_the_pass(launched):
 
 
 def test_it_is_chosen_where_the_compiler_would_read_twice():
-    x, on = images(16, 64, 56, 56, dtype=torch.float16), load_any("h200")
+    x, on = images(16, 64, 112, 112, dtype=torch.float16), load_any("h200")
     alone, fused = (layer.compiler_seconds(x, 32, False, fuses_on, on) for fuses_on in (False, True))
     assert layer.own_seconds(x, False, False, on) < alone
     assert alone > fused
