@@ -13,7 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-#define PYSIM_CUDA_DECLARATIONS 0xec19d0f7 /* as PYSIM_DECLARATIONS, of the declarations here */
+#define PYSIM_CUDA_DECLARATIONS 0x88f8bcb4 /* as PYSIM_DECLARATIONS, of the declarations here */
 typedef struct {
     char name[256];
     int32_t major, minor, sms;
@@ -171,6 +171,23 @@ typedef struct {
 } pysim_cuda_norm;
 /* `parts` lies in host memory. */
 pysim_status pysim_cuda_normalize(const pysim_cuda_norm *n, const void *const *parts, void *result, void *stream);
+
+/* A norm of groups of channels of each image as one pass over memory, of dense images whose channels lie last, of f32, f16 or bf16. The mean of a
+ * group is that of all of its pixels and channels, and differences from it are divided by sqrt(their mean square + epsilon), computed in f32:
+ *     y[i][p][c] = f(scale[c] (x[i][p][c] - mean) / sqrt(variance + epsilon) + shift[c] + residual[i][p][c])
+ * f is the activation of this number, low and high as in an epilogue. A group's pixels must fit into the shared memory of the blocks that exchange sums. */
+typedef struct {
+    int32_t dtype, activation;
+    int64_t images, pixels, channels, groups;
+    int32_t parameters;        /* the dtype of scale and shift: f32 or that of the images */
+    const void *scale, *shift; /* a value a channel; NULL: 1 and 0 */
+    const void *residual;      /* NULL, or as large as the images and of their type */
+    double epsilon;            /* 0 or more */
+    double low, high;
+} pysim_cuda_group_norm;
+/* Whether the current device computes a norm: PYSIM_UNSUPPORTED, and why not. Looks at no memory. */
+pysim_status pysim_cuda_normalizes_groups(const pysim_cuda_group_norm *n);
+pysim_status pysim_cuda_normalize_groups(const pysim_cuda_group_norm *n, const void *x, void *result, void *stream);
 
 /* The outputs of a convolution whose filters are the phases of a transposed one, filter for filter, interleaved: along each axis (slices, rows and
  * columns; of images one slice), phase r of window p becomes position p stride + r - start of the result, if it lies in its `out`. Both are dense in one layout;

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and max pools as one pass over channels-last memory (`pysim_cuda_norm`, native/cuda/norm; `pysim_cuda_pool`, native/cuda/pool)."""
+"""Norms and max pools as one pass over channels-last memory (`pysim_cuda_norm`, `pysim_cuda_group_norm`, native/cuda/norm;
+`pysim_cuda_pool`, native/cuda/pool)."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pysim.registry.cuda import cuda_limits
+from pysim.arguments import activation
+from pysim.registry.cuda import cuda_limits, epilogues
 from pysim.runtime import cuda
 
 DTYPES = ("f32", "f16", "bf16")
@@ -65,6 +67,43 @@ class NormLaunch:
         ffi, lib = cuda.library()
         addresses = ffi.new(self._pointers, [ffi.cast("void *", one) for one in parts])
         cuda.check(lib.pysim_cuda_normalize(self.norm, addresses, ffi.cast("void *", result), ffi.cast("void *", stream)))
+
+
+class GroupNorm(NamedTuple):
+    """y = f((x - mean) / sqrt(variance + epsilon) scale + shift + residual), where mean and variance are those of each group of channels of
+    each of `images` images. `parameters`: the type of scale and shift, f32 or that of the images. `activation`: f, as plans have it."""
+
+    dtype: str
+    images: int
+    pixels: int
+    channels: int
+    groups: int
+    epsilon: float
+    parameters: str = "f32"
+    activation: Any = None
+
+    @property
+    def supported(self) -> bool:
+        """Whether the current device has a kernel for these types and sizes."""
+        if self.dtype not in DTYPES or self.parameters not in ("f32", self.dtype):
+            return False
+        return bool(cuda.library()[1].pysim_cuda_normalizes_groups(_group_struct(self, 0, 0, 0)) == 0)
+
+    def run(self, x: int, result: int, scale: int, shift: int, residual: int, stream: int) -> None:
+        """Launches it on a stream; all are addresses, and 0 where there is no scale, shift or residual. Raises PysimError."""
+        ffi, lib = cuda.library()
+        struct = _group_struct(self, scale, shift, residual)
+        cuda.check(lib.pysim_cuda_normalize_groups(struct, ffi.cast("void *", x), ffi.cast("void *", result), ffi.cast("void *", stream)))
+
+
+def _group_struct(of: GroupNorm, scale: int, shift: int, residual: int) -> Any:
+    ffi, _ = cuda.library()
+    number, low, high = activation(of.activation, epilogues())
+    types = {"dtype": cuda.dtype_code(of.dtype), "parameters": cuda.dtype_code(of.parameters)}
+    sizes = {name: getattr(of, name) for name in ("images", "pixels", "channels", "groups", "epsilon")}
+    pointers = {"scale": scale, "shift": shift, "residual": residual}
+    addresses = {name: ffi.cast("void *", at) for name, at in pointers.items()}
+    return ffi.new("pysim_cuda_group_norm *", types | sizes | addresses | {"activation": number, "low": low, "high": high})
 
 
 class MaxPool(NamedTuple):

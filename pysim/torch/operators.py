@@ -4,6 +4,8 @@
     pysim::layer(x, w, scale, shift, y, how)        y = act(scale conv(x, w) + shift), or the same plus what y was (a residual)
     pysim::convolution_relu(x, w, shift, residual, stride, padding, dilation)
                                                     max(0, conv(x, w) + shift + residual) by one kernel of PyTorch's library, cuDNN
+    pysim::group_norm(x, residual, gamma, beta, groups, epsilon, how)
+                                                    act(group_norm(x) gamma + beta + residual), one pass over memory (`group_norms`)
 
 Operands are as the kernel reads them (`FusedLayer.gpu_operands`): images channels last, products as matrices of rows. Beside x, everything
 that is computed from parameters is an argument, and y is a tensor of the graph: the operator keeps nothing, and the compiler places what it
@@ -19,7 +21,7 @@ from pysim import planner
 from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.record.plan import Plan
-from pysim.torch.layers import library_conv
+from pysim.torch.layers import group_norms, library_conv
 from pysim.torch.layers.gpu_launch import GpuLaunch
 from pysim.torch.precision import NAMES, TENSORS
 
@@ -69,3 +71,24 @@ _LIBRARY.define(
 _LIBRARY.impl("convolution_relu", library_conv.convolution_relu, "CompositeExplicitAutograd")
 torch.library.register_fake("pysim::convolution_relu", library_conv.result_of, lib=_LIBRARY)
 convolution_relu = torch.ops.pysim.convolution_relu.default
+
+
+def text_of_activation(activation: Any) -> str:
+    """As `pysim::group_norm` takes it."""
+    return json.dumps(activation)
+
+
+def _group_norm(x: Any, residual: Any, gamma: Any, beta: Any, groups: int, epsilon: float, how: str) -> Any:
+    activation = json.loads(how)
+    return group_norms.group_norm(
+        x, residual, gamma, beta, groups, epsilon, tuple(activation) if isinstance(activation, list) else activation
+    )
+
+
+_LIBRARY.define(
+    "group_norm(Tensor x, Tensor? residual, Tensor? gamma, Tensor? beta, int groups, float epsilon, str how) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+_LIBRARY.impl("group_norm", _group_norm, "CompositeExplicitAutograd")
+torch.library.register_fake("pysim::group_norm", group_norms.result_of, lib=_LIBRARY)
+group_norm = torch.ops.pysim.group_norm.default

@@ -199,6 +199,22 @@ NETWORKS = {
     "clip_vision": Network(_of_transformers(Pixels, "CLIPVisionModel", "CLIPVisionConfig", num_hidden_layers=4)),
     "mobileone_s1": _timm("mobileone_s1"),
     "inception_next_tiny": _timm("inception_next_tiny"),
+    "resnet26d": _timm("resnet26d"),
+    "regnetx_016": _timm("regnetx_016"),
+    "seresnet50": _timm("seresnet50"),
+    "ecaresnet26t": _timm("ecaresnet26t"),
+    "efficientnet_lite0": _timm("efficientnet_lite0"),
+    "densenet201": _torchvision("densenet201"),
+    "hrnet_w30": _timm("hrnet_w30"),
+    "resnetv2_50d_gn": _timm("resnetv2_50d_gn"),
+    "unet_narrow": _other("unet", 160, width=40, levels=4),
+    "norms_small": _other("unet_norms", 80, width=64, levels=2),
+    "super_resolution_wide": _other("super_resolution", 56, width=80, depth=6),
+    "deit_small": _timm("deit_small_patch16_224"),
+    "xcit_nano": _timm("xcit_nano_12_p16_224"),
+    "efficientvit_b0": _timm("efficientvit_b0"),
+    "edgenext_x_small": _timm("edgenext_x_small"),
+    "mpnet": Network(_of_transformers(Encoder, "MPNetModel", "MPNetConfig", num_hidden_layers=4), (160,), 30000),
 }
 
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Compares norms between products (norm/norm.cu) with their definition in f64, element by element. Cases: concatenations of up to 64 parts with
  * different numbers of channels, one of them used twice; parts that are not whole vectors or are misaligned; rows of one to 8192 channels; every pair
- * of types; infinities and NaN. Guard patterns around the results must survive, and parts end where their allocation does.
+ * of types; infinities and NaN. Guard patterns around the results must survive, and parts end where their allocation does. Norms of groups
+ * (norm/group.cu): one pixel to as many as fit, one channel a group to all, means that are large beside the deviation.
  *
  *   check_norm [--cases N]    N: cases per kind of norm and pair of types (default 300). Exit status 1 if a case failed, 77 if there is no device. */
 #include "check.h"
@@ -111,6 +112,72 @@ void run(int kind, int dtype, int out_dtype, unsigned seed) {
             kind == PYSIM_NORM_ROWS ? "by rows" : "by channels", name_of[dtype], name_of[out_dtype], (long long)n.rows, channels, n.parts,
             (long long)n.channels[0], offset, n.relu, v.wrong, v.first, v.gaps);
 }
+
+/* One thread per group of an image. */
+__global__ void define_groups(pysim_cuda_group_norm n, const void *x, void *want, double *size) {
+    const int64_t of = n.channels / n.groups, all = n.images * n.groups;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < all; i += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t first = i / n.groups * n.pixels * n.channels + i % n.groups * of;
+        double mean = 0, squares = 0, largest = 0;
+        const auto each = [&](auto use) {
+            for (int64_t p = 0; p < n.pixels; p++)
+                for (int64_t c = 0; c < of; c++) use(first + p * n.channels + c, i % n.groups * of + c);
+        };
+        each([&](int64_t at, int64_t) { mean += get(x, n.dtype, at) / (double)(of * n.pixels); });
+        each([&](int64_t at, int64_t) {
+            const double v = get(x, n.dtype, at);
+            squares += (v - mean) * (v - mean) / (double)(of * n.pixels), largest = fmax(largest, fabs(v));
+        });
+        const double factor = 1 / sqrt(squares + n.epsilon), spacing = n.dtype == PYSIM_F16 ? 0x1p-24 : 0;
+        each([&](int64_t at, int64_t c) {
+            const double v = get(x, n.dtype, at), scale = n.scale ? get(n.scale, n.parameters, c) * factor : factor,
+                         shift = n.shift ? get(n.shift, n.parameters, c) : 0, added = n.residual ? get(n.residual, n.dtype, at) : 0,
+                         y = scale * (v - mean) + shift + added;
+            set(want, n.dtype, at, n.activation && y < 0 ? 0 : y);
+            size[at] = fabs(scale) * (largest + fabs(v) + fabs(mean)) + fabs(shift) + fabs(added) + spacing / BOUND;
+        });
+    }
+}
+
+void run_groups(int dtype, unsigned seed) {
+    Draw draw = {seed};
+    pysim_cuda_group_norm n = {};
+    const int vector = dtype == PYSIM_F32 ? 4 : 8, element = bytes_of[dtype];
+    n.dtype = dtype, n.activation = draw(2), n.epsilon = draw(3) ? 1e-5 : 0.1, n.parameters = draw(2) ? PYSIM_F32 : dtype;
+    n.channels = vector * (1 + draw(draw(4) ? 12 : 70)), n.images = 1 + draw(4);
+    do n.groups = draw(3) ? 1 + draw((int)n.channels) : draw(2) ? 1 : n.channels;
+    while (n.channels % n.groups);
+    n.pixels = 1 + draw(draw(3) ? 80 : 3000);
+    if (pysim_cuda_normalizes_groups(&n) != PYSIM_OK) n.pixels = 1 + draw(30);
+    const long long pixels = n.images * n.pixels, count = pixels * n.channels;
+    char *const x = buffer_parts[0].place((size_t)(count * element), 0, true);
+    each(count, fill, (void *)x, dtype, 1ll, count, count, seed, 0);
+    if (!draw(6)) each(1, poison, (void *)x, dtype, (long long)draw((int)count), 1ll, 1ll, draw(2) ? (double)NAN : (double)INFINITY);
+    if (draw(2)) {
+        n.residual = buffer_parts[1].place((size_t)(count * element), 0, true);
+        each(count, fill, (void *)n.residual, dtype, 1ll, count, count, seed + 1, 0);
+    }
+    const void **const given[2] = {&n.scale, &n.shift};
+    for (int i = 0; i < 2; i++)
+        if (draw(4)) {
+            *given[i] = buffer_parameters[i].place((size_t)n.channels * bytes_of[n.parameters], 0, true);
+            each(n.channels, fill, (void *)*given[i], n.parameters, 1ll, n.channels, n.channels, seed + 100 + (unsigned)i, 0);
+        }
+    const size_t total = (size_t)count * element / 256 * 256 + 256 + 2 * HEAD;
+    char *const block = (char *)buffer_result.at(total), *const want = (char *)buffer_want.at(total) + HEAD;
+    double *const size = (double *)buffer_size.at((size_t)count * 8);
+    need(cudaMemset(block, 0xff, total), "memset");
+    each(n.images * n.groups * 16, define_groups, n, (const void *)x, (void *)want, size);
+    cases++;
+    if (pysim_cuda_normalize_groups(&n, x, block + HEAD, nullptr) != PYSIM_OK) printf("%s\n", pysim_cuda_last_error()), failures++;
+    const Verdict v =
+        verdict_of(block, total, HEAD, block + HEAD, want, size, dtype, pixels, n.channels, n.channels, BOUND, "normalize_groups");
+    if ((v.wrong || v.gaps) && ++failures <= 40)
+        printf(
+            "FAIL groups %s %lld images of %lld pixels of %lld channels, %lld groups, residual %d: %llu wrong, the first at %lld; %llu bytes outside\n",
+            name_of[dtype], (long long)n.images, (long long)n.pixels, (long long)n.channels, (long long)n.groups, n.residual != nullptr,
+            v.wrong, v.first, v.gaps);
+}
 }
 
 int main(int argc, char **argv) {
@@ -131,6 +198,11 @@ int main(int argc, char **argv) {
                 printf("%s %s %s->%s\n", failures == before ? "ok  " : "FAIL", kind == PYSIM_NORM_ROWS ? "by rows" : "by channels",
                        name_of[dtype], name_of[out_dtype]);
             }
+    for (const int dtype : types) {
+        const long long before = failures;
+        for (int i = 0; i < wanted; i++) run_groups(dtype, mix((unsigned)(i * 8 + dtype)));
+        printf("%s groups %s\n", failures == before ? "ok  " : "FAIL", name_of[dtype]);
+    }
     printf("%lld cases, %lld failures\n", cases, failures);
     return failures ? 1 : 0;
 }

@@ -27,6 +27,7 @@ from pysim.torch.capture.compiled_layers import Chosen, Folded, Kept, Taken, cho
 from pysim.torch.capture.effects import Effects, effects_of
 from pysim.torch.capture.nodes import graph_of
 from pysim.torch.capture.rewrites.attention_masks import with_contiguous_rows
+from pysim.torch.capture.rewrites.group_norms import FoundNorm, group_norms, insert_group_norms
 from pysim.torch.capture.rewrites.joint_products import Joint
 from pysim.torch.capture.rewrites.known_masks import without_known_masks
 from pysim.torch.capture.rewrites.preferred_layouts import layers_as_convolutions, share_copies
@@ -189,6 +190,7 @@ class Laid(NamedTuple):
     static: dict[fx.Node, int]
     chosen: list[Chosen]
     together: list[Joint]
+    norms: list[FoundNorm]
     before: Effects
     written: Collection[int]
     saving: float
@@ -225,6 +227,7 @@ class Laid(NamedTuple):
         for one in self.chosen:
             one.layer.derived.watched = not self.written
         taken, nodes = insert_layers(module, self.inputs, self.static, self.chosen, self.together)
+        nodes += insert_group_norms(module, self.norms, nodes, host.gpu_here())
         if self.before.needs_strides:
             restore_strides(module, nodes)
         else:
@@ -255,7 +258,8 @@ def laid(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy,
     positions = [at for at, one in enumerate(places) if one in written]
     expected = expected_of(between, [one.layer for one in chosen], sum(one.saved for one in together))
     takes = compile_seconds(len(between.kernels), len(chosen))
-    return Laid(module, made, inputs, static, chosen, together, before, positions, expected.saving, takes)
+    norms = [] if math.isinf(margin) else group_norms(made.graph, effects)
+    return Laid(module, made, inputs, static, chosen, together, norms, before, positions, expected.saving, takes)
 
 
 def _unwritten(places: Sequence[fx.Node], inputs: Sequence[Any], written: Collection[fx.Node]) -> dict[fx.Node, int]:

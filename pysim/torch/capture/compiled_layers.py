@@ -28,7 +28,7 @@ from pysim.torch import operators
 from pysim.torch.capture.between import is_fused, is_static, lies_apart, may_overwrite_residual
 from pysim.torch.capture.effects import Effects, effects_of, name_of_operator
 from pysim.torch.capture.forms import Operand
-from pysim.torch.capture.nodes import WEIGHTED_OPS, graph_of
+from pysim.torch.capture.nodes import WEIGHTED_OPS, append_inputs, graph_of, joined_channels
 from pysim.torch.capture.rewrites.joint_products import Joint, insert_joint, joint_products
 from pysim.torch.capture.rewrites.shuffled_pixels import with_shuffle
 from pysim.torch.capture.rewrites.upsampled_images import of_small_image, upsampling_seconds
@@ -42,6 +42,7 @@ from pysim.torch.layers.compiler_seconds import (
     copied_seconds,
     folded_seconds,
     form_seconds,
+    joined_seconds,
     library_seconds,
     most_folded,
     own_seconds,
@@ -253,7 +254,7 @@ def insert_layers(
         if node.name not in joined and (weights := _kept(node, layer, places, static, inputs, beside_ours)) is not None:
             taken.append(weights)
             made += _insert_weights(module, places[node.name], weights)
-    _append_inputs(module, made)
+    append_inputs(module, made)
     return taken, nodes
 
 
@@ -309,7 +310,12 @@ def _decided(
     layer.alone_seconds = library_seconds(problem, on) + converted_seconds(problem, on, result.numel()) * operand.contiguous
     if layer.geometry.added is not None:  # a layer without a compiler, too, by whichever is faster
         layer.alone_seconds = min(library_seconds(problem, on) + theirs, own + own_seconds(plan, on, adds, layer.scales))
-    seconds = own_seconds(plan, on, adds, layer.scales, layer.activation) + own * (not fuses_on) + copied
+    readers = places[node.output].users
+    if own and any(joined_channels(one) is not None for one in readers):
+        own = joined_seconds(problem, on, result.numel())
+    else:
+        own *= not fuses_on
+    seconds = own_seconds(plan, on, adds, layer.scales, layer.activation) + own + copied
     expected = compiler_seconds(problem, on, bool(layer.replaced) or shifts, adds, fuses_on) + theirs
     ours = Decision(layer.name, plan.problem, "pysim", plan.name, seconds, expected)
     found: Taken | Decision = Taken(layer, positions, plan, memory_format_of(plan), dtype, ours)
@@ -489,11 +495,3 @@ def _put(graph: fx.Graph, node: Node, y: fx.Node, places: dict[str, fx.Node]) ->
     for gone in (*reversed(node.absorbed), node.name):
         graph.erase_node(places[gone])
     places[node.output] = y
-
-
-def _append_inputs(module: fx.GraphModule, made: Sequence[fx.Node]) -> None:
-    """Moves these inputs behind the graph's own."""
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder" and node not in made]
-    for node in made:
-        (inputs[-1] if inputs else node).append(node)
-        inputs.append(node)

@@ -216,3 +216,11 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
 
 def _is_tensor_pair(given: _Arguments) -> bool:
     return isinstance(given.get("other"), fx.Node) and given.keys() == {"input", "other"}
+
+
+def append_inputs(module: fx.GraphModule, made: Sequence[fx.Node]) -> None:
+    """Moves these inputs behind the graph's own."""
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder" and node not in made]
+    for node in made:
+        (inputs[-1] if inputs else node).append(node)
+        inputs.append(node)

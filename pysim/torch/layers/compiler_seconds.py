@@ -55,7 +55,7 @@ _SHARES = {  # by type and kind of layer
         "dense": _Shares(0.69, 0.47, 7.3e-6),
         "few channels": _Shares(0.07, 0.36, 9.8e-6),
         "by channel": _Shares(0.18, 0.82, 5.5e-6),
-        "by group": _Shares(0.05, 1.00, 6.5e-6),
+        "by group": _Shares(0.16, 0.65, 4.2e-6),
         "product": _Shares(0.85, 0.80, 4.0e-6),
     },
     "tf32": {
@@ -81,13 +81,17 @@ _FUSED_LAUNCH, _FUSED_SHARE, FUSED_CYCLES, NORM_CYCLES = 1.2e-6, 0.95, 0.385, 0.
 # What a plan takes in a network: a share of its own seconds, and a time. 1x1 convolutions on tensor cores take their own seconds less what
 # two events add, as in CUDA graphs of one layer; products do not: their weights are cold, and kernels of the compiler lie between them
 _IN_NETWORK = {"half": (0.90, 1.5e-6), "half product": (1.15, 1.5e-6), "f32": (1.05, 0.7e-6)}
-# Cycles of a multiprocessor for each result that an epilogue takes longer, tile for tile. Half as many in depthwise kernels
+# Cycles of a multiprocessor for each result that an epilogue takes longer, tile for tile. Half as many in depthwise kernels. SiLU: ten
+# layers of an SE-ResNet in float16 take 2.7 to 10.7 us longer than 0.3 cycles give
 _EPILOGUE_CYCLES = {
-    "half": {"norm": 0.2, "residual": 0.05, "silu": 0.3, "sigmoid": 0.2, "hard_swish": 0.25, "gelu": 0.45, "gelu_tanh": 0.4},
+    "half": {"norm": 0.2, "residual": 0.05, "silu": 0.75, "sigmoid": 0.2, "hard_swish": 0.25, "gelu": 0.45, "gelu_tanh": 0.4},
+    "half by channel": {"norm": 0.2, "residual": 0.05, "silu": 0.3, "sigmoid": 0.2, "hard_swish": 0.25, "gelu": 0.45, "gelu_tanh": 0.4},
     "f32": {"norm": 0.05, "residual": 0.05, "silu": 0.45, "sigmoid": 0.3, "hard_swish": 0.33, "gelu": 0.62, "gelu_tanh": 0.62},
 }
 _RESULTS = 64 * 64  # of a tile
 _FILTERS, _FEW_FILTERS = 64, 96  # that cuDNN computes for fewer, and for less than 8: 3 of 64 channels, 3x3, take as long as 96 (float16)
+# Channels that cuDNN multiplies for those of one group: 14 layers with 4 to 32 are within 29 %, by their own products within 114 %
+_GROUP = 32
 # Pixels and filters that cuDNN's kernels for images give a multiprocessor, on tensor cores: small problems leave some idle
 _TILE = 256, 128
 _ONE_ROW = _Shares(0.7, 0.7, 3e-6)  # products of one row, and convolutions of one pixel
@@ -97,9 +101,13 @@ _FEW_ROWS = {"half": (4.4e-6, 1.3e-9), "tf32": (6.3e-6, 1.5e-9), "f32": (5.6e-6,
 _READING = 0.9  # of the bandwidth, at which their operands are read at most
 _VECTOR = 8  # channels of 16 bytes in 16-bit types; other numbers are copied first, which takes
 _PADDING = 4e-6
+# Its copies of images and weights into zeros, or back: a launch and a share of the bandwidth, and the zeros before. An HRNet's take 3.0 us
+# for 0.9 MB, 4.1 for 1.8, 2.0 for weights, zeros 1.0 to 1.7 (H200, float16, batch 16): 24 us of a layer whose convolution takes 10.8
+_PADDED, _PADDED_SHARE, _ZEROS = 1.9e-6, 0.35, 1.0e-6
 # A transposed convolution over the convolution of its phases: cuDNN's gradients of strided ones take 0.96 to 1.48 times as long in eight
 # layers of DCGAN and 3-D U-Nets (float16, batch 1 and 8, H200: lab/benchmarks/cuda/volumes.py)
 _GRADIENT = 1.25
+_JOINED_SHARE = 0.08
 # Seconds of compiling: once, for each kernel of the compiler's own, and for each layer. Nine networks on an H200 and four cores, three at a
 # time, are within 37 % (lab/benchmarks/cuda/first_result.py, way pysim-compiled)
 _COMPILING = 5.3, 0.10, 0.07
@@ -154,6 +162,12 @@ def form_seconds(problem: Workload, on: Gpu, geometry: Geometry, results: int) -
     return fused_seconds(results, moved, on) if phases > 1 else 0.0, theirs
 
 
+def joined_seconds(problem: Workload, on: Gpu, results: int) -> float:
+    """What interleaving takes in the compiler's kernel of a concatenation, which walks over it in another order: 174 us for 56 MB of two
+    parts, of which one is a transposed convolution's, and 28 of two parts that lie as they are (U-Net with norms, float16, batch 16)."""
+    return float(2 * results * SIZES[problem.dtype] / on.memory_bytes_per_second.value / _JOINED_SHARE)
+
+
 def converted_seconds(problem: Workload, on: Gpu, results: int) -> float:
     """What cuDNN takes to convert operands and results that are not channels last, as its kernels for tensor cores read and write them."""
     if problem.dtype == "f32":
@@ -174,7 +188,17 @@ def library_seconds(problem: Workload, on: Gpu) -> float:
         return float(launch + summing + (_PADDING if padded else 0.0))
     shares = _SHARES.get(dtype, _SHARES["f32"]).get(kind, _ONE_ROW)
     arithmetic, memory = rooflines(problem, on)
-    return float(((arithmetic / shares.flops) ** 3 + (memory / shares.bytes) ** 3) ** (1 / 3) + shares.launch)
+    copies = padded_seconds(problem, on) if isinstance(problem, Conv) and kind == "dense" and size == 2 else 0.0
+    return float(((arithmetic / shares.flops) ** 3 + (memory / shares.bytes) ** 3) ** (1 / 3) + shares.launch) + copies
+
+
+def padded_seconds(problem: Conv, on: Gpu) -> float:
+    """What cuDNN takes beside a dense convolution of 16-bit numbers to pad channels and filters to whole vectors: input and weights are
+    copied into zeros, and of the result the filters that there are."""
+    work, odd = work_of(problem), [bool(one % _VECTOR) for one in (problem.channels, problem.filters)]
+    into = [work.input] * odd[0] + [work.weights] * any(odd)
+    copies, zeros = [*into, *[work.output] * odd[1]], _ZEROS * len(into) + sum(into) / on.memory_bytes_per_second.value
+    return float(zeros + sum(_PADDED + 2 * one / on.memory_bytes_per_second.value / _PADDED_SHARE for one in copies))
 
 
 def rooflines(problem: Workload, on: Gpu) -> tuple[float, float]:
@@ -184,6 +208,8 @@ def rooflines(problem: Workload, on: Gpu) -> tuple[float, float]:
     arithmetic = problem.flops / (2 * fastest.value * on.sms.value * on.frequency_hz.value)
     if isinstance(problem, Conv) and kind == "few channels" and problem.dtype != "f32":
         arithmetic /= min(1.0, -(-problem.batch * problem.windows // _TILE[0]) * -(-problem.filters // _TILE[1]) / on.sms.value)
+    if isinstance(problem, Conv) and kind == "by group" and SIZES[problem.dtype] == 2:
+        arithmetic *= max(1.0, _GROUP * problem.groups / problem.channels)
     if isinstance(problem, Conv) and kind == "dense" and problem.filters < _FILTERS:
         arithmetic *= (_FILTERS if problem.filters >= FEW_CHANNELS else _FEW_FILTERS) / problem.filters
     return arithmetic, sum(work_of(problem)) / on.memory_bytes_per_second.value
@@ -209,11 +235,14 @@ def own_seconds(plan: Plan, on: Gpu, adds: bool, normed: bool = False, activatio
     problem, size = plan.workload, "half" if SIZES[plan.workload.dtype] == 2 else "f32"
     residual = work_of(problem).output / on.memory_bytes_per_second.value if adds else 0.0
     parts = {"norm": normed, "residual": adds, str(activation): True}
-    cycles = sum(value for part, value in _EPILOGUE_CYCLES[size].items() if parts.get(part))
-    cycles *= 0.5 if kind_of(problem) == "by channel" else 1.0
+    by_channel = kind_of(problem) == "by channel"
+    table = _EPILOGUE_CYCLES["half by channel" if by_channel and size == "half" else size]
+    cycles = sum(value for part, value in table.items() if parts.get(part))
+    cycles *= 0.5 if by_channel else 1.0
     alone = plan.seconds or 0.0
     if problem.dtype != "f32" and isinstance(problem, Conv) and problem.pointwise:
-        alone -= on.event_seconds.value if on.event_seconds else 0.0
+        hides = kind_beside(problem) != "few rows"  # gates of images of one pixel take 5.3 to 7.5 us, predicted with events at 5
+        alone -= on.event_seconds.value if hides and on.event_seconds else 0.0
     else:
         share, more = _IN_NETWORK["half product" if size == "half" and isinstance(problem, Gemm) else size]
         alone = share * alone + more

@@ -44,7 +44,7 @@ from pysim.torch.layers.compiler_seconds import form_seconds, library_seconds
 from pysim.torch.layers.conv_forms import Geometry
 from pysim.torch.layers.expected_cpu import work_of
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors, interleaved, memory_format_of
-from pysim.torch.layers.library_conv import convolved, memory_format_of_last
+from pysim.torch.layers.library_conv import convolved, in_vectors, memory_format_of_last
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
 from pysim.torch.parameters import ParameterCache, changes_are_seen, needs_pytorch
@@ -324,7 +324,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return False
         if self.accuracy in ("ieee", "reproducible"):  # weights are rounded once more, and by which algorithm is the library's choice
             return False
-        fits = self.geometry.is_plain and self.activation == "relu" and torch.backends.cudnn.enabled
+        fits = self.geometry.is_plain and self.activation == "relu" and torch.backends.cudnn.enabled and in_vectors(problem, w)
         types = problem.dtype in ("f16", "bf16", "tf32") and x.dtype is w.dtype is TENSORS[problem.dtype]
         return bool(fits and types and w.numel() < problem.output_elements)
 

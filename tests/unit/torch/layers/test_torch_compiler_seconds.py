@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch
 from pysim import planner
 from pysim.machine.load import load_any
 from pysim.problem.text import parse
-from pysim.torch.layers.compiler_seconds import NORM_CYCLES, compiler_seconds, fused_seconds, own_seconds
+from pysim.torch.layers.compiler_seconds import NORM_CYCLES, compiler_seconds, fused_seconds, joined_seconds, library_seconds, own_seconds
 
 H200 = load_any("h200")
 
@@ -20,11 +20,23 @@ def test_a_kernel_takes_longer_with_an_activation_but_not_with_bounds():
         == own_seconds(plan, H200, False, activation="relu")
         == own_seconds(plan, H200, False, activation=("clamp", 0, 6))
     )
-    assert (
-        own_seconds(plan, H200, False)
-        < own_seconds(plan, H200, False, activation="silu")
-        < own_seconds(plan, H200, False, activation="gelu")
-    )
+    assert all(own_seconds(plan, H200, False) < own_seconds(plan, H200, False, activation=one) for one in ("silu", "gelu"))
+
+
+def test_the_library_pads_channels_and_filters_that_fill_no_vectors():
+    odd, filters, whole = (library_seconds(parse(f"conv:mb16ic{c}ih56oc{f}kh3ph1:f16"), H200) for c, f in ((18, 18), (24, 18), (24, 24)))
+    assert whole + 4e-6 < filters and filters + 4e-6 < odd
+
+
+def test_the_librarys_groups_take_as_long_as_a_tile_of_channels():
+    """Of as many products: few channels a group waste most of a tile."""
+    few, many = (library_seconds(parse(f"conv:g{g}mb16ic{c}ih28oc{c}kh3ph1:f16"), H200) for g, c in ((32, 256), (2, 64)))
+    assert few > 1.5 * many
+
+
+def test_interleaving_in_a_concatenation_is_no_pass_at_the_speed_of_memory():
+    problem = parse("conv:mb16ic192ih48oc384kh2ph1:f16")
+    assert joined_seconds(problem, H200, 14155776) > 5 * fused_seconds(14155776, 4 * 14155776, H200)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "tf32"])
