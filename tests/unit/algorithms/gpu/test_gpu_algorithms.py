@@ -349,7 +349,7 @@ def test_a_launch_in_a_graph_takes_less_by_its_events_and_by_its_start_if_it_sta
         (aligned, "f16_mma_32x32x64_16x16_16x8_s3_c1x1", 1, events.value + start.value),
         (aligned, "f16_wmma_32x32x32_32x32_16x16_s2_c1x1", 1, events.value),
         (long, "f16_wgmma_64x128x64_64x64_64x64_s8_c1x1", 1, events.value),  # 80 blocks, which let no other start
-        (long, "f16_wgmma_64x256x64_64x128_64x128_s5_c1x1", 1, events.value + start.value),  # 40
+        (long, "f16_wgmma_64x192x64_64x192_64x192_s6_c1x1", 1, events.value + start.value),  # 54
         (long, "f16_wgmma_64x64x64_64x64_64x64_s8_c1x1", 1, events.value + start.value),  # 160
     ):
         schedule = GpuSchedule(kernel, "split_k" if splits > 1 else "data_parallel", splits, False, 1)
