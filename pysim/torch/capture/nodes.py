@@ -6,7 +6,7 @@ An FX node that is not known, that is called in another way, or that must stay w
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
