@@ -150,7 +150,7 @@ class Gpu(msgspec.Struct, frozen=True, dict=True, kw_only=True, forbid_unknown_f
         """The clock that cycles are counted in."""
         return self.frequency_hz.value
 
-    @property
+    @lazy
     def capability_number(self) -> int:
         """10 major + minor, as the kernel registry counts."""
         major, minor = self.capability.split(".")

@@ -121,9 +121,11 @@ def product_tiles(row: ConvKernel, layout: Layout) -> Tiles:
 
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:
     """A row's measured efficiency, else that of the product with the same tiles."""
+    if own.efficiency:
+        return own.efficiency
     product = gemm_of_tiles(tiles)
     twin = known.get(product.name) if product else None
-    return own.efficiency or (twin.efficiency if twin else None)
+    return twin.efficiency if twin else None
 
 
 def assumed_of(row: ConvKernel, family: str, known: dict[str, Attributes]) -> tuple[str, ...]:
