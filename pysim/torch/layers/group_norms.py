@@ -27,8 +27,8 @@ from pysim.torch.layers.norm_layers import VECTOR_BYTES, apply_activation
 from pysim.torch.precision import NAMES
 
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
-# A launch whose blocks wait for each other, and the share of the bandwidth that it reaches: 17 norms in float16 took at most so long on an
-# H200 (lab/benchmarks/cuda/norms.py) when a block read 32 bytes of a pixel. Of whole lines, which it reads now, they are not measured yet
+# A launch whose blocks wait for each other, and the share of the bandwidth that it reaches: 15 norms in float16 took 5.8 to 48 us on an
+# H200 (lab/benchmarks/cuda/norms.py), each at most as long as this, those of 8 and more channels a group half as long
 _LAUNCH, _SHARE = 8.0e-6, 0.22
 
 

@@ -108,3 +108,11 @@ def test_a_value_that_was_written_in_place_before_is_shared(of):
         graph.call_function(operators.layer, (copy, w, None, None, x, "how"))
     share_copies(graph, effects)
     assert last.args[0] is (copy if of == "memory of its own" else value)
+
+
+def test_what_layers_read_is_written_before_them():
+    """By the set of operators for which Inductor does so, by the names that a graph has for them."""
+    with layers_as_convolutions():
+        from torch._inductor.lowering import needs_realized_inputs
+
+        assert needs_realized_inputs.issuperset({operators.layer, operators.convolution_relu, operators.group_norm})
