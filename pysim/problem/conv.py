@@ -108,13 +108,12 @@ class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
             if axis.out < 1:
                 padded = axis.size + axis.before + axis.after
                 raise ProblemError(f"the output has no {side}: the dilated kernel has {axis.extent}, the padded input only {padded}")
+        force_setattr(self, "pad_back", self.slices.ending(self.out_d))
         force_setattr(self, "pad_bottom", self.rows.ending(self.out_h))
         force_setattr(self, "pad_right", self.columns.ending(self.out_w))
         padded = (self.height + self.pad_top + self.pad_bottom) * (self.width + self.pad_left + self.pad_right)
-        if self.is_volume:
-            force_setattr(self, "pad_back", self.slices.ending(self.out_d))
-            padded *= self.depth + self.pad_front + self.pad_back
-        if not self.is_volume:  # nothing moves along the depth of an image
+        padded *= self.depth + self.pad_front + self.pad_back
+        if not self.is_volume:  # nothing moves along the depth of an image; is_volume is kept, so read after pad_back is set
             force_setattr(self, "stride_d", 1)
             force_setattr(self, "dilation_d", 1)
         check_int64(
