@@ -272,12 +272,9 @@ class Depthwise(ByThreads):
         return self.in_blocks(gpu, known, work, requested, VOLUME_REGISTERS[in_pairs], w.taps * VOLUME_TAP_BYTES if in_pairs else 0)
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
-        if self.row.variant == "volume":
-            return self.of_volume(gpu, known)
-        if self.row.variant == "sequence":
-            return self.of_sequence(gpu, known)
-        if self.row.variant == "toeplitz":
-            return self.of_toeplitz(gpu, known)
+        own = {"sequence": self.of_sequence, "toeplitz": self.of_toeplitz, "volume": self.of_volume}.get(self.row.variant)
+        if own:
+            return own(gpu, known)
         w, taps, size, windows, channels = self.w, self.w.taps, self.size, self.windows, self.w.group_channels
         thread = thread_of(gpu.sms.value, filters_of(self.row), w, self.layout)
         line = (thread.columns - 1) * w.stride_w + w.kernel_w
