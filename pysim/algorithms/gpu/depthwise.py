@@ -62,13 +62,10 @@ STAGED_WEIGHTS, STAGED_LOAD, STAGED_STORE, STAGED_CHANNEL, STAGED_TAPS, STAGED_R
 TOEPLITZ_LOAD, TOEPLITZ_STORE, TOEPLITZ_CHANNEL, TOEPLITZ_PAIR, TOEPLITZ_START = 180.0, 64.0, 180.0, 46.0, 120.0
 TOEPLITZ_REGISTERS = 80
 # Of the variant `volume` (native/cuda/conv/depthwise/volume.cuh): edges of kernels and strides known at compile time, columns of such
-# threads, bytes of a tap's weights of a block, and of all that it holds; registers with and without pairs of channels (-Xptxas -v)
+# threads, bytes of a tap's weights of a block, and of all that it holds; registers (-Xptxas -v)
 VOLUME_EDGES, VOLUME_COLUMNS = ((3, 1), (3, 2), (5, 1)), 4
-VOLUME_TAP_BYTES, VOLUME_SHARED, VOLUME_REGISTERS = (
-    4 * (2 * LIMITS["PAIRED_LANES"] + 2),
-    48 << 10,
-    {True: 128, False: 80},
-)  # in pairs or not
+VOLUME_TAP_BYTES, VOLUME_SHARED = 4 * (2 * LIMITS["PAIRED_LANES"] + 2), 48 << 10
+VOLUME_REGISTERS = {True: 128, False: 80}  # by whether a thread has two channels
 
 
 def filters_of(row: ConvKernel) -> int:
